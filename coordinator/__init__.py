@@ -1,0 +1,1 @@
+"""The REST service that owns the run: the pure machine, the service around it, its store and its routes."""

@@ -1,0 +1,457 @@
+"""The run as the coordinator holds it: one immutable value, its snapshot, and the document that it publishes.
+
+Mappings inside are never changed in place: `coordinator/machine.py` makes a new `Run` that shares what stayed the same.
+Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from coordinator.stimuli import RULES_VERSION
+from state.assignment import DataAssignments, assign_data_for_state
+from state.config import StateFile
+from state.documents import (
+    DOCUMENT_FORMAT,
+    MAX_REASON_CHARS,
+    CheckpointRef,
+    Outcome,
+    Roster,
+    RoundHead,
+    RunDocument,
+    WorkList,
+)
+from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
+from state.errors import StoreFailed
+from state.intervals import BatchId, total_batches
+from state.messages import ResultMetrics
+from state.phases import ROUND_PHASES, RunState
+from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
+
+KEEP_CHECKPOINTS = 2
+"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer."""
+LOSS_HISTORY_LENGTH = 512
+PLAN_CACHE_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client that has joined.
+
+    Attributes:
+        session: counts its joins; a session token of an earlier one is superseded.
+        ready_step: the replica that it said it holds in this epoch; None until it said so.
+    """
+
+    client_id: ClientId
+    public_key: str
+    session: int
+    share: int
+    trainer: str
+    joined_s: float
+    ready_step: int | None = None
+    last_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Batches on which clients failed; they are tried alone. `tried` has each failed client, oldest first."""
+
+    batch_id: BatchId
+    tried: tuple[ClientId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Batches that left the run, and why."""
+
+    batch_id: BatchId
+    tried: tuple[ClientId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """A client's one result of the round under way. Verified when `replica_digest` is known; else maybe `rejected`."""
+
+    result_sha256: Sha256
+    size_bytes: int
+    metrics: ResultMetrics
+    replica_digest: Sha256 | None = None
+    rejected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """A witness's latest attestation. `received` is a bit set in hex; `closing` says that it came in RoundWitness."""
+
+    replica_digest: Sha256
+    received: str
+    closing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A client's report that it could not take the step; `batch_id` narrows the blame."""
+
+    kind: str
+    message: str
+    batch_id: BatchId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The round under way.
+
+    Attributes:
+        cursor: the first batch number beyond the round's fresh interval.
+        pending: assigned clients of whom neither result nor failure nor departure is known.
+        verified: clients whose result is held and checked, in order of arrival.
+    """
+
+    step: int
+    attempt: int
+    height: int
+    seed: Seed
+    cursor: int
+    roster: Roster
+    work: WorkList
+    roster_sha256: Sha256
+    work_sha256: Sha256
+    witness_nodes: int
+    pending: frozenset[ClientId]
+    verified: tuple[ClientId, ...] = ()
+    commitments: Mapping[ClientId, Commitment] = field(default_factory=dict)
+    attestations: Mapping[ClientId, Attested] = field(default_factory=dict)
+    failures: Mapping[ClientId, Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What follows from a round's roster, work list and seed."""
+
+    assignments: DataAssignments
+    positions: dict[ClientId, int]
+    witnesses: tuple[ClientId, ...]
+    quorum: int
+
+
+class _PlanKey:
+    """Names a round's plan by digests, so that the cache need not hash a roster of thousands."""
+
+    def __init__(self, current: Round) -> None:
+        self.round = current
+        self._name = (current.roster_sha256, current.work_sha256, current.seed, current.witness_nodes)
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _PlanKey) and other._name == self._name
+
+
+@lru_cache(maxsize=PLAN_CACHE_SIZE)
+def _plan(key: _PlanKey) -> RoundPlan:
+    current = key.round
+    count = witness_count(len(current.roster.clients), current.witness_nodes)
+    return RoundPlan(
+        assignments=assign_data_for_state(current.roster, current.work, current.seed),
+        positions={entry.client_id: position for position, entry in enumerate(current.roster.clients)},
+        witnesses=elect_witnesses(current.roster, current.seed, count),
+        quorum=quorum(count),
+    )
+
+
+def plan_of(current: Round) -> RoundPlan:
+    """Assignments, witnesses and quorum of the round; computed once per round."""
+    return _plan(_PlanKey(current))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointClaim:
+    """A client's word on its replica: the digest, and the blob that it uploads if it is asked to."""
+
+    replica_digest: Sha256
+    blob_sha256: Sha256 | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """A checkpoint in the making: at the start of the run (`genesis`), or in Cooldown.
+
+    Attributes:
+        step: the replica to be kept.
+        held: the claims whose bytes are held, with the digest computed from the bytes, by client.
+    """
+
+    step: int
+    genesis: bool
+    seed: Seed
+    roster: Roster
+    witness_nodes: int
+    claims: Mapping[ClientId, CheckpointClaim] = field(default_factory=dict)
+    held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
+
+    def order(self) -> tuple[ClientId, ...]:
+        """The clients in the order in which they are asked to write it."""
+        return checkpointer_order(self.roster, self.seed)
+
+    def electors(self) -> tuple[ClientId, ...]:
+        """The clients whose digests are counted."""
+        return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.clients), self.witness_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole run. See `RunDocument` for the fields that both have.
+
+    Attributes:
+        carried: batches that a round held but no outcome applied, in the order in which they are tried again.
+        drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
+        enough_since_s: since when there are enough members, in WaitingForMembers.
+        used_nonces: consumed join nonces and when each expires.
+        outcomes: by step, since the oldest kept checkpoint.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    state_file: StateFile
+    lineage: str
+    coordinator_key: str
+    config_sha256: Sha256
+    now_s: float
+    phase: RunState
+    phase_started_s: float
+    phase_ends_s: float | None
+    reason: str
+    epoch: int
+    step: int
+    attempt: int
+    height: int
+    cursor: int
+    epoch_start_batch: int
+    epoch_started_s: float
+    batches_applied: int
+    rules_version: int = RULES_VERSION
+    carried: tuple[BatchId, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    drain_rounds: int = 0
+    members: Mapping[ClientId, Member] = field(default_factory=dict)
+    used_nonces: Mapping[str, float] = field(default_factory=dict)
+    invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
+    ejected: frozenset[ClientId] = frozenset()
+    enough_since_s: float | None = None
+    pause_pending: bool = False
+    blobs_near_bound: bool = False
+    rebuild: bool = False
+    round: Round | None = None
+    checkpointing: Checkpointing | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    data_fingerprint: str | None = None
+    losses: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def replica_step(self) -> int:
+        """The step of the replica that everyone should hold: `step − 1`."""
+        return self.step - 1
+
+    @property
+    def checkpoint(self) -> CheckpointRef | None:
+        """The newest verified checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def ready_members(self) -> list[Member]:
+        """The members that hold model and data, by client id."""
+        ready = (member for member in self.members.values() if member.ready_step is not None)
+        return sorted(ready, key=lambda member: member.client_id)
+
+
+def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s: float) -> Run:
+    """A run that has never been served, as its `state.toml` starts it.
+
+    Args:
+        state_file: a validated, supported state file.
+        lineage: 16 random bytes in hex.
+        coordinator_key: the coordinator's raw Ed25519 public key in hex.
+        now_s: seconds on the coordinator's clock.
+    """
+    progress, config = state_file.progress, state_file.config
+    cursor = progress.epoch_start_data_index // config.data_indices_per_batch
+    return Run(
+        state_file=state_file,
+        lineage=lineage,
+        coordinator_key=coordinator_key,
+        config_sha256=document_digest(config_json(state_file)),
+        now_s=now_s,
+        phase=RunState.FINISHED if state_file.run_state is RunState.FINISHED else RunState.UNINITIALIZED,
+        pause_pending=state_file.run_state is RunState.PAUSED,
+        phase_started_s=now_s,
+        phase_ends_s=None,
+        reason="never started",
+        epoch=progress.epoch,
+        step=progress.step,
+        attempt=0,
+        height=0,
+        cursor=cursor,
+        epoch_start_batch=cursor,
+        epoch_started_s=now_s,
+        batches_applied=0,
+    )
+
+
+def config_json(state_file: StateFile) -> Any:
+    """What clients must know of the state file, as plain JSON: everything but phase, progress and access rules."""
+    return state_file.model_dump(mode="json", exclude={"run_state", "progress", "access"})
+
+
+def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
+    """The replica digest that a quorum of the electors claims, or None while there is no such quorum."""
+    electors = making.electors()
+    counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
+    needed = quorum(len(electors))
+    return next((digest for digest, count in counts.items() if count >= needed), None)
+
+
+def current_checkpointer(run: Run) -> ClientId | None:
+    """Who should write a checkpoint now: the first in order that is still a member and has not failed at it.
+
+    It failed when its bytes do not hold the replica that it claimed, or when a quorum claims another replica.
+    """
+    making = run.checkpointing
+    if making is None:
+        return None
+    agreed = None if making.genesis else agreed_checkpoint_digest(making)
+    for client_id in making.order():
+        claim, held = making.claims.get(client_id), making.held.get(client_id)
+        failed = claim is not None and (
+            (held is not None and held.replica_digest != claim.replica_digest)
+            or (agreed is not None and claim.replica_digest != agreed)
+        )
+        if client_id in run.members and not failed:
+            return client_id
+    return None
+
+
+def document_of(run: Run, version: int) -> RunDocument:
+    """The run document that the run publishes, as `version`."""
+    current = run.round if run.phase in ROUND_PHASES else None
+    last = run.outcomes.get(run.replica_step)
+    k = run.state_file.config.data_indices_per_batch
+    return RunDocument(
+        format=DOCUMENT_FORMAT,
+        run_id=run.state_file.run_id,
+        lineage=run.lineage,
+        version=version,
+        run_state=run.phase,
+        phase_started_s=run.phase_started_s,
+        phase_ends_s=run.phase_ends_s,
+        reason=run.reason[:MAX_REASON_CHARS],
+        epoch=run.epoch,
+        step=run.step,
+        total_steps=run.state_file.config.total_steps,
+        cursor=run.cursor,
+        epoch_start_data_index=run.epoch_start_batch * k,
+        data_indices_applied=run.batches_applied * k,
+        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+        round=None if current is None else _round_head(current),
+        last_outcome_sha256=None if last is None else document_digest(last),
+        rebuild=run.rebuild,
+        checkpointer=current_checkpointer(run),
+        checkpoint=run.checkpoint,
+        config_sha256=run.config_sha256,
+        data_fingerprint=run.data_fingerprint,
+        coordinator_key=run.coordinator_key,
+    )
+
+
+def _round_head(current: Round) -> RoundHead:
+    return RoundHead(
+        step=current.step,
+        attempt=current.attempt,
+        height=current.height,
+        seed=current.seed,
+        cursor=current.cursor,
+        batches=current.work.batch_count(),
+        roster_sha256=current.roster_sha256,
+        roster_count=len(current.roster.clients),
+        work_sha256=current.work_sha256,
+        witness_count=len(plan_of(current).witnesses),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedBlob:
+    """A blob that the run waits for: who may upload it, how long it is, and what it is."""
+
+    kind: Literal["result", "checkpoint"]
+    client_id: ClientId
+    sha256: Sha256
+    size_bytes: int
+    step: int
+    attempt: int
+    work_sha256: Sha256 | None
+
+
+def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
+    """The blob that this client announced under this digest and has not delivered yet, or None."""
+    current = run.round
+    if current is not None and run.phase is RunState.ROUND_TRAIN:
+        found = current.commitments.get(client_id)
+        if found is not None and found.result_sha256 == sha256 and found.rejected is None:
+            return ExpectedBlob(
+                "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
+            )
+    making = run.checkpointing
+    if making is not None and current_checkpointer(run) == client_id:
+        claim = making.claims.get(client_id)
+        if claim is not None and claim.blob_sha256 == sha256:
+            return ExpectedBlob("checkpoint", client_id, sha256, claim.size_bytes, making.step, 0, None)
+    return None
+
+
+def blobs_needed(run: Run) -> frozenset[Sha256]:
+    """The blobs that may not be swept: kept checkpoints, results of kept outcomes, and all of the round under way."""
+    needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
+    for outcome in run.outcomes.values():
+        needed.update(entry.result_sha256 for entry in outcome.entries)
+    if run.round is not None:
+        needed.update(c.result_sha256 for c in run.round.commitments.values() if c.rejected is None)
+    if run.checkpointing is not None:
+        needed.update(c.blob_sha256 for c in run.checkpointing.claims.values() if c.blob_sha256 is not None)
+    return frozenset(needed)
+
+
+@lru_cache(maxsize=1)
+def _run_adapter() -> TypeAdapter[Run]:
+    return TypeAdapter(Run)
+
+
+def snapshot_bytes(run: Run) -> bytes:
+    """The whole run as JSON."""
+    return _run_adapter().dump_json(run)
+
+
+def parse_snapshot(body: bytes) -> Run:
+    """The run that `snapshot_bytes` wrote.
+
+    Raises:
+        StoreFailed: another version's rules, or not a snapshot. The journal is left as it is.
+    """
+    try:
+        run = _run_adapter().validate_json(body)
+    except ValidationError as error:
+        raise StoreFailed(f"the journal's snapshot cannot be read: {error.errors(include_input=False)[:3]}") from error
+    if run.rules_version != RULES_VERSION:
+        raise StoreFailed(
+            f"the journal was written under rules version {run.rules_version}; this program has {RULES_VERSION}"
+        )
+    return run

@@ -1,0 +1,419 @@
+"""The one owner of a run: takes stimuli from a bounded queue, persists, then publishes, then answers.
+
+Theory of operation. Callers `submit` a stimulus and wait. One task takes whatever has queued up (a group), lets the
+machine handle each, appends one journal record for all that changed something (one fsync, however many joins), and only
+then shows the new run and its document to anyone and answers the group. A store that fails poisons the service: it
+accepts nothing more, publishes nothing that it could not keep, and says so in `failure`.
+
+Readers never wait for the writer: `run` and `published` are immutable values, replaced after each commit.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.clock import Clock, RunClock
+from coordinator.machine import handle
+from coordinator.presence import Presence
+from coordinator.published import Published, RoundDocuments, results_page, standing_of, status_of
+from coordinator.replay import encode_record, encode_snapshot, replay
+from coordinator.run import Run, blobs_needed, config_json, document_of, new_run
+from coordinator.stimuli import (
+    BatchesQuarantined,
+    BlobsNearedBound,
+    ClientsFellSilent,
+    ConfigChanged,
+    CoordinatorStarted,
+    Instruction,
+    MembershipChanged,
+    OutcomeDecided,
+    PhaseChanged,
+    SegmentEnded,
+    Stamp,
+    Stimulus,
+    SweepBlobs,
+    Ticked,
+)
+from coordinator.store.protocol import BlobStore, Store
+from state.config import Progress, StateFile, dump_state
+from state.config_changes import runtime_changes
+from state.documents import Outcome, RunDocument
+from state.errors import EpochalError, InvalidInput, Refused, StoreFailed
+from state.messages import ResultsPage, RunStatus, Standing
+from state.phases import RunState
+from state.wire import ClientId, Seed, Sha256, canonical_json
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED_STIMULI = 4096
+MAX_GROUP = 1024
+TICK_S = 0.1
+"""How often deadlines and silence are looked at. Nothing else waits for a tick."""
+BLOBS_NEAR_BOUND_PERCENT = 80
+MAX_SEGMENT_RECORDS = 20_000
+"""A segment that grows beyond this is followed by another within the epoch, so that a start replays a bounded tail."""
+
+Make = Callable[[Stamp], Stimulus]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    make: Make
+    answer: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceParts:
+    """What a service is made of.
+
+    Attributes:
+        source: the state file's name, for messages.
+        coordinator_key: raw Ed25519 public key, hex.
+        new_seed: fresh random bytes in hex; a simulation brings its own.
+    """
+
+    store: Store
+    blobs: BlobStore
+    clock: Clock
+    coordinator_key: str
+    source: str = "state.toml"
+    new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
+
+
+class CoordinatorService:
+    """Owns a run. Use `open`, then keep `serve` running in a task group."""
+
+    def __init__(self, parts: ServiceParts, run: Run, version: int, sequence: int) -> None:
+        self.blobs = parts.blobs
+        self._parts = parts
+        self._store = parts.store
+        self._clock = RunClock(parts.clock, not_before_s=run.now_s)
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
+        self._sequence = sequence
+        self._records_in_segment = 0
+        self._presence = Presence(self._clock.now_s())
+        self._news = asyncio.Event()
+        self._results_news = asyncio.Event()
+        self._documents = RoundDocuments()
+        self._rate = _TokenRate()
+        self._edited: StateFile | None = None
+        self.run = run
+        self.published = Published.of(document_of(run, version))
+        self.accepting = False
+        self.failure: str | None = None
+        self._documents.remember(run)
+
+    @classmethod
+    async def open(cls, parts: ServiceParts, state_file: StateFile) -> "CoordinatorService":
+        """The service of the run that the store holds, or of a new one.
+
+        Args:
+            parts: store, blobs, clock and key.
+            state_file: the validated state file. Where the store holds the run already, its edited fields are applied
+                if they may change while a run goes on.
+
+        Raises:
+            InvalidInput: the state file differs from the kept run in a field that may not change.
+            StoreFailed: the journal is damaged, or was written under other rules.
+        """
+        segment = await parts.store.load()
+        if segment is None:
+            now_s = parts.clock.wall_s()
+            run = new_run(state_file, lineage=parts.new_seed()[:32], coordinator_key=parts.coordinator_key, now_s=now_s)
+            service = cls(parts, run, version=0, sequence=0)
+            await parts.store.open_segment(run.epoch, encode_snapshot(0, service.published.document, run))
+        else:
+            if segment.torn_bytes:
+                log.warning("journal_torn_record_dropped", extra={"torn_bytes": segment.torn_bytes})
+            replayed = replay(segment)
+            service = cls(parts, replayed.run, replayed.document.version, replayed.sequence)
+            service._records_in_segment = len(segment.records)
+            service._refuse_fixed_changes(state_file)
+        return service
+
+    async def serve(self) -> None:
+        """Handle stimuli until cancelled. Nothing is answered before the start itself is kept."""
+        start: list[Make] = [lambda stamp: CoordinatorStarted(now_s=stamp.now_s, seed=stamp.seed)]
+        if self._edited is not None:
+            edited = self._edited
+            start.append(lambda stamp: ConfigChanged(now_s=stamp.now_s, seed=stamp.seed, state_file=edited))
+        loop = asyncio.get_running_loop()
+        group = [_Waiting(make, loop.create_future()) for make in start]
+        await self._commit(group)
+        for waiting in group:
+            waiting.answer.result()
+        self.accepting = True
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._commit_groups())
+            tasks.create_task(self._tick())
+
+    def _refuse_fixed_changes(self, state_file: StateFile) -> None:
+        applied, refused = runtime_changes(self.run.state_file, state_file)
+        if refused:
+            lines = "\n".join(f"  {change}" for change in refused)
+            raise InvalidInput(
+                f"{self._parts.source} differs from the kept run where it may not change any more:\n{lines}",
+                source=self._parts.source,
+            )
+        for change in applied:
+            log.info("config_change_applied", extra={"change": str(change)})
+        if applied:
+            self._edited = state_file
+
+    # Writing
+
+    async def submit(self, make: Make) -> None:
+        """Hand in a stimulus and wait until the run with it is kept and published.
+
+        Raises:
+            Refused: the machine refuses it, or `overloaded`, or `store-failed`.
+        """
+        if self.failure is not None:
+            raise Refused("store-failed", f"the coordinator cannot keep anything more: {self.failure}")
+        waiting = _Waiting(make, asyncio.get_running_loop().create_future())
+        try:
+            self._queue.put_nowait(waiting)
+        except asyncio.QueueFull:
+            raise Refused("overloaded", f"{MAX_QUEUED_STIMULI} messages wait already; try again in a moment") from None
+        await waiting.answer
+
+    async def _commit_groups(self) -> None:
+        while True:
+            group = [await self._queue.get()]
+            while len(group) < MAX_GROUP and not self._queue.empty():
+                group.append(self._queue.get_nowait())
+            await self._commit(group)
+
+    async def _commit(self, group: list[_Waiting]) -> None:
+        run, kept, instructions, answers = self._handle_group(group)
+        try:
+            if self.failure is not None:
+                raise StoreFailed(self.failure)
+            if kept:
+                await self._persist(run, kept, instructions)
+        except StoreFailed as error:
+            self._fail(error)
+            refusal = Refused("store-failed", f"the coordinator cannot keep anything more: {error}")
+            answers = [(waiting, refusal) for waiting, _ in answers]
+        for waiting, problem in answers:
+            if waiting.answer.done():
+                continue
+            if problem is None:
+                waiting.answer.set_result(None)
+            else:
+                waiting.answer.set_exception(problem)
+        if self.failure is None:
+            await self._carry_out(instructions)
+
+    def _handle_group(
+        self, group: list[_Waiting]
+    ) -> tuple[Run, list[Stimulus], list[Instruction], list[tuple[_Waiting, Exception | None]]]:
+        run, kept, instructions = self.run, [], []
+        answers: list[tuple[_Waiting, Exception | None]] = []
+        for waiting in group:
+            try:
+                stimulus = waiting.make(Stamp(now_s=self._clock.now_s(), seed=Seed(self._parts.new_seed())))
+                after, more = handle(run, stimulus)
+            except EpochalError as error:
+                answers.append((waiting, error))
+                continue
+            if after is not run:
+                kept.append(stimulus)
+                instructions += more
+                run = after
+            answers.append((waiting, None))
+        return run, kept, instructions, answers
+
+    async def _persist(self, run: Run, kept: list[Stimulus], instructions: list[Instruction]) -> None:
+        document = document_of(run, self.published.version)
+        if document != self.published.document:
+            document = replace(document, version=document.version + 1)
+        sequence = self._sequence + 1
+        await self._store.append(encode_record(sequence, document, tuple(kept)))
+        self._sequence = sequence
+        self._records_in_segment += 1
+        ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
+        if ended or self._records_in_segment >= MAX_SEGMENT_RECORDS:
+            await self._store.open_segment(run.epoch, encode_snapshot(sequence, document, run))
+            self._records_in_segment = 0
+        self._publish(run, document)
+
+    def _publish(self, run: Run, document: RunDocument) -> None:
+        before, self.run = self.run, run
+        if run.round is not before.round:
+            self._documents.remember(run)
+            self._results_news.set()
+            self._results_news = asyncio.Event()
+        if document.version != self.published.version:
+            self.published = Published.of(document)
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def _fail(self, error: StoreFailed) -> None:
+        if self.failure is None:
+            self.failure = str(error)
+            self.accepting = False
+            log.critical("store_failed", extra={"reason": self.failure})
+
+    async def _carry_out(self, instructions: list[Instruction]) -> None:
+        try:
+            for instruction in instructions:
+                await self._carry_out_one(instruction)
+        except StoreFailed as error:
+            self._fail(error)
+
+    async def _carry_out_one(self, instruction: Instruction) -> None:
+        match instruction:
+            case PhaseChanged(before=before, after=after, reason=reason):
+                log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
+                await self._store.save_state_file(dump_state(self._state_file_now()))
+            case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
+                applied = 0 if outcome is None else len(outcome.entries)
+                self._rate.add(self._clock.now_s(), self._tokens_applied())
+                log.info(
+                    "outcome_decided",
+                    extra={"step": step, "attempt": attempt, "applied_results": applied, "reason": reason},
+                )
+            case BatchesQuarantined(batch_id=batch_id, tried=tried, message=message):
+                log.warning("batches_quarantined", extra={"batch_id": str(batch_id), "tried": tried, "reason": message})
+            case MembershipChanged(client_id=client_id, change=change):
+                log.info("membership_changed", extra={"client_id": client_id, "change": change})
+            case SweepBlobs():
+                await self._sweep()
+            case SegmentEnded():
+                log.debug("segment_ended")
+
+    async def _sweep(self) -> None:
+        needed = blobs_needed(self.run)
+        for sha256 in await self.blobs.held() - needed:
+            if sha256 not in blobs_needed(self.run):
+                await self.blobs.delete(sha256)
+
+    def _state_file_now(self) -> StateFile:
+        run = self.run
+        k = run.state_file.config.data_indices_per_batch
+        progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_batch * k)
+        return run.state_file.with_progress(run.phase, progress)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.failure is not None:
+                continue
+            now_s = self._clock.now_s()
+            silent = self._presence.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
+            bound = self.run.state_file.blobs.max_total_bytes * BLOBS_NEAR_BOUND_PERCENT // 100
+            try:
+                if silent:
+                    await self.submit(_fell_silent(silent))
+                if self.blobs.total_bytes > bound and not self.run.blobs_near_bound:
+                    await self.submit(_near_bound(self.blobs.total_bytes))
+                if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
+                    await self.submit(lambda stamp: Ticked(now_s=stamp.now_s, seed=stamp.seed))
+            except Refused as error:
+                log.warning("tick_refused", extra={"kind": error.kind})
+
+    # Reading
+
+    def now_s(self) -> float:
+        """Seconds on the run's clock."""
+        return self._clock.now_s()
+
+    def heard(self, client_id: ClientId) -> None:
+        """A request of this member arrived."""
+        self._presence.heard(client_id, self._clock.now_s())
+
+    async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
+        """What is published, once its version is above `after` or its lineage another; None when time is over first."""
+        published = self.published
+        if published.version > after or (lineage is not None and lineage != published.lineage):
+            return published
+        news = self._news
+        try:
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+        except TimeoutError:
+            return None
+        return self.published
+
+    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float) -> ResultsPage:
+        """The round's verified results from number `after` on, as soon as there is one, or all are in, or time is over.
+
+        Raises:
+            Refused: `stale-round`.
+        """
+        deadline_s = self._clock.now_s() + timeout_s
+        while True:
+            news = self._results_news
+            page = results_page(self.run, step, attempt, after)
+            remaining_s = deadline_s - self._clock.now_s()
+            if page.results or page.complete or remaining_s <= 0:
+                return page
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await news.wait()
+            except TimeoutError:
+                return results_page(self.run, step, attempt, after)
+
+    def immutable(self, sha256: Sha256) -> bytes | None:
+        """The canonical JSON of a roster, a work list or the configuration of this digest, if it is of late."""
+        if sha256 == self.run.config_sha256:
+            return canonical_json(config_json(self.run.state_file))
+        return self._documents.get(sha256)
+
+    def outcome(self, step: int) -> Outcome | None:
+        """The outcome of a step since the oldest kept checkpoint."""
+        return self.run.outcomes.get(step)
+
+    def standing(self, client_id: ClientId) -> Standing:
+        """What has arrived of a client's messages."""
+        return standing_of(self.run, client_id)
+
+    def status(self) -> RunStatus:
+        """What an operator asks."""
+        return status_of(
+            self.run,
+            self.published.version,
+            now_s=self._clock.now_s(),
+            presence=self._presence,
+            tokens_per_s=self._rate.per_s(),
+            blob_bytes=self.blobs.total_bytes,
+            journal_bytes=self._store.journal_bytes,
+        )
+
+    @property
+    def queued_count(self) -> int:
+        """How many stimuli wait."""
+        return self._queue.qsize()
+
+    def _tokens_applied(self) -> int:
+        config, model = self.run.state_file.config, self.run.state_file.model.LLM
+        return self.run.batches_applied * config.data_indices_per_batch * model.max_seq_len
+
+
+def _fell_silent(client_ids: tuple[ClientId, ...]) -> Make:
+    return lambda stamp: ClientsFellSilent(now_s=stamp.now_s, seed=stamp.seed, client_ids=client_ids)
+
+
+def _near_bound(total_bytes: int) -> Make:
+    return lambda stamp: BlobsNearedBound(now_s=stamp.now_s, seed=stamp.seed, total_bytes=total_bytes)
+
+
+class _TokenRate:
+    """Tokens per second over the last rounds."""
+
+    WINDOW = 16
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now_s: float, tokens: int) -> None:
+        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
+
+    def per_s(self) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

@@ -1,0 +1,1 @@
+"""The client: agent, step machine, trainers, exchange and merging."""

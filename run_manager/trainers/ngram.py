@@ -1,0 +1,202 @@
+"""The embedded model: a byte-level neural n-gram, with its loss and its gradient derived by hand.
+
+A token is predicted from the `context` tokens before it in its sequence (Bengio et al., "A Neural Probabilistic
+Language Model", 2003, without the direct connections): their embeddings, oldest first, form one vector *x*; then
+
+    h = tanh(x·W + b)      z = h·U + c      p = softmax(z)      loss = −log p[token]   (nats)
+
+Before its first token a sequence is padded with `PADDING`, a token of its own that is never predicted. All arithmetic
+is vectorised over positions and cut into chunks, so that memory is bounded and a round can be cancelled between two.
+The functions follow the parameters' type: float32 to train, float64 to check the gradient by differences.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from state.errors import TrainerFailed
+from state.model_config import NgramConfig
+from state.tensors import Tensors
+
+VOCABULARY = 256
+"""Tokens are bytes."""
+PADDING = VOCABULARY
+"""Stands before a sequence's first token; the last row of the embedding table."""
+CHUNK_POSITIONS = 4096
+"""Positions computed at a time: some 8 MiB of activations, and a few milliseconds between two chances to cancel."""
+
+EMBEDDING = "embedding"
+HIDDEN_WEIGHT = "hidden.weight"
+HIDDEN_BIAS = "hidden.bias"
+OUTPUT_WEIGHT = "output.weight"
+OUTPUT_BIAS = "output.bias"
+
+FloatArray = npt.NDArray[np.floating[Any]]
+Tokens = npt.NDArray[np.uint16]
+Parameters = Mapping[str, FloatArray]
+Gradient = dict[str, FloatArray]
+
+_INIT_DOMAIN = b"epochal/ngram/init/v1\0"
+_INIT_BLOCK_VALUES = 1 << 18
+_OUTPUT_SCALE = 0.1
+"""Starts the output layer small, so that the first loss is close to that of a uniform guess."""
+
+
+def parameter_shapes(model: NgramConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, by name; matrices are (inputs, outputs)."""
+    return {
+        EMBEDDING: (VOCABULARY + 1, model.embedding),
+        HIDDEN_BIAS: (model.hidden,),
+        HIDDEN_WEIGHT: (model.context * model.embedding, model.hidden),
+        OUTPUT_BIAS: (VOCABULARY,),
+        OUTPUT_WEIGHT: (model.hidden, VOCABULARY),
+    }
+
+
+def initial_parameters(model: NgramConfig, seed: bytes) -> Tensors:
+    """The parameters to start from, a pure function of the model's size and the seed.
+
+    Biases are zero; the rest is uniform in ±√(3 / inputs), so that a layer keeps its input's variance (the embedding,
+    a lookup, has one input).
+
+    Raises:
+        TrainerFailed: the model does not fit into this machine's memory.
+    """
+    tensors: Tensors = {}
+    try:
+        for name, shape in parameter_shapes(model).items():
+            if name in (HIDDEN_BIAS, OUTPUT_BIAS):
+                tensors[name] = np.zeros(shape, np.float32)
+                continue
+            inputs = 1 if name == EMBEDDING else shape[0]
+            scale = math.sqrt(3.0 / inputs) * (_OUTPUT_SCALE if name == OUTPUT_WEIGHT else 1.0)
+            tensors[name] = _keyed_uniform(seed, name, math.prod(shape)).reshape(shape)
+            tensors[name] *= np.float32(scale)
+    except MemoryError as error:
+        raise TrainerFailed(f"no memory for a model of {model}") from error
+    return tensors
+
+
+def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32]:
+    """`count` float32 values in [−1, 1): 24 bits each, from blocks of SHAKE-256 over seed, block number and name."""
+    values = np.empty(count, np.float32)
+    for start in range(0, count, _INIT_BLOCK_VALUES):
+        block = values[start : start + _INIT_BLOCK_VALUES]
+        key = _INIT_DOMAIN + seed + struct.pack("<Q", start // _INIT_BLOCK_VALUES) + name.encode()
+        stream = hashlib.shake_256(key).digest(4 * block.size)
+        block[:] = np.frombuffer(stream, dtype="<u4") >> np.uint32(8)
+    values /= np.float32(1 << 23)
+    values -= np.float32(1.0)
+    return values
+
+
+def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context: int) -> Tokens:
+    """The sequences one after the other, each with `context` paddings before it, as uint16.
+
+    Args:
+        sequences: one-dimensional; every token is below `VOCABULARY`.
+        context: as in the model's size.
+    """
+    padded = np.full(sum(context + sequence.size for sequence in sequences), PADDING, np.uint16)
+    offset = 0
+    for sequence in sequences:
+        offset += context
+        padded[offset : offset + sequence.size] = sequence
+        offset += sequence.size
+    return padded
+
+
+def loss_and_gradient(
+    parameters: Parameters, padded: Tokens, proceed: Callable[[], None] = lambda: None
+) -> tuple[float, int, Gradient]:
+    """The summed loss (nats), the number of tokens predicted, and the gradient of the *mean* loss.
+
+    Args:
+        parameters: all of one float type, shapes as in `parameter_shapes`.
+        padded: what `padded_tokens` returns, with at least one token that is no padding.
+        proceed: called between chunks; raises to abandon the computation.
+    """
+    context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
+    token_count = int(np.count_nonzero(padded[context:] != PADDING))
+    gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
+    loss_sum = 0.0
+    for chunk in _chunks(padded, context):
+        proceed()
+        loss_sum += _add_chunk(parameters, chunk, context, gradient)
+    for array in gradient.values():
+        array /= array.dtype.type(token_count)
+    return loss_sum, token_count, gradient
+
+
+def _chunks(padded: Tokens, context: int) -> Iterator[Tokens]:
+    """Overlapping windows: each predicts its tokens from `context` on, and together they predict every one once."""
+    for start in range(0, padded.size - context, CHUNK_POSITIONS):
+        yield padded[start : start + CHUNK_POSITIONS + context]
+
+
+def _add_chunk(parameters: Parameters, chunk: Tokens, context: int, gradient: Gradient) -> float:
+    """Adds the chunk's share of the summed loss's gradient to `gradient`; returns its summed loss."""
+    targets = chunk[context:]
+    real = np.flatnonzero(targets != PADDING)
+    embedded = parameters[EMBEDDING][chunk[:-1]]
+    inputs = _windows(embedded, context)
+    hidden = inputs @ parameters[HIDDEN_WEIGHT]
+    hidden += parameters[HIDDEN_BIAS]
+    np.tanh(hidden, out=hidden)
+    logits = hidden @ parameters[OUTPUT_WEIGHT]
+    logits += parameters[OUTPUT_BIAS]
+    loss = _softmax_in_place(logits, targets, real)
+
+    gradient[OUTPUT_WEIGHT] += hidden.T @ logits
+    gradient[OUTPUT_BIAS] += logits.sum(axis=0)
+    back = logits @ parameters[OUTPUT_WEIGHT].T
+    np.multiply(hidden, hidden, out=hidden)
+    np.subtract(1, hidden, out=hidden)  # tanh′ = 1 − tanh²
+    back *= hidden
+    gradient[HIDDEN_WEIGHT] += inputs.T @ back
+    gradient[HIDDEN_BIAS] += back.sum(axis=0)
+    _add_by_token(gradient[EMBEDDING], chunk[:-1], _unwindow(back @ parameters[HIDDEN_WEIGHT].T, embedded, context))
+    return loss
+
+
+def _softmax_in_place(logits: FloatArray, targets: Tokens, real: npt.NDArray[np.intp]) -> float:
+    """Turns logits (positions, 256) into the loss's gradient by them, `p − onehot`, zero at paddings; the summed loss."""
+    logits -= logits.max(axis=1, keepdims=True)
+    at_target = logits[real, targets[real]]
+    np.exp(logits, out=logits)
+    totals = logits.sum(axis=1)
+    loss = float((np.log(totals[real]) - at_target).sum(dtype=np.float64))
+    factors = np.zeros_like(totals)
+    factors[real] = 1 / totals[real]
+    logits *= factors[:, None]
+    logits[real, targets[real]] -= 1
+    return loss
+
+
+def _windows(embedded: FloatArray, context: int) -> FloatArray:
+    """Row *r* is the concatenation of rows *r* … *r + context − 1* of `embedded` (rows, values)."""
+    width = embedded.shape[1]
+    flat = np.lib.stride_tricks.sliding_window_view(embedded.reshape(-1), context * width)
+    return np.ascontiguousarray(flat[::width])
+
+
+def _unwindow(windows: FloatArray, embedded: FloatArray, context: int) -> FloatArray:
+    """The transpose of `_windows`: each row of `embedded` gets the sum of all places where its values stand."""
+    width = embedded.shape[1]
+    summed = np.zeros_like(embedded)
+    for place in range(context):
+        summed[place : place + len(windows)] += windows[:, place * width : (place + 1) * width]
+    return summed
+
+
+def _add_by_token(table: FloatArray, tokens: Tokens, rows: FloatArray) -> None:
+    """Adds `rows[i]` to `table[tokens[i]]` for every *i*: sorted first, because equal indices would overwrite."""
+    order = np.argsort(tokens, kind="stable")
+    ordered = tokens[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    table[ordered[starts]] += np.add.reduceat(rows[order], starts, axis=0)

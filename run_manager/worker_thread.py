@@ -1,0 +1,59 @@
+"""Where blocking arithmetic runs: in one thread of its own, or inline where time is virtual and threads are not allowed.
+
+The rule kept here: one call at a time, in the order of the calls, always in the same thread; so what a call leaves behind
+(buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not stop a call that is
+already running: whoever needs that gives the call a flag to look at.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long `aclose` waits for a call that is still running."""
+
+
+class Worker(Protocol):
+    """Runs blocking calls, one after the other."""
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        """The call's own result, or what it raises."""
+        ...
+
+    async def aclose(self) -> None:
+        """Drops the calls that wait and returns when the running one has ended, or after a bound."""
+        ...
+
+
+class WorkerThread:
+    """A `Worker` with one thread, started at the first call and named `name`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    async def aclose(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.to_thread(self._executor.shutdown)
+        except TimeoutError:
+            _logger.warning("worker thread still busy at close", extra={"worker": self._name})
+
+
+class InlineWorker:
+    """A `Worker` that runs each call right away on the event loop's own thread."""
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        return call()
+
+    async def aclose(self) -> None:
+        """Nothing runs between two calls."""

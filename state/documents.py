@@ -1,0 +1,206 @@
+"""The documents that the coordinator publishes and everyone reads (DESIGN, section 4).
+
+The run document is small and changes; a roster, a work list, an outcome and a configuration are immutable and named by
+the SHA-256 of their canonical JSON. Everything a client must do in a round follows from them without asking.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from state.intervals import BatchId, total_batches
+from state.phases import RunState
+from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256
+
+DOCUMENT_FORMAT = 1
+MAX_RUN_DOCUMENT_BYTES = 4096
+MAX_REASON_CHARS = 240
+MAX_SHARE = 1_000_000
+MAX_ROSTER = 100_000
+
+HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
+HexSha256 = Annotated[Sha256, Field(pattern=r"^[0-9a-f]{64}$")]
+HexSeed = Annotated[Seed, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RosterEntry:
+    """One client of a round and its share of the work (`capabilities.batches_per_round`)."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    share: Annotated[int, Field(ge=1, le=MAX_SHARE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The clients of one round, sorted by client id; frozen when the round starts."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]
+
+    def position_of(self, client_id: ClientId) -> int | None:
+        """The client's position in the roster, or None when it is not in it."""
+        return next((i for i, entry in enumerate(self.clients) if entry.client_id == client_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedWork:
+    """An interval under suspicion: it is one client's whole assignment, a client that has not failed on it if any.
+
+    Attributes:
+        batch_id: the suspected batches.
+        tried: the clients that failed on it, oldest first, with repetition.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    batch_id: BatchId
+    tried: tuple[HexId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """The work of one round: `isolated` intervals one client each, and `shared` ones split by share.
+
+    `shared` holds carried intervals first, then at most one fresh interval that ends before the cursor.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    isolated: tuple[IsolatedWork, ...]
+    shared: tuple[BatchId, ...]
+
+    def intervals(self) -> tuple[BatchId, ...]:
+        """Every interval of the round, isolated ones first."""
+        return tuple(item.batch_id for item in self.isolated) + self.shared
+
+    def batch_count(self) -> int:
+        return total_batches(self.intervals())
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHead:
+    """What the run document says of the round under way. `(step, attempt)` names the round.
+
+    Attributes:
+        step: counts rounds that were applied, from 1; the round trains from replica `step − 1`.
+        attempt: how often this step was tried before; 0 at first.
+        height: the round's number within its epoch, from 0, tries included.
+        seed: 32 random bytes; keys the assignment and the elections.
+        cursor: the first batch number that no work list up to and including this round contains.
+        batches: how many batches the work list holds.
+        roster_sha256, roster_count: the roster's digest, and how many clients it holds.
+        work_sha256: the work list's digest.
+        witness_count: how many witnesses are elected from the roster.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Annotated[int, Field(ge=1)]
+    attempt: Count
+    height: Count
+    seed: HexSeed
+    cursor: Count
+    batches: Count
+    roster_sha256: HexSha256
+    roster_count: Count
+    work_sha256: HexSha256
+    witness_count: Count
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A verified checkpoint: the replica after `step` outcomes, as a blob that the coordinator holds."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Count
+    blob_sha256: HexSha256
+    size_bytes: Annotated[int, Field(ge=1)]
+    replica_digest: HexSha256
+
+
+@dataclass(frozen=True, slots=True)
+class RunDocument:
+    """The run's published state, under `MAX_RUN_DOCUMENT_BYTES` however many clients there are.
+
+    Attributes:
+        lineage: changes when a run is restored from a backup; with `version` it names the document.
+        version: grows by one whenever the published content changes.
+        phase_started_s, phase_ends_s: seconds on the coordinator's clock; the end is an upper bound or None.
+        reason: why the phase was entered.
+        step: the next step to be applied; the agreed replica is `step − 1`.
+        cursor: the next fresh batch number.
+        data_indices_applied: data indices that outcomes have applied.
+        round: the round under way, in RoundTrain and RoundWitness.
+        last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
+        rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
+        checkpointer: who is to publish a checkpoint of replica `step − 1` now.
+        checkpoint: the last verified checkpoint.
+        config_sha256: digest of the configuration (`GET …/config/{sha256}`).
+        data_fingerprint: of the dataset that every client must have, once known.
+        coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    format: Annotated[int, Field(ge=DOCUMENT_FORMAT, le=DOCUMENT_FORMAT)]
+    run_id: str
+    lineage: str
+    version: Count
+    run_state: RunState
+    phase_started_s: float
+    phase_ends_s: float | None
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    epoch: Count
+    step: Annotated[int, Field(ge=1)]
+    total_steps: Annotated[int, Field(ge=1)]
+    cursor: Count
+    epoch_start_data_index: Count
+    data_indices_applied: Count
+    carried_batches: Count
+    quarantined_batches: Count
+    round: RoundHead | None
+    last_outcome_sha256: HexSha256 | None
+    rebuild: bool
+    checkpointer: HexId | None
+    checkpoint: CheckpointRef | None
+    config_sha256: HexSha256
+    data_fingerprint: str | None
+    coordinator_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeEntry:
+    """One result that a quorum attested: who made it, over which batches, and the SHA-256 of its bytes."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    assignment: tuple[BatchId, ...]
+    result_sha256: HexSha256
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What every replica applies for one step, in the order of `entries`; never empty.
+
+    Attributes:
+        replica_digest: the digest of replica `step − 1`, on which a quorum agreed.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    run_id: str
+    step: Annotated[int, Field(ge=1)]
+    attempt: Count
+    seed: HexSeed
+    roster_sha256: HexSha256
+    work_sha256: HexSha256
+    replica_digest: HexSha256
+    entries: Annotated[tuple[OutcomeEntry, ...], Field(min_length=1)]

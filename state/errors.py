@@ -1,0 +1,134 @@
+"""The tree of every error that Epochal raises on purpose.
+
+```
+EpochalError
+├── InvalidInput            somebody's input is wrong; the message says where and what is allowed
+│   ├── InvalidConfig       a state.toml or data.toml; carries every mistake at once
+│   ├── InvalidDocument     bytes that a peer sent do not form the document that they claim to be
+│   └── InvalidResult       a result's bytes break a rule (state/results.py)
+├── Unsupported             valid, but this version does not carry it out
+├── Refused                 the coordinator refuses a message; the run is unchanged (coordinator, wire)
+├── DataError               a data provider's own (data_providers/protocol.py draws the branches)
+├── CoordinatorUnreachable  no answer within the bound; retry
+├── Desync                  a client's step and the run document contradict each other
+├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
+│   └── StoreConflict       another coordinator writes to the same run; this one must stop
+├── TrainerFailed           a trainer could not take its step; reported, the round goes on without it
+└── InternalError           our own bug, found by a check that costs nothing
+```
+
+Context stands in attributes, so that a shell can log it as fields and map it to a status without parsing text.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+class EpochalError(Exception):
+    """The root. `context` holds the named facts of the message."""
+
+    def __init__(self, message: str, **context: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+
+class InvalidInput(EpochalError):
+    """The sender's fault. Do not retry the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a file that a person wrote.
+
+    Attributes:
+        path: dotted path of the field, as the file spells it; "" for the whole file.
+        value: what stands there, as text; None when something is missing.
+        allowed: what would be right, as a phrase.
+        nearest: the nearest known key, for a misspelt one.
+    """
+
+    path: str
+    value: str | None
+    allowed: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        found = "is missing" if self.value is None else f"is {self.value}"
+        hint = f" (did you mean `{self.nearest}`?)" if self.nearest else ""
+        return f"{self.path or '(file)'} {found}; allowed: {self.allowed}{hint}"
+
+
+class InvalidConfig(InvalidInput):
+    """A file that a person wrote is wrong. Carries all of its mistakes, never only the first."""
+
+    def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
+        lines = "\n".join(f"  {mistake}" for mistake in mistakes)
+        count = len(mistakes)
+        super().__init__(f"{source}: {count} mistake{'s' if count != 1 else ''}\n{lines}", source=source)
+        self.source = source
+        self.mistakes = mistakes
+
+
+class InvalidDocument(InvalidInput):
+    """A peer's bytes are not the document that they claim to be."""
+
+
+class InvalidResult(InvalidInput):
+    """A result breaks a rule of `state/results.py`; `rule` names which one."""
+
+    def __init__(self, rule: str, message: str, **context: Any) -> None:
+        super().__init__(message, rule=rule, **context)
+        self.rule = rule
+
+
+class Unsupported(EpochalError):
+    """A valid file asks for what this version does not carry out. Carries each place with the line to change."""
+
+    def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
+        lines = "\n".join(f"  {mistake}" for mistake in mistakes)
+        super().__init__(f"{source}: this version does not carry out\n{lines}", source=source)
+        self.source = source
+        self.mistakes = mistakes
+
+
+class Refused(EpochalError):
+    """The coordinator refuses a message and changed nothing.
+
+    `kind` is the stable last part of the problem's `type`; its HTTP status stands in `coordinator/api/problems.py`.
+    `retry` says whether the same message may succeed later.
+    """
+
+    retry: ClassVar[bool] = False
+
+    def __init__(self, kind: str, message: str, **context: Any) -> None:
+        super().__init__(message, **context)
+        self.kind = kind
+
+
+class DataError(EpochalError):
+    """A data provider's error. `data_providers/protocol.py` holds the branches."""
+
+
+class CoordinatorUnreachable(EpochalError):
+    """The coordinator did not answer within the bound. Retry."""
+
+
+class Desync(EpochalError):
+    """No step allows the document that arrived. Names both; the client rebuilds from the checkpoint."""
+
+
+class StoreFailed(EpochalError):
+    """Something could not be kept durably. The coordinator stops accepting and says so."""
+
+
+class TrainerFailed(EpochalError):
+    """A trainer could not take its step. The client reports it and stays usable."""
+
+
+class InternalError(EpochalError):
+    """Our own bug. Never raised for what a peer or a user sent."""
+
+
+class StoreConflict(StoreFailed):
+    """Somebody else writes to the same run. This coordinator must stop."""

@@ -1,0 +1,184 @@
+"""The merge: averaging the outcome's differences and taking one outer Nesterov step, bit for bit alike everywhere.
+
+`docs/merging.md` writes the update out. The rule kept here: every value comes from elementwise float32 `+ − ×`, each
+rounded once as IEEE 754 has it, with `np.float32` scalars, in a fixed order. No reduction (its order is NumPy's own
+affair), no fused or compiled operation, no wider intermediate. So the answer depends neither on the processor, nor on
+how arrays lie in memory or are cut into chunks. It does depend on denormals being kept: see `verify_arithmetic`.
+
+Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `torch.optim.SGD(nesterov=True)`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from state.errors import EpochalError, InternalError
+from state.replica import Replica
+from state.tensors import Float32Array, Tensors, check_values, frozen_tensors, layout_of
+
+CHUNK_ELEMENTS = 1 << 16
+"""Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
+
+_QUOTIENT_BITS = 40
+
+
+class UnsoundArithmetic(EpochalError):
+    """This thread does not compute IEEE float32 (as a rule, it flushes denormals to zero): it must not merge.
+
+    The machine's or a loaded library's fault (`-ffast-math`); trying again in the same thread does not help.
+    """
+
+
+class Diverged(EpochalError):
+    """An outcome makes parameters or momentum infinite or NaN. The same on every replica; the run cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use."""
+
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Contribution:
+    """One client's part of an outcome.
+
+    Attributes:
+        batch_count: the batches of its assignment, ≥ 1; the token weight, never a client's claim.
+        difference: `start − end` of every parameter, float32, as its result holds it.
+    """
+
+    batch_count: int
+    difference: Mapping[str, Float32Array]
+
+
+def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterStep) -> Replica:
+    """The replica after this outcome: one step further, with new parameters and momentum.
+
+    Takes the memory of the new replica and a constant (`CHUNK_ELEMENTS`).
+
+    Args:
+        replica: the round's start.
+        contributions: the outcome's results, in the outcome's order, which matters.
+        outer: the outer optimizer.
+
+    Raises:
+        InternalError: no contribution, a weight below 1, or other names, shapes or types than the replica's; the
+            caller's bug, because an empty outcome is not merged and results are checked before they are attested.
+        Diverged: the new values are not finite. The same on every replica; do not retry.
+    """
+    differences = _checked(replica, contributions)
+    total = sum(contribution.batch_count for contribution in contributions)
+    weights = [ratio_as_float32(contribution.batch_count, total) for contribution in contributions]
+    parameters: Tensors = {}
+    momentum: Tensors = {}
+    with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is meant
+        for name, start in replica.parameters.items():
+            parameters[name] = np.empty(start.shape, np.float32)
+            momentum[name] = np.empty(start.shape, np.float32)
+            step = _TensorStep(
+                start.reshape(-1),
+                replica.momentum[name].reshape(-1),
+                tuple((weight, d[name].reshape(-1)) for weight, d in zip(weights, differences, strict=True)),
+            )
+            _merge_tensor(step, outer, parameters[name].reshape(-1), momentum[name].reshape(-1))
+    for name in parameters:
+        for values in (parameters[name], momentum[name]):
+            if check_values(values.reshape(-1), math.inf) is not None:
+                raise Diverged(f"the outcome of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
+    return Replica(replica.step + 1, parameters, momentum)
+
+
+def ratio_as_float32(numerator: int, denominator: int) -> np.float32:
+    """The float32 nearest to the exact ratio of two positive integers below 2⁶⁴, ties to even, rounded once.
+
+    The quotient is taken to 40 bits or more with the rest folded into its last bit (round to odd), which a float64
+    holds exactly; so its conversion to float32 is the only rounding. (Dividing as floats would round twice.)
+    """
+    if not (0 < numerator < 2**64 and 0 < denominator < 2**64):
+        raise InternalError(f"a weight of {numerator}/{denominator}")
+    shift = _QUOTIENT_BITS + denominator.bit_length() - numerator.bit_length()
+    quotient, rest = divmod(numerator << max(shift, 0), denominator << max(-shift, 0))
+    return np.float32(math.ldexp(quotient | (rest > 0), -shift))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _TensorStep:
+    """One tensor's flat inputs: parameters θ, momentum v, and the weighted differences (wᵢ, dᵢ)."""
+
+    parameters: Float32Array
+    momentum: Float32Array
+    weighted: tuple[tuple[np.float32, Float32Array], ...]
+
+
+def _merge_tensor(
+    step: _TensorStep, outer: OuterStep, parameters_out: Float32Array, momentum_out: Float32Array
+) -> None:
+    """Writes θ′ and v′, chunk by chunk; one NumPy call is one rounding."""
+    rate, decay = np.float32(outer.learning_rate), np.float32(outer.momentum)
+    size = min(CHUNK_ELEMENTS, step.parameters.size)
+    mean_buffer, product_buffer = np.empty(size, np.float32), np.empty(size, np.float32)
+    for start in range(0, step.parameters.size, CHUNK_ELEMENTS):
+        part = slice(start, start + CHUNK_ELEMENTS)
+        new_parameters, new_momentum = parameters_out[part], momentum_out[part]
+        mean, product = mean_buffer[: new_momentum.size], product_buffer[: new_momentum.size]
+        for position, (weight, difference) in enumerate(step.weighted):
+            if position == 0:
+                np.multiply(difference[part], weight, out=mean)  # Δ = w₁·d₁
+            else:
+                np.multiply(difference[part], weight, out=product)
+                np.add(mean, product, out=mean)  # Δ = Δ + wᵢ·dᵢ
+        np.multiply(step.momentum[part], decay, out=product)
+        np.add(product, mean, out=new_momentum)  # v′ = μ·v + Δ
+        np.multiply(new_momentum, decay, out=product)
+        np.add(mean, product, out=product)  # Δ + μ·v′
+        np.multiply(product, rate, out=product)
+        np.subtract(step.parameters[part], product, out=new_parameters)  # θ′ = θ − η·(Δ + μ·v′)
+
+
+def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Tensors]:
+    if not contributions:
+        raise InternalError("an empty outcome is not merged")
+    if any(contribution.batch_count < 1 for contribution in contributions):
+        raise InternalError("a contribution of no batches is not merged")
+    differences = [frozen_tensors(contribution.difference) for contribution in contributions]
+    if any(layout_of(difference) != replica.layout for difference in differences):
+        raise InternalError("a contribution's names or shapes are not the replica's")
+    return differences
+
+
+_PROBE_ELEMENTS = 67
+"""Enough for NumPy's vector loops and, being odd, for the scalar loops at their ends."""
+_TINY_BITS = 5
+"""5 · 2⁻¹⁴⁹, a denormal. Half of it is a tie: 2 units to nearest even, 3 upwards, 0 where denormals are flushed."""
+_TIE_BITS = 0x4B800002
+"""2²⁴ + 4, to which 2²⁴ + 3 rounds to nearest even; 2²⁴ + 2 downwards."""
+
+
+def verify_arithmetic() -> None:
+    """Returns if this thread keeps denormals and rounds to nearest, even; call it in the thread that merges.
+
+    Raises:
+        UnsoundArithmetic: it does not. The machine's fault; do not merge in this thread.
+    """
+    tiny = np.full(_PROBE_ELEMENTS, _TINY_BITS, np.uint32).view(np.float32)
+    large = np.full(_PROBE_ELEMENTS, 2.0**24, np.float32)
+    with np.errstate(all="ignore"):
+        probes = (
+            ("a denormal result", np.multiply(tiny, np.float32(0.5)), 2),
+            ("a denormal operand", np.add(tiny, tiny), 2 * _TINY_BITS),
+            ("a tie", np.add(large, np.float32(3.0)), _TIE_BITS),
+        )
+    for what, found, expected in probes:
+        bits = found.view(np.uint32)
+        if np.any(bits != expected):
+            raise UnsoundArithmetic(
+                f"{what} does not come out as IEEE 754 has it: this thread flushes denormals to zero or rounds otherwise "
+                "(libraries built with -ffast-math set that), so this process cannot keep its replica identical",
+                found=hex(int(bits[0])),
+                expected=hex(expected),
+            )

@@ -1,0 +1,262 @@
+"""What clients and operators send the coordinator, and what it answers (DESIGN, section 5).
+
+Every message names the round it is about, so a late or repeated one is recognised. Sizes are bounded here by field.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from state.documents import MAX_SHARE, Count, HexId, HexSha256
+from state.intervals import BatchId
+from state.phases import RunState
+from state.wire import WIRE_CONFIG
+
+MAX_MESSAGE_CHARS = 500
+MAX_NAME_CHARS = 64
+MAX_FINGERPRINT_CHARS = 128
+PROTOCOL_VERSION = 1
+
+HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Step = Annotated[int, Field(ge=1)]
+FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeRequest:
+    """Ask for a nonce to sign: the first half of a join."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    public_key: HexKey
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A nonce that only this key may use, once, within `expires_in_s` seconds."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    nonce: Annotated[str, Field(max_length=256)]
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a client can do. `batches_per_round` is its share of the work relative to the others' shares."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
+    trainer: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "numpy"
+    protocol: Count = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """The second half of a join: the signature is over `join_message(run_id, nonce, public_key)`."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    public_key: HexKey
+    nonce: Annotated[str, Field(max_length=256)]
+    signature: HexSignature
+    capabilities: Capabilities
+    invitation: Annotated[str, Field(max_length=256)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Answer to a join or a renewal. Renew at half of `expires_in_s`. The ticket is for data servers only."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    session_token: str
+    data_ticket: str
+    expires_in_s: float
+    client_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """This client holds replica `step` with this digest, and the dataset with this fingerprint."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Count
+    replica_digest: HexSha256
+    data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultMetrics:
+    """A client's own claim about its round, for people to look at; nothing is decided by it.
+
+    Attributes:
+        loss: mean training loss, nats per token, each micro-batch measured before its optimizer step.
+        tokens: tokens predicted.
+        train_s: seconds in the trainer.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    loss: float | None
+    tokens: Count
+    train_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCommitment:
+    """The one result of this client for round `(step, attempt)`; the first that arrives binds."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Step
+    attempt: Count
+    result_sha256: HexSha256
+    size_bytes: Annotated[int, Field(ge=1)]
+    metrics: ResultMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """Which results a witness received in time, and the replica it trained from.
+
+    Attributes:
+        received: a hex bit set over roster positions: bit *i* (value `1 << i` of the integer) is set when the
+            verified result of the client at roster position *i* is held. A client commits once per round, so a
+            position names one result.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Step
+    attempt: Count
+    replica_digest: HexSha256
+    received: Annotated[str, Field(pattern=r"^[0-9a-f]+$", max_length=25_001)]
+
+    def received_bits(self) -> int:
+        return int(self.received, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """This client's replica `step` has this digest; the checkpointer also names the blob it will upload."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Count
+    replica_digest: HexSha256
+    blob_sha256: HexSha256 | None
+    size_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """This client could not take the round's step. `batch_id` narrows the blame to part of its assignment."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Step
+    attempt: Count
+    kind: FailureKind
+    message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+    batch_id: BatchId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What has arrived of a client's messages (`GET …/clients/me`), for the round under way."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    ready: bool
+    in_roster: bool
+    step: Count
+    attempt: Count
+    committed_sha256: HexSha256 | None
+    result_verified: bool
+    result_rejected: str | None
+    attested: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedResult:
+    """A result that the coordinator holds and has checked."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    result_sha256: HexSha256
+    size_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """Verified results of a round in order of arrival, from number `after`; ask again with `after = next`.
+
+    `complete` says that no further result can come: every assigned client delivered, failed or left, or time is over.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    step: Step
+    attempt: Count
+    next: Count
+    complete: bool
+    results: tuple[CommittedResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member as an operator sees it."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    client_id: HexId
+    ready: bool
+    in_roster: bool
+    share: Count
+    trainer: str
+    silent_s: float
+    last_loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What `epochal status` shows: the run document's progress and what is too lively for the document."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    run_id: str
+    version: Count
+    run_state: RunState
+    reason: str
+    phase_remaining_s: float | None
+    epoch: Count
+    step: Count
+    total_steps: Count
+    attempt: Count
+    member_count: Count
+    ready_count: Count
+    members: tuple[MemberView, ...]
+    data_indices_applied: Count
+    tokens_applied: Count
+    tokens_per_s: float
+    loss: float | None
+    loss_history: tuple[tuple[int, float], ...]
+    carried_batches: Count
+    quarantined: tuple[BatchId, ...]
+    checkpoint_step: int | None
+    blob_bytes: Count
+    journal_bytes: Count
+
+
+def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:
+    """The bytes that a joining client signs: `"epochal/join/v1" ‖ run ‖ nonce ‖ key`, joined by zero bytes."""
+    return b"\x00".join((b"epochal/join/v1", run_id.encode(), nonce.encode(), public_key_hex.encode()))

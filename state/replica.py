@@ -1,0 +1,142 @@
+"""The replica: the model as every member holds it between two rounds, its digest, and the checkpoint file.
+
+The rule kept here: two replicas are equal exactly when their digests are. The digest covers the step, the parameters
+and the outer momentum, and nothing else (DESIGN, "Words"); inner optimizer state is each client's own.
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass
+
+from state.errors import InternalError, InvalidDocument
+from state.tensors import (
+    Buffer,
+    InvalidTensorFile,
+    TensorFile,
+    TensorLayout,
+    Tensors,
+    check_values,
+    encode_tensor_file,
+    file_size_bound,
+    frozen_tensors,
+    layout_of,
+    parse_tensor_file,
+    wire_bytes,
+)
+
+CHECKPOINT_FORMAT = "epochal/checkpoint"
+CHECKPOINT_VERSION = "1"
+
+_DIGEST_DOMAIN = b"epochal/replica/v1\0"
+_PARAMETERS = "parameters."
+_MOMENTUM = "momentum."
+_METADATA_BOUND_BYTES = 1024
+_MAX_STEP = 2**63 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """The model after `step` outcomes.
+
+    The arrays are kept as read-only C-contiguous float32 in name order, views of the caller's where those already are.
+
+    Attributes:
+        step: outcomes applied; 0 for the initial parameters.
+        parameters: float32 arrays by name.
+        momentum: outer momentum, the same names and shapes.
+
+    Raises:
+        InternalError: another type than float32, or names and shapes that differ between the two; the caller's bug.
+    """
+
+    step: int
+    parameters: Tensors
+    momentum: Tensors
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= _MAX_STEP:
+            raise InternalError(f"a replica's step is {self.step}", step=self.step)
+        object.__setattr__(self, "parameters", frozen_tensors(self.parameters))
+        object.__setattr__(self, "momentum", frozen_tensors(self.momentum))
+        if layout_of(self.parameters) != layout_of(self.momentum):
+            raise InternalError("a replica's parameters and momentum differ in names or shapes")
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Names and shapes of the parameters."""
+        return layout_of(self.parameters)
+
+
+def replica_digest(replica: Replica) -> str:
+    """SHA-256, as hex, of the replica; the same on every machine, whatever its memory layout.
+
+    Hashed are a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
+    length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
+    momentum's, in C order. Integers and floats are little-endian; values are finite, so that no bits are ambiguous.
+    """
+    digest = hashlib.sha256(_DIGEST_DOMAIN)
+    entries = replica.layout.entries
+    digest.update(struct.pack("<QI", replica.step, len(entries)))
+    for name, shape in entries:
+        text = name.encode()
+        digest.update(struct.pack(f"<I{len(text)}sI{len(shape)}Q", len(text), text, len(shape), *shape))
+        digest.update(wire_bytes(replica.parameters[name]))
+        digest.update(wire_bytes(replica.momentum[name]))
+    return digest.hexdigest()
+
+
+def checkpoint_bytes(replica: Replica) -> bytes:
+    """The checkpoint file: safetensors with `parameters.NAME` and `momentum.NAME`; equal replicas, equal bytes."""
+    tensors = {_PARAMETERS + name: array for name, array in replica.parameters.items()}
+    tensors |= {_MOMENTUM + name: array for name, array in replica.momentum.items()}
+    metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(replica.step)}
+    return encode_tensor_file(tensors, metadata)
+
+
+def checkpoint_size_bound(layout: TensorLayout) -> int:
+    """An upper bound in bytes for a checkpoint whose parameters have this layout."""
+    return sum(
+        file_size_bound(TensorLayout(tuple((prefix + name, shape) for name, shape in layout.entries)), bound)
+        for prefix, bound in ((_PARAMETERS, _METADATA_BOUND_BYTES), (_MOMENTUM, 0))
+    )
+
+
+def parse_checkpoint(data: Buffer) -> Replica:
+    """The replica that a checkpoint holds; its arrays are read-only views of `data`.
+
+    Raises:
+        InvalidDocument: the sender's fault, do not retry the same bytes; `rule` in the context names what is broken:
+            those of `parse_tensor_file`, `format`, `step`, `names`, `finite`.
+    """
+    try:
+        file = parse_tensor_file(data)
+    except InvalidTensorFile as error:
+        raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
+    step = _parse_metadata(file)
+    parameters: Tensors = {}
+    momentum: Tensors = {}
+    for name, array in file.tensors().items():
+        if name.startswith(_PARAMETERS):
+            parameters[name.removeprefix(_PARAMETERS)] = array
+        elif name.startswith(_MOMENTUM):
+            momentum[name.removeprefix(_MOMENTUM)] = array
+        else:
+            raise InvalidDocument(f"a checkpoint with a tensor {name!a}", rule="names")
+    if not parameters or layout_of(parameters) != layout_of(momentum):
+        raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
+    if check_values(file.values, math.inf) is not None:
+        raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
+    return Replica(step, parameters, momentum)
+
+
+def _parse_metadata(file: TensorFile) -> int:
+    """The step, once format and version are those that this module writes."""
+    expected = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
+    found = dict(file.metadata)
+    step = found.pop("step", "")
+    if found != expected:
+        raise InvalidDocument(f"a checkpoint of another format than {expected}", rule="format")
+    if not (step.isascii() and step.isdigit() and len(step) < 20 and str(int(step)) == step and int(step) <= _MAX_STEP):
+        raise InvalidDocument(f"a checkpoint at step {step[:32]!a}", rule="step")
+    return int(step)

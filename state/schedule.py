@@ -1,0 +1,70 @@
+"""How the size of a round and the learning rate move over a run.
+
+The size of a round is the coordinator's and must be the same wherever a journal is replayed: integers only. The
+learning rate is each client's own, for its inner steps; nothing that machines agree on depends on its last bit.
+"""
+
+import math
+
+from state.config import RunConfig
+from state.model_config import Constant, Cosine, Linear, LrSchedule
+
+
+def global_batch_size(config: RunConfig, tokens_before: int) -> int:
+    """How many batches a round has: linear from start to end over the warm-up, halves rounded away from zero.
+
+    Args:
+        config: the run's `[config]`.
+        tokens_before: data indices applied before the round × `max_seq_len`; fixed when the round starts.
+    """
+    start, end = config.global_batch_size_start, config.global_batch_size_end
+    warmup_tokens = config.global_batch_size_warmup_tokens
+    if tokens_before >= warmup_tokens:
+        return end
+    return start + (2 * (end - start) * tokens_before + warmup_tokens) // (2 * warmup_tokens)
+
+
+def learning_rate(schedule: LrSchedule, position: int) -> float:
+    """The inner optimizer's learning rate.
+
+    After its last step a schedule stays at its last value.
+
+    Args:
+        schedule: the run's `model.LLM.lr_schedule`.
+        position: optimizer steps of a client before this one: `(step − 1) × local_steps + i`, from 0.
+    """
+    if position < schedule.warmup_steps:
+        return _line(schedule.warmup_init_lr, schedule.base_lr, position, schedule.warmup_steps)
+    after = position - schedule.warmup_steps
+    match schedule:
+        case Constant():
+            return schedule.base_lr
+        case Linear():
+            return _line(schedule.base_lr, schedule.final_lr, after, schedule.total_steps - schedule.warmup_steps)
+        case Cosine():
+            return _half_cosine(
+                schedule.base_lr, schedule.final_lr, after, schedule.total_steps - schedule.warmup_steps
+            )
+    in_cosine = after - schedule.stable_steps
+    if in_cosine < 0:
+        return schedule.base_lr
+    if in_cosine < schedule.cosine_decay_steps:
+        return _half_cosine(schedule.base_lr, schedule.cosine_decay_final_lr, in_cosine, schedule.cosine_decay_steps)
+    return _line(
+        schedule.cosine_decay_final_lr,
+        schedule.linear_decay_final_lr,
+        in_cosine - schedule.cosine_decay_steps,
+        schedule.linear_decay_steps,
+    )
+
+
+def _line(start: float, end: float, position: int, length: int) -> float:
+    if position >= length:
+        return end
+    return start + (end - start) * (position / length)
+
+
+def _half_cosine(start: float, end: float, position: int, length: int) -> float:
+    if position >= length:
+        return end
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * position / length))

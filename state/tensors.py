@@ -1,0 +1,256 @@
+"""Named float32 tensors, and the one file format in which they travel: a strict subset of safetensors.
+
+Everything that a run agrees on numerically is a `Tensors`: parameters, outer momentum, differences. A file holds an
+8-byte little-endian header length, a JSON header padded with spaces to a multiple of 8, and the tensors' bytes:
+https://huggingface.co/docs/safetensors/index#format. The rule kept here: what we write, the safetensors library reads,
+and what it writes for float32 tensors, we read; but the library writes metadata in no fixed order and accepts files
+that two readers could take differently, so we write the bytes ourselves, always the same for the same content, and
+refuse a gap, an overlap, a trailing byte, a second key of the same name, and any type but float32.
+"""
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from state.errors import EpochalError, InternalError
+
+Float32Array = npt.NDArray[np.float32]
+Tensors = dict[str, Float32Array]
+"""Named float32 arrays, ordered by name."""
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+"""Header of the largest file that is read: some 100,000 tensors."""
+CHECK_CHUNK_ELEMENTS = 1 << 18
+"""Values that are checked at a time, so that a check takes constant memory (1 MiB)."""
+MAX_DIMENSIONS = 32
+
+_LENGTH = struct.Struct("<Q")
+_METADATA_KEY = "__metadata__"
+_FLOAT32 = "F32"
+_WIRE_DTYPE = np.dtype("<f4")
+_ALIGNMENT_BYTES = 8
+
+
+class InvalidTensorFile(EpochalError):
+    """Bytes are not a tensor file. Mapped by each reader to its own error; `rule` names what is broken."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message, rule=rule)
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """The names and shapes of a model's tensors, in name order: what every result and replica must have.
+
+    Raises:
+        InternalError: names out of order or doubled, or a dimension below 1; the caller's bug.
+    """
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.entries]
+        if sorted(set(names)) != names or _METADATA_KEY in names:
+            raise InternalError("a layout's names are unique, in order, and not `__metadata__`", names=names)
+        if any(extent < 1 for _, shape in self.entries for extent in shape):
+            raise InternalError("a layout's dimensions are at least 1", entries=self.entries)
+
+    @property
+    def element_count(self) -> int:
+        """The number of float32 values in all tensors together."""
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all values, without any header."""
+        return self.element_count * _WIRE_DTYPE.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """What stands in a tensor file. `values` and the tensors are read-only views of the file's own bytes."""
+
+    metadata: dict[str, str]
+    layout: TensorLayout
+    values: Float32Array
+
+    def tensors(self) -> Tensors:
+        """The tensors by name, without a copy."""
+        tensors: Tensors = {}
+        offset = 0
+        for name, shape in self.layout.entries:
+            count = math.prod(shape)
+            tensors[name] = self.values[offset : offset + count].reshape(shape)
+            offset += count
+        return tensors
+
+
+def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
+    """The layout of named arrays of any type, in name order."""
+    return TensorLayout(tuple((name, tuple(map(int, tensors[name].shape))) for name in sorted(tensors)))
+
+
+def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
+    """The same values as read-only C-contiguous float32 arrays in name order; copies only what is laid out otherwise.
+
+    Raises:
+        InternalError: an array is not float32; the caller's bug.
+    """
+    frozen: Tensors = {}
+    for name in sorted(tensors):
+        if tensors[name].dtype != np.float32:
+            raise InternalError(f"tensor {name!a} is {tensors[name].dtype}, not float32")
+        view = np.asarray(tensors[name], dtype=np.float32, order="C").view()
+        view.flags.writeable = False
+        frozen[name] = view
+    return frozen
+
+
+def wire_bytes(array: Float32Array) -> memoryview:
+    """The array's values as little-endian bytes in C order; no copy where memory already holds them so."""
+    values = np.ascontiguousarray(array, dtype=_WIRE_DTYPE).reshape(-1)
+    return values.view(np.uint8).data
+
+
+def file_size_bound(layout: TensorLayout, metadata_bytes: int) -> int:
+    """An upper bound in bytes for any tensor file of this layout whose metadata, as JSON, takes `metadata_bytes`.
+
+    It leaves room for headers that other writers form (blanks after separators, every character escaped).
+    """
+    size = 2 * _LENGTH.size + 64 + metadata_bytes + layout.size_bytes
+    for name, shape in layout.entries:
+        size += 3 * len(name.encode("utf-16-le")) + 128 + 24 * len(shape)
+    return size
+
+
+def encode_tensor_file(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) -> bytes:
+    """A tensor file's bytes, the same for the same content whatever the order or memory layout of the arguments.
+
+    Args:
+        tensors: float32 arrays by name.
+        metadata: text by key.
+
+    Raises:
+        InternalError: an array is not float32; the caller's bug.
+    """
+    frozen = frozen_tensors(tensors)
+    header: dict[str, Any] = {_METADATA_KEY: {key: metadata[key] for key in sorted(metadata)}}
+    offset = 0
+    for name, shape in layout_of(frozen).entries:
+        end = offset + frozen[name].nbytes
+        header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+    return b"".join([_LENGTH.pack(len(text)), text, *(wire_bytes(array) for array in frozen.values())])
+
+
+def parse_tensor_file(data: Buffer) -> TensorFile:
+    """The content of a tensor file; its arrays are views of `data`, which must not change while they live.
+
+    Values are not checked: see `check_values`.
+
+    Raises:
+        InvalidTensorFile: the sender's fault, for every other sequence of bytes; `rule` is `header` (length, JSON,
+            keys), `dtype`, `layout` (shapes and offsets) or `size` (missing or trailing bytes).
+    """
+    view = memoryview(data).cast("B").toreadonly()
+    if len(view) < _LENGTH.size:
+        _refuse("size", f"{len(view)} bytes are too few for a tensor file")
+    header_bytes = int(_LENGTH.unpack_from(view)[0])
+    if header_bytes > MAX_HEADER_BYTES or header_bytes % _ALIGNMENT_BYTES:
+        _refuse("header", f"a header of {header_bytes} bytes; allowed: a multiple of 8 up to {MAX_HEADER_BYTES}")
+    body = _LENGTH.size + header_bytes
+    if body > len(view):
+        _refuse("size", f"{len(view)} bytes end inside a header of {header_bytes} bytes")
+    header = _parse_json(bytes(view[_LENGTH.size : body]))
+    metadata = _parse_metadata(header.pop(_METADATA_KEY, {}))
+    layout = _parse_layout(header)
+    if len(view) - body != layout.size_bytes:
+        _refuse("size", f"{len(view) - body} bytes of values where the header describes {layout.size_bytes}")
+    values = np.frombuffer(view[body:], dtype=_WIRE_DTYPE)
+    if sys.byteorder == "big":
+        values = values.astype(np.float32)
+    return TensorFile(metadata, layout, values)
+
+
+def check_values(values: Float32Array, max_abs: float) -> str | None:
+    """The rule that a flat array breaks (`finite` or `max_abs`), or None; takes constant memory.
+
+    Args:
+        values: float32, one-dimensional.
+        max_abs: the largest magnitude allowed; `math.inf` for any finite value.
+    """
+    for start in range(0, values.size, CHECK_CHUNK_ELEMENTS):
+        chunk = values[start : start + CHECK_CHUNK_ELEMENTS]
+        with np.errstate(invalid="ignore"):
+            low, high = float(chunk.min()), float(chunk.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return "finite"
+        if low < -max_abs or high > max_abs:
+            return "max_abs"
+    return None
+
+
+def _refuse(rule: str, message: str) -> NoReturn:
+    raise InvalidTensorFile(rule, message)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTensorFile("header", f"the header is not JSON: {error!a}") from error
+    if not isinstance(header, dict):
+        _refuse("header", "the header is not an object")
+    return header
+
+
+def _parse_metadata(found: object) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        _refuse("header", "`__metadata__` is not an object of strings")
+    return found
+
+
+def _parse_layout(header: dict[str, Any]) -> TensorLayout:
+    """The layout, once every tensor is float32 and the tensors stand back to back in name order."""
+    entries: list[tuple[str, tuple[int, ...]]] = []
+    offset = 0
+    for name in sorted(header):
+        entry = header[name]
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            _refuse("header", f"tensor {name!a} is not described by dtype, shape and data_offsets")
+        if entry["dtype"] != _FLOAT32:
+            _refuse("dtype", f"tensor {name!a} is {ascii(entry['dtype'])[:32]}, not {_FLOAT32}")
+        shape = _parse_naturals(name, entry["shape"], least=1)
+        end = offset + math.prod(shape) * _WIRE_DTYPE.itemsize
+        if _parse_naturals(name, entry["data_offsets"], least=0) != (offset, end):
+            _refuse("layout", f"tensor {name!a} does not lie at [{offset}, {end}), in name order without a gap")
+        entries.append((name, shape))
+        offset = end
+    return TensorLayout(tuple(entries))
+
+
+def _parse_naturals(name: str, found: object, least: int) -> tuple[int, ...]:
+    if not isinstance(found, list) or len(found) > MAX_DIMENSIONS:
+        _refuse("layout", f"tensor {name!a} has a shape or offsets that are not a list of at most {MAX_DIMENSIONS}")
+    if not all(type(value) is int and least <= value < 2**63 for value in found):
+        _refuse("layout", f"tensor {name!a} has a shape or offsets that are not integers from {least}")
+    return tuple(found)

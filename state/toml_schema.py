@@ -1,0 +1,105 @@
+"""What the models of `state.toml` and `data.toml` are made of: sections, and enums as Rust's serde writes them.
+
+A Rust enum stands in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without content is
+a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
+(`data_location = { Server = "host:port" }`, or `[model.LLM.data_location.Http]`). Here a variant is a class:
+
+- `Section` without fields: a variant without content;
+- `Section` with fields: a variant whose content is a table;
+- `SingleValue`: a variant whose content is one value.
+
+The rule kept here: what a file says is what the model holds. Types are strict (no `"3"` for 3, no `1` for true), an unknown
+key is a mistake, numbers are finite, and a model never changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel
+from pydantic_core import CoreSchema, core_schema
+
+MAX_INTEGER = 2**63 - 1
+"""TOML promises integers of 64 bits; a larger one would not survive every reader."""
+
+MAX_DURATION_S = 1_000_000_000.0
+"""About 31 years: above every real timer, below what an event loop can add to its clock without losing seconds."""
+
+Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Duration = Annotated[float, Field(gt=0, le=MAX_DURATION_S, description="a number of seconds above 0, at most 10⁹")]
+Text = Annotated[str, Field(min_length=1)]
+
+V = TypeVar("V")
+
+
+class Section(BaseModel):
+    """One table of a file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SingleValue(RootModel[V]):
+    """A variant whose content is one value, in `root`; subclasses give it a name."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class TokenSize(StrEnum):
+    """How many bytes one token takes in a token file; tokens are unsigned and little-endian."""
+
+    TWO_BYTES = "TwoBytes"
+    FOUR_BYTES = "FourBytes"
+
+    @property
+    def size_bytes(self) -> int:
+        return 2 if self is TokenSize.TWO_BYTES else 4
+
+
+def variants_of(union: Any) -> Mapping[str, type[BaseModel]]:
+    """The variant classes of a union by the name that a file spells, their `variant`."""
+    return {kind.variant: kind for kind in get_args(union)}
+
+
+def is_unit(variant: type[BaseModel]) -> bool:
+    """Whether the variant has no content, so that a bare string names it."""
+    return not variant.model_fields
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedEnum:
+    """Marks a union of variant classes as an externally tagged enum: `Annotated[A | B, TaggedEnum()]`.
+
+    A path in an error contains the variant's name, so it is the path that the file spells.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        variants = variants_of(source)
+        return core_schema.tagged_union_schema(
+            {name: _content_schema(name, handler.generate_schema(kind)) for name, kind in variants.items()},
+            discriminator=_tag_of,
+            serialization=core_schema.plain_serializer_function_ser_schema(_to_file),
+        )
+
+
+def _content_schema(name: str, schema: CoreSchema) -> CoreSchema:
+    def content(value: Any) -> Any:
+        if isinstance(value, str):
+            return {}
+        return value[name] if isinstance(value, Mapping) else value
+
+    return core_schema.no_info_before_validator_function(content, schema)
+
+
+def _tag_of(value: Any) -> str | None:
+    """The variant's name: of a bare string, of a table with one key, of an instance; None for everything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return next(iter(value)) if len(value) == 1 else None
+    return getattr(value, "variant", None)
+
+
+def _to_file(value: Any) -> Any:
+    return value.variant if is_unit(type(value)) else {value.variant: value.model_dump(mode="json")}

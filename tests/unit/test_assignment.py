@@ -1,0 +1,110 @@
+"""The assignment: a partition of the work list, in proportion, the same on every machine."""
+
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.assignment import apportion, assign_data_for_state
+from state.documents import IsolatedWork, Roster, RosterEntry, WorkList
+from state.election import MAX_WITNESSES, checkpointer_order, elect_witnesses, quorum, witness_count
+from state.errors import InvalidInput
+from state.intervals import BatchId, total_batches
+from state.wire import ClientId, Seed, canonical_json, document_digest, parse_document
+
+
+GOLDEN = {3: [(7, 9), (20, 24)], 0: [(40, 41)], 1: [(25, 29)], 2: [(30, 32)]}
+GOLDEN_WITNESSES = [1, 2, 0]
+GOLDEN_CHECKPOINTERS = [3, 2, 1, 0]
+GOLDEN_ROSTER_SHA256 = "96939bad23f25504be87880abc14a2e73dc99129e247f32966594a304b97ea10"
+GOLDEN_WORK_SHA256 = "b83430525c7119b02fce6003e70e3b727456723676c2c884af2cbcc5377d1409"
+
+
+def seed_of(number: int) -> Seed:
+    return Seed(hashlib.sha256(b"%d" % number).hexdigest())
+
+
+def client(number: int) -> ClientId:
+    return ClientId(f"{number:032x}")
+
+
+def roster_of(*shares: int) -> Roster:
+    return Roster(tuple(RosterEntry(client(number), share) for number, share in enumerate(shares)))
+
+
+@st.composite
+def work_lists(draw: st.DrawFn, clients: int) -> WorkList:
+    lengths = draw(st.lists(st.integers(1, 9), max_size=6))
+    intervals, start = [], 0
+    for length in lengths:
+        intervals.append(BatchId(start, start + length - 1))
+        start += length + draw(st.integers(0, 2))
+    alone = draw(st.integers(0, min(clients - 1, len(intervals))))
+    tried = draw(st.lists(st.integers(0, clients - 1), max_size=3))
+    isolated = tuple(IsolatedWork(item, tuple(client(number) for number in tried)) for item in intervals[:alone])
+    return WorkList(isolated, tuple(intervals[alone:]))
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=9), st.integers(0, 10**6), st.data())
+def test_assignment_partitions_the_work_list_in_proportion(shares: list[int], number: int, data: st.DataObject) -> None:
+    roster = roster_of(*shares)
+    work = data.draw(work_lists(len(shares)))
+    assigned = assign_data_for_state(roster, work, seed_of(number))
+    assert set(assigned) == {entry.client_id for entry in roster.clients}
+    given_out = [batch for parts in assigned.values() for part in parts for batch in range(part.start, part.end + 1)]
+    held = [batch for part in work.intervals() for batch in range(part.start, part.end + 1)]
+    assert sorted(given_out) == sorted(held)
+    alone = {item.batch_id for item in work.isolated}
+    sharing = {c: parts for c, parts in assigned.items() if not (len(parts) == 1 and parts[0] in alone)}
+    for item in work.isolated:
+        (owner,) = [c for c, parts in assigned.items() if parts == (item.batch_id,)]
+        others = [c for c in assigned if c not in item.tried]
+        assert owner not in item.tried or len(others) < len(work.isolated)
+    total, share_sum = total_batches(work.shared), sum(roster.clients[int(c, 16)].share for c in sharing)
+    for client_id, parts in sharing.items():
+        exact = roster.clients[int(client_id, 16)].share * total / share_sum
+        assert abs(total_batches(parts) - exact) < 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(0, 500))
+def test_apportion_adds_up_and_never_strays_by_one(shares: list[int], total: int) -> None:
+    counts = apportion(shares, total)
+    assert sum(counts) == total
+    assert all(abs(count - share * total / sum(shares)) < 1 for count, share in zip(counts, shares, strict=True))
+
+
+def test_assignment_golden_vector() -> None:
+    """Two machines that disagree here would train on the same data twice. Never change these literals."""
+    roster = roster_of(1, 2, 1, 3)
+    work = WorkList((IsolatedWork(BatchId(40, 41), (client(3),)),), (BatchId(7, 9), BatchId(20, 32)))
+    assigned = assign_data_for_state(roster, work, seed_of(0))
+    assert {int(c, 16): [(part.start, part.end) for part in parts] for c, parts in assigned.items()} == GOLDEN
+    assert [int(c, 16) for c in assigned] == list(GOLDEN)
+    assert [int(c, 16) for c in elect_witnesses(roster, seed_of(0), 3)] == GOLDEN_WITNESSES
+    assert [int(c, 16) for c in checkpointer_order(roster, seed_of(0))] == GOLDEN_CHECKPOINTERS
+    assert document_digest(roster) == GOLDEN_ROSTER_SHA256
+    assert document_digest(work) == GOLDEN_WORK_SHA256
+
+
+def test_assignment_that_needs_more_clients_than_there_are_is_refused() -> None:
+    work = WorkList((IsolatedWork(BatchId(0, 0), ()),), (BatchId(1, 2),))
+    with pytest.raises(InvalidInput):
+        assign_data_for_state(roster_of(1), work, seed_of(1))
+
+
+@pytest.mark.parametrize(("elected", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (6, 4), (9, 6), (32, 21)])
+def test_quorum_is_two_thirds_and_a_majority_at_least(elected: int, needed: int) -> None:
+    assert quorum(elected) == needed
+
+
+def test_witness_count_zero_elects_everyone_up_to_the_bound() -> None:
+    assert witness_count(5, 0) == 5
+    assert witness_count(5, 3) == 3
+    assert witness_count(10_000, 0) == MAX_WITNESSES
+
+
+def test_work_list_survives_its_canonical_json() -> None:
+    work = WorkList((IsolatedWork(BatchId(40, 41), (client(3),)),), (BatchId(7, 9),))
+    assert parse_document(WorkList, canonical_json(work)) == work

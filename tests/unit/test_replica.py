@@ -1,0 +1,241 @@
+"""The replica's digest and its checkpoint file: golden vectors, and every way in which a file can be wrong."""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from state.errors import InternalError, InvalidDocument
+from state.replica import (
+    Replica,
+    checkpoint_bytes,
+    checkpoint_size_bound,
+    parse_checkpoint,
+    replica_digest,
+)
+from state.tensors import TensorLayout, Tensors, layout_of
+
+finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def small_replica(step: int = 3) -> Replica:
+    parameters: Tensors = {
+        "w": np.array([[1.0, -2.0, 0.5], [3.0, 1e-40, -0.0]], np.float32),
+        "b": np.array([0.25], np.float32),
+    }
+    return Replica(step, parameters, {"b": np.array([7.0], np.float32), "w": np.zeros((2, 3), np.float32)})
+
+
+@st.composite
+def replicas(draw: st.DrawFn) -> Replica:
+    names = draw(st.lists(st.text(min_size=1, max_size=8).filter(lambda n: n.isprintable()), min_size=1, max_size=4))
+    shapes = {name: draw(hnp.array_shapes(min_dims=0, max_dims=3, max_side=4)) for name in names}
+
+    def tensors() -> Tensors:
+        return {n: draw(hnp.arrays(np.float32, shape, elements=finite_floats)) for n, shape in shapes.items()}
+
+    return Replica(draw(st.integers(0, 2**63 - 1)), tensors(), tensors())
+
+
+def assert_same(left: Replica, right: Replica) -> None:
+    assert left.step == right.step
+    for one, other in ((left.parameters, right.parameters), (left.momentum, right.momentum)):
+        assert list(one) == list(other)
+        for name in one:
+            assert one[name].shape == other[name].shape
+            assert one[name].tobytes() == other[name].tobytes()
+
+
+def rewritten(change: Callable[[dict[str, Any]], object], tail: bytes = b"") -> bytes:
+    """The small checkpoint with its header changed and something after its end."""
+    data = checkpoint_bytes(small_replica())
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[8 + length :] + tail
+
+
+def broken_rule(data: bytes) -> str:
+    with pytest.raises(InvalidDocument) as caught:
+        parse_checkpoint(data)
+    return str(caught.value.context["rule"])
+
+
+def test_replica_digest_golden_vector_is_kept() -> None:
+    assert replica_digest(small_replica()) == DIGEST_OF_SMALL_REPLICA
+
+
+def test_replica_digest_hashes_exactly_the_documented_bytes() -> None:
+    stream = b"epochal/replica/v1\0" + bytes.fromhex(
+        "0300000000000000 02000000"
+        "01000000 62 01000000 0100000000000000 0000803e 0000e040"
+        "01000000 77 02000000 0200000000000000 0300000000000000"
+        "0000803f 000000c0 0000003f 00004040 c2160100 00000080" + "00000000" * 6
+    )
+    assert replica_digest(small_replica()) == hashlib.sha256(stream).hexdigest()
+
+
+@pytest.mark.parametrize("changed", ["step", "parameter", "momentum", "shape", "name", "sign of zero"])
+def test_replica_digest_differs_when_anything_differs(changed: str) -> None:
+    replica = small_replica()
+    step, parameters, momentum = replica.step, dict(replica.parameters), dict(replica.momentum)
+    if changed == "step":
+        step += 1
+    elif changed == "parameter":
+        parameters["b"] = np.nextafter(parameters["b"], np.float32(1))
+    elif changed == "momentum":
+        momentum["b"] = np.array([8.0], np.float32)
+    elif changed == "shape":
+        parameters["w"], momentum["w"] = parameters["w"].reshape(3, 2), momentum["w"].reshape(3, 2)
+    elif changed == "name":
+        parameters["c"], momentum["c"] = parameters.pop("b"), momentum.pop("b")
+    else:
+        parameters["w"] = np.where(parameters["w"] == 0, np.float32(0), parameters["w"])
+    assert replica_digest(Replica(step, parameters, momentum)) != DIGEST_OF_SMALL_REPLICA
+
+
+@given(replicas())
+def test_replica_digest_does_not_depend_on_memory_layout(replica: Replica) -> None:
+    def laid_out_otherwise(tensors: Tensors) -> Tensors:
+        spread = {name: np.repeat(array.reshape(-1), 3) for name, array in reversed(tensors.items())}
+        return {name: flat[::3].reshape(tensors[name].shape) for name, flat in spread.items()}
+
+    other = Replica(replica.step, laid_out_otherwise(replica.parameters), laid_out_otherwise(replica.momentum))
+    assert replica_digest(other) == replica_digest(replica)
+
+
+@given(replicas())
+def test_checkpoint_round_trip_gives_the_same_replica(replica: Replica) -> None:
+    data = checkpoint_bytes(replica)
+    assert len(data) <= checkpoint_size_bound(replica.layout)
+    assert_same(parse_checkpoint(data), replica)
+
+
+def test_checkpoint_golden_vector_is_kept() -> None:
+    assert hashlib.sha256(checkpoint_bytes(small_replica())).hexdigest() == SHA256_OF_SMALL_CHECKPOINT
+
+
+def test_checkpoint_is_read_by_the_safetensors_library() -> None:
+    tensors = safetensors.numpy.load(checkpoint_bytes(small_replica()))
+    assert sorted(tensors) == ["momentum.b", "momentum.w", "parameters.b", "parameters.w"]
+    np.testing.assert_array_equal(tensors["parameters.w"], small_replica().parameters["w"])
+
+
+def test_checkpoint_written_by_the_safetensors_library_is_read() -> None:
+    replica = small_replica()
+    tensors = {f"parameters.{name}": array for name, array in replica.parameters.items()}
+    tensors |= {f"momentum.{name}": array for name, array in replica.momentum.items()}
+    metadata = {"format": "epochal/checkpoint", "version": "1", "step": "3"}
+    assert_same(parse_checkpoint(safetensors.numpy.save(tensors, metadata)), replica)
+
+
+def test_checkpoint_arrays_are_read_only_views_of_the_bytes() -> None:
+    replica = parse_checkpoint(checkpoint_bytes(small_replica()))
+    with pytest.raises(ValueError, match="read-only"):
+        replica.parameters["w"][0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("format", lambda h: h["__metadata__"].update(format="epochal/result")),
+        ("format", lambda h: h["__metadata__"].update(version="2")),
+        ("format", lambda h: h["__metadata__"].update(extra="1")),
+        ("format", lambda h: h.pop("__metadata__")),
+        ("step", lambda h: h["__metadata__"].update(step="-1")),
+        ("step", lambda h: h["__metadata__"].update(step="03")),
+        ("step", lambda h: h["__metadata__"].update(step="٣")),
+        ("step", lambda h: h["__metadata__"].update(step="9223372036854775808")),
+        ("step", lambda h: h["__metadata__"].update(step="9" * 5000)),
+        ("step", lambda h: h["__metadata__"].pop("step")),
+        ("header", lambda h: h["__metadata__"].update(step=3)),
+        ("header", lambda h: h.update(__metadata__=[])),
+        ("header", lambda h: h["momentum.b"].update(extra=1)),
+        ("header", lambda h: h.update({"momentum.b": 1})),
+        ("dtype", lambda h: h["momentum.b"].update(dtype="F16")),
+        ("dtype", lambda h: h["momentum.b"].update(dtype=["F32"])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[1.0])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[True])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[-1, -1])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[0, 2**62, 2**62])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[1] * 33)),
+        ("layout", lambda h: h["momentum.b"].update(shape="1")),
+        ("layout", lambda h: h["momentum.b"].update(data_offsets=[4, 8])),
+        ("layout", lambda h: h["momentum.b"].update(shape=[2**62])),
+        ("layout", lambda h: h.update({"momentum.a": h.pop("momentum.w")})),
+        ("names", lambda h: h.update({"parameters.x": h.pop("parameters.w")})),
+        ("names", lambda h: h.update({"q": h.pop("parameters.w")})),
+        ("names", lambda h: h["parameters.w"].update(shape=[3, 2])),
+        ("size", lambda h: h.pop("parameters.w")),
+    ],
+)
+def test_checkpoint_with_a_wrong_header_is_refused_by_rule(
+    rule: str, change: Callable[[dict[str, Any]], object]
+) -> None:
+    assert broken_rule(rewritten(change)) == rule
+
+
+def test_checkpoint_with_wrong_bytes_is_refused_by_rule() -> None:
+    data = checkpoint_bytes(small_replica())
+    (length,) = struct.unpack_from("<Q", data)
+    assert broken_rule(b"") == "size"
+    assert broken_rule(data[:7]) == "size"
+    assert broken_rule(data[:100]) == "size"
+    assert broken_rule(data[:-1]) == "size"
+    assert broken_rule(data + b"\0") == "size"
+    assert broken_rule(struct.pack("<Q", 2**63) + data[8:]) == "header"
+    assert broken_rule(struct.pack("<Q", length - 4) + data[8:]) == "header"
+    assert broken_rule(data[:8] + b"[" * length + data[8 + length :]) == "header"
+    assert broken_rule(data[:8] + b"\xff" * length + data[8 + length :]) == "header"
+    doubled = data[8 : 8 + length].replace(b'"momentum.w"', b'"momentum.b"')
+    assert broken_rule(data[:8] + doubled + data[8 + length :]) == "header"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_checkpoint_with_a_value_that_is_not_finite_is_refused(value: float) -> None:
+    bad = Replica(0, {"w": np.array([1, value], np.float32)}, {"w": np.zeros(2, np.float32)})
+    assert broken_rule(checkpoint_bytes(bad)) == "finite"
+
+
+@given(st.binary(max_size=64), st.integers(0, 600), st.integers(0, 600))
+def test_checkpoint_of_arbitrary_bytes_raises_nothing_but_invalid_document(patch: bytes, start: int, cut: int) -> None:
+    data = checkpoint_bytes(small_replica())
+    mutated = data[:start] + patch + data[start + cut :]
+    try:
+        parse_checkpoint(mutated)
+    except InvalidDocument as error:
+        assert error.context["rule"]  # noqa: PT017
+
+
+def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:
+    one, two = {"w": np.zeros(1, np.float32)}, {"w": np.zeros(2, np.float32)}
+    with pytest.raises(InternalError):
+        Replica(0, one, two)
+    with pytest.raises(InternalError):
+        Replica(-1, one, one)
+    with pytest.raises(InternalError):
+        Replica(0, {"w": np.zeros(1)}, one)  # type: ignore[dict-item]
+
+
+def test_layout_keeps_names_in_order_and_counts_bytes() -> None:
+    layout = layout_of(small_replica().parameters)
+    assert layout == TensorLayout((("b", (1,)), ("w", (2, 3))))
+    assert (layout.element_count, layout.size_bytes) == (7, 28)
+    with pytest.raises(InternalError):
+        TensorLayout((("w", (2, 3)), ("b", (1,))))
+    with pytest.raises(InternalError):
+        TensorLayout((("w", (0,)),))
+
+
+DIGEST_OF_SMALL_REPLICA = "6dd24c01d397d011a88029c2d47fa6e6ba90e32373a4a98d8e58c3d9dad6d866"
+SHA256_OF_SMALL_CHECKPOINT = "?"

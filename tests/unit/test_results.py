@@ -1,0 +1,209 @@
+"""The check of a result's bytes: each rule broken once, and arbitrary bytes that must never do worse than be refused."""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.errors import InvalidResult
+from state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound
+from state.tensors import Tensors, layout_of
+
+MAX_ABS = 1e4
+HEADER = ResultHeader("demo", 7, 2, "ab" * 16, "cd" * 32, "ef" * 32)
+DIFFERENCE: Tensors = {
+    "b": np.array([MAX_ABS, -MAX_ABS, 1e-45], np.float32),
+    "w": np.arange(8, dtype=np.float32).reshape(2, 4),
+}
+LAYOUT = layout_of(DIFFERENCE)
+GOOD = encode_result(HEADER, DIFFERENCE)
+
+
+def check(data: bytes) -> ResultHeader:
+    return check_result(data, HEADER, LAYOUT, MAX_ABS)
+
+
+def broken_rule(data: bytes) -> str:
+    with pytest.raises(InvalidResult) as caught:
+        check(data)
+    return caught.value.rule
+
+
+def rewritten(change: Callable[[dict[str, Any]], object]) -> bytes:
+    (length,) = struct.unpack_from("<Q", GOOD)
+    header = json.loads(GOOD[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + GOOD[8 + length :]
+
+
+def with_value(name: str, value: float) -> bytes:
+    difference = {key: array.copy() for key, array in DIFFERENCE.items()}
+    difference[name].flat[-1] = value
+    return encode_result(HEADER, difference)
+
+
+def test_result_that_keeps_every_rule_gives_its_own_header() -> None:
+    assert check(GOOD) == HEADER
+    assert check_result(memoryview(bytearray(GOOD)), HEADER, LAYOUT, MAX_ABS) == HEADER
+
+
+def test_result_replica_digest_is_returned_and_not_compared() -> None:
+    own = replace(HEADER, replica_digest="01" * 32)
+    assert check(encode_result(own, DIFFERENCE)) == own
+
+
+def test_result_round_trip_gives_header_and_difference() -> None:
+    header, difference = decode_result(GOOD)
+    assert header == HEADER
+    assert {name: array.tolist() for name, array in difference.items()} == {
+        name: array.tolist() for name, array in DIFFERENCE.items()
+    }
+
+
+def test_result_bytes_do_not_depend_on_the_order_or_layout_of_arrays() -> None:
+    scattered = {"w": np.asfortranarray(DIFFERENCE["w"]), "b": np.repeat(DIFFERENCE["b"], 2)[::2]}
+    assert encode_result(HEADER, scattered) == GOOD
+
+
+def test_result_written_by_the_safetensors_library_is_accepted() -> None:
+    metadata = {"format": "epochal/result/v1", "run_id": "demo", "step": "7", "attempt": "2"}
+    metadata |= {"client_id": "ab" * 16, "work_sha256": "cd" * 32, "replica_digest": "ef" * 32}
+    assert check(safetensors.numpy.save(DIFFERENCE, metadata)) == HEADER
+
+
+@pytest.mark.parametrize(
+    ("rule", "other"),
+    [
+        ("run_id", replace(HEADER, run_id="other")),
+        ("step", replace(HEADER, step=8)),
+        ("attempt", replace(HEADER, attempt=1)),
+        ("client_id", replace(HEADER, client_id="ba" * 16)),
+        ("work_sha256", replace(HEADER, work_sha256="dc" * 32)),
+        ("work_sha256", replace(HEADER, work_sha256="CD" * 32)),
+        ("replica_digest", replace(HEADER, replica_digest="ef" * 31)),
+        ("replica_digest", replace(HEADER, replica_digest="xy" * 32)),
+        ("step", replace(HEADER, step=-7)),
+    ],
+)
+def test_result_copied_from_elsewhere_is_refused_by_rule(rule: str, other: ResultHeader) -> None:
+    assert broken_rule(encode_result(other, DIFFERENCE)) == rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "value"),
+    [
+        ("finite", "b", np.nan),
+        ("finite", "w", np.inf),
+        ("finite", "w", -np.inf),
+        ("max_abs", "b", np.nextafter(np.float32(MAX_ABS), np.float32(np.inf))),
+        ("max_abs", "w", -np.nextafter(np.float32(MAX_ABS), np.float32(np.inf))),
+    ],
+)
+def test_result_with_a_forbidden_value_is_refused_by_rule(rule: str, name: str, value: float) -> None:
+    assert broken_rule(with_value(name, value)) == rule
+
+
+def test_result_of_many_chunks_is_checked_to_its_last_value() -> None:
+    difference = {"w": np.zeros((1 << 18) * 2 + 1, np.float32)}
+    layout = layout_of(difference)
+    assert check_result(encode_result(HEADER, difference), HEADER, layout, MAX_ABS) == HEADER
+    difference["w"][-1] = np.nan
+    with pytest.raises(InvalidResult, match="finite"):
+        check_result(encode_result(HEADER, difference), HEADER, layout, MAX_ABS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("layout", lambda h: h["w"].update(shape=[4, 2])),
+        ("layout", lambda h: h["w"].update(shape=[8])),
+        ("layout", lambda h: h.update(v=h.pop("w"))),
+        ("layout", lambda h: h.update({"\ud800": h.pop("w")})),
+        ("layout", lambda h: h["b"].update(data_offsets=[0, 8])),
+        ("dtype", lambda h: h["w"].update(dtype="I32")),
+        ("format", lambda h: h["__metadata__"].update(format="epochal/checkpoint")),
+        ("header", lambda h: h["__metadata__"].update(note="")),
+        ("header", lambda h: h["__metadata__"].pop("attempt")),
+        ("step", lambda h: h["__metadata__"].update(step="+7")),
+        ("attempt", lambda h: h["__metadata__"].update(attempt=" 2")),
+        ("run_id", lambda h: h["__metadata__"].update(run_id="\ud800" * 9)),
+        ("size", lambda h: h["__metadata__"].update(run_id="x" * 5000)),
+    ],
+)
+def test_result_with_another_header_is_refused_by_rule(rule: str, change: Callable[[dict[str, Any]], object]) -> None:
+    assert broken_rule(rewritten(change)) == rule
+
+
+def test_result_with_missing_or_trailing_bytes_is_refused() -> None:
+    for wrong in (b"", GOOD[:-1], GOOD + b"\0", GOOD[:50], GOOD + bytes(100_000)):
+        assert broken_rule(wrong) == "size"
+
+
+def test_result_of_another_model_is_refused_by_name_and_shape() -> None:
+    with pytest.raises(InvalidResult, match=r"'w' has shape \(2, 4\); the model's is \(3,\)"):
+        check_result(GOOD, HEADER, layout_of({"b": DIFFERENCE["b"], "w": np.zeros(3)}), MAX_ABS)
+
+
+def test_result_refusal_can_be_written_to_any_log() -> None:
+    for data in (
+        rewritten(lambda h: h["__metadata__"].update(run_id="\ud800\n")),
+        rewritten(lambda h: h.update({"\ud800": 1})),
+    ):
+        with pytest.raises(InvalidResult) as caught:
+            check(data)
+        assert caught.value.message.isascii()
+        assert "\n" not in caught.value.message
+
+
+@given(st.binary(max_size=200))
+def test_result_of_arbitrary_bytes_raises_nothing_but_invalid_result(data: bytes) -> None:
+    with pytest.raises(InvalidResult):
+        check(data)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    st.sampled_from(["w", "b", "__metadata__", "x"]),
+)
+def test_result_with_arbitrary_json_in_its_header_raises_nothing_but_invalid_result(value: object, key: str) -> None:
+    data = rewritten(lambda h: h.update({key: value}))
+    with pytest.raises(InvalidResult):
+        check(data)
+
+
+@given(st.binary(max_size=24), st.integers(0, len(GOOD)), st.integers(0, 24))
+def test_result_mutated_anywhere_raises_nothing_but_invalid_result(patch: bytes, start: int, cut: int) -> None:
+    mutated = GOOD[:start] + patch + GOOD[start + cut :]
+    try:
+        header = check(mutated)
+    except InvalidResult as error:
+        assert error.rule  # noqa: PT017
+    else:
+        assert replace(header, replica_digest=HEADER.replica_digest) == HEADER
+        assert len(mutated) <= result_size_bound(LAYOUT)
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1), st.lists(st.integers(1, 3), max_size=4)), min_size=1, max_size=5),
+    st.text(max_size=32),
+)
+def test_result_size_bound_holds_for_every_header(entries: list[tuple[str, list[int]]], run_id: str) -> None:
+    named = {name: np.zeros(shape, np.float32) for name, shape in entries if name != "__metadata__"}
+    try:
+        data = encode_result(replace(HEADER, run_id=run_id, step=2**63 - 1), named)
+    except UnicodeEncodeError:  # a lone surrogate is no text
+        return
+    assert len(data) <= result_size_bound(layout_of(named))
