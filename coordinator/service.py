@@ -99,6 +99,9 @@ class CoordinatorService:
         self._documents = RoundDocuments()
         self._rate = _TokenRate()
         self._edited: StateFile | None = None
+        self._house_work = asyncio.Event()
+        self._state_file_stale = False
+        self._sweep_due = False
         self.run = run
         self.published = Published.of(document_of(run, version))
         self.accepting = False
@@ -145,9 +148,13 @@ class CoordinatorService:
         for waiting in group:
             waiting.answer.result()
         self.accepting = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._commit_groups())
-            tasks.create_task(self._tick())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._commit_groups())
+                tasks.create_task(self._tick())
+                tasks.create_task(self._keep_house())
+        finally:
+            self.accepting = False
 
     def _refuse_fixed_changes(self, state_file: StateFile) -> None:
         applied, refused = runtime_changes(self.run.state_file, state_file)
@@ -194,7 +201,7 @@ class CoordinatorService:
             if kept:
                 await self._persist(run, kept, instructions)
         except StoreFailed as error:
-            self._fail(error)
+            self.fail(error)
             refusal = Refused("store-failed", f"the coordinator cannot keep anything more: {error}")
             answers = [(waiting, refusal) for waiting, _ in answers]
         for waiting, problem in answers:
@@ -205,7 +212,8 @@ class CoordinatorService:
             else:
                 waiting.answer.set_exception(problem)
         if self.failure is None:
-            await self._carry_out(instructions)
+            for instruction in instructions:
+                self._carry_out(instruction)
 
     def _handle_group(
         self, group: list[_Waiting]
@@ -251,24 +259,19 @@ class CoordinatorService:
             self._news.set()
             self._news = asyncio.Event()
 
-    def _fail(self, error: StoreFailed) -> None:
+    def fail(self, error: StoreFailed) -> None:
+        """Stop accepting: something could not be kept. Also called by whoever sees a blob fail."""
         if self.failure is None:
             self.failure = str(error)
             self.accepting = False
             log.critical("store_failed", extra={"reason": self.failure})
 
-    async def _carry_out(self, instructions: list[Instruction]) -> None:
-        try:
-            for instruction in instructions:
-                await self._carry_out_one(instruction)
-        except StoreFailed as error:
-            self._fail(error)
-
-    async def _carry_out_one(self, instruction: Instruction) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
-                await self._store.save_state_file(dump_state(self._state_file_now()))
+                self._state_file_stale = True
+                self._house_work.set()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
                 self._rate.add(self._clock.now_s(), self._tokens_applied())
@@ -281,15 +284,41 @@ class CoordinatorService:
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SweepBlobs():
-                await self._sweep()
-            case SegmentEnded():
-                log.debug("segment_ended")
+                self._sweep_due = True
+                self._house_work.set()
+            case SegmentEnded(epoch=epoch):
+                log.debug("segment_ended", extra={"epoch": epoch})
+
+    async def _keep_house(self) -> None:
+        """What nobody waits for: the kept `state.toml`, and blobs that are no longer needed."""
+        while True:
+            await self._house_work.wait()
+            self._house_work.clear()
+            try:
+                await self.save_state_file()
+                if self._sweep_due:
+                    self._sweep_due = False
+                    await self._sweep()
+            except StoreFailed as error:
+                self.fail(error)
+
+    async def save_state_file(self) -> None:
+        """Bring the kept `state.toml` up to date, if the phase has changed since.
+
+        Raises:
+            StoreFailed: it could not be written.
+        """
+        if self._state_file_stale and self.failure is None:
+            self._state_file_stale = False
+            await self._store.save_state_file(dump_state(self._state_file_now()))
 
     async def _sweep(self) -> None:
-        needed = blobs_needed(self.run)
-        for sha256 in await self.blobs.held() - needed:
+        unneeded = await self.blobs.held() - blobs_needed(self.run)
+        for sha256 in unneeded:
             if sha256 not in blobs_needed(self.run):
                 await self.blobs.delete(sha256)
+        if unneeded:
+            log.info("blobs_swept", extra={"count": len(unneeded)})
 
     def _state_file_now(self) -> StateFile:
         run = self.run

@@ -107,7 +107,14 @@ class Refused(EpochalError):
 
 
 class DataError(EpochalError):
-    """A data provider's error. `data_providers/protocol.py` holds the branches."""
+    """A data provider's error. `data_providers/protocol.py` holds the branches.
+
+    `kind` is the branch's name on the wire and in a failure report; `retry` says whether the same request may succeed
+    later. Every branch sets both.
+    """
+
+    kind: ClassVar[str]
+    retry: ClassVar[bool]
 
 
 class CoordinatorUnreachable(EpochalError):

@@ -22,13 +22,12 @@ from state.errors import InvalidInput
 MAX_PERMUTED = 2**63
 """The largest `n`; every index then fits a signed 64-bit integer."""
 
-FEISTEL_ROUNDS = 8
-SCALAR_LIMIT = 24
-"""Up to so many indices are faster in Python integers than in NumPy's calls."""
+FEISTEL_ROUNDS = 16
+"""So many that even the smallest ranges are evenly permuted: over five indices, eight rounds are visibly uneven."""
 
-_MASK64 = 2**64 - 1
 _MULTIPLIER_1 = 0x9E3779B97F4A7C15
 _MULTIPLIER_2 = 0xD6E8FEB86659FD93
+_DIGEST_BYTES = 64
 _POSITION_DIGEST_BYTES = 16
 
 Indices = NDArray[np.uint64]
@@ -49,8 +48,9 @@ def permutation_key(seed: bytes, domain: bytes, number: int) -> PermutationKey:
         domain: names the purpose, such as `b"epochal/order/blocks/v1"`.
         number: counts within the purpose (the pass over the data), `0 ≤ number < 2**64`.
     """
-    material = _digest(seed, domain, number, FEISTEL_ROUNDS * 8)
-    return PermutationKey(tuple(int.from_bytes(material[i : i + 8], "little") for i in range(0, len(material), 8)))
+    first = _digest(seed, domain, number)
+    material = first + hashlib.blake2b(first, digest_size=_DIGEST_BYTES).digest()
+    return PermutationKey(tuple(int.from_bytes(material[i : i + 8], "little") for i in range(0, FEISTEL_ROUNDS * 8, 8)))
 
 
 def permute(key: PermutationKey, n: int, indices: Indices) -> Indices:
@@ -64,11 +64,10 @@ def permute(key: PermutationKey, n: int, indices: Indices) -> Indices:
     Raises:
         InvalidInput: `n` or an index is out of range; the caller's fault, do not retry.
     """
-    _check_size(n)
+    if not 1 <= n <= MAX_PERMUTED:
+        raise InvalidInput(f"cannot permute {n} indices; allowed: 1 to {MAX_PERMUTED}", n=n)
     if len(indices) and int(indices.max()) >= n:
         raise InvalidInput(f"index {int(indices.max())} is not below {n}", n=n)
-    if len(indices) <= SCALAR_LIMIT:
-        return np.array([_walk(key, n, int(index)) for index in indices], dtype=np.uint64)
     if n == 1:
         return np.zeros_like(indices)
     limit = np.uint64(n)
@@ -81,18 +80,6 @@ def permute(key: PermutationKey, n: int, indices: Indices) -> Indices:
     return images
 
 
-def permute_one(key: PermutationKey, n: int, index: int) -> int:
-    """The image of one index; the same as `permute` gives for it.
-
-    Raises:
-        InvalidInput: `n` or the index is out of range; the caller's fault, do not retry.
-    """
-    _check_size(n)
-    if not 0 <= index < n:
-        raise InvalidInput(f"index {index} is not below {n}", n=n)
-    return _walk(key, n, index)
-
-
 def shuffled_positions(seed: bytes, count: int, domain: bytes) -> list[int]:
     """A permutation of `range(count)`: its positions sorted by a keyed digest of each.
 
@@ -101,7 +88,7 @@ def shuffled_positions(seed: bytes, count: int, domain: bytes) -> list[int]:
         count: how many positions; 0 gives an empty list.
         domain: names the purpose, so that an election and an assignment with one seed are unrelated.
     """
-    keyed = hashlib.blake2b(_digest(seed, domain, count, 64), digest_size=_POSITION_DIGEST_BYTES)
+    keyed = hashlib.blake2b(_digest(seed, domain, count), digest_size=_POSITION_DIGEST_BYTES)
     digests: list[bytes] = []
     for position in range(count):
         state = keyed.copy()
@@ -110,42 +97,16 @@ def shuffled_positions(seed: bytes, count: int, domain: bytes) -> list[int]:
     return sorted(range(count), key=digests.__getitem__)
 
 
-def _digest(seed: bytes, domain: bytes, number: int, size_bytes: int) -> bytes:
+def _digest(seed: bytes, domain: bytes, number: int) -> bytes:
     """BLAKE2b over the three parts, each of the first two led by its length so that no two inputs run together."""
     parts = (len(seed).to_bytes(8, "little"), seed, len(domain).to_bytes(8, "little"), domain)
-    return hashlib.blake2b(b"".join(parts) + number.to_bytes(8, "little"), digest_size=size_bytes).digest()
-
-
-def _check_size(n: int) -> None:
-    if not 1 <= n <= MAX_PERMUTED:
-        raise InvalidInput(f"cannot permute {n} indices; allowed: 1 to {MAX_PERMUTED}", n=n)
-
-
-def _halves(n: int) -> tuple[int, int]:
-    """The widths in bits of the left (high) and right (low) half; together they hold every index below `n`."""
-    width = (n - 1).bit_length()
-    return width // 2, width - width // 2
-
-
-def _walk(key: PermutationKey, n: int, index: int) -> int:
-    left_bits, right_bits = _halves(n)
-    left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
-    while True:
-        left, right = index >> right_bits, index & right_mask
-        for number, round_key in enumerate(key.round_keys):
-            mixed = ((right if number % 2 == 0 else left) ^ round_key) * _MULTIPLIER_1 & _MASK64
-            mixed = (mixed ^ (mixed >> 32)) * _MULTIPLIER_2 & _MASK64
-            if number % 2 == 0:
-                left ^= (mixed >> 32) & left_mask
-            else:
-                right ^= (mixed >> 32) & right_mask
-        index = (left << right_bits) | right
-        if index < n:
-            return index
+    return hashlib.blake2b(b"".join(parts) + number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES).digest()
 
 
 def _feistel(key: PermutationKey, n: int, indices: Indices) -> Indices:
-    left_bits, right_bits = _halves(n)
+    """One walk step: the image of each index in the power of two that holds `n`; its high half is the narrower."""
+    width = (n - 1).bit_length()
+    left_bits, right_bits = width // 2, width - width // 2
     left_mask, right_mask = np.uint64((1 << left_bits) - 1), np.uint64((1 << right_bits) - 1)
     shift = np.uint64(right_bits)
     left, right = indices >> shift, indices & right_mask

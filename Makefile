@@ -1,0 +1,48 @@
+# Everything a new machine needs is Python 3.11+ and make: each target sets up what it uses.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types layers docs bench clean
+
+help:  ## show this
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Epochal needs Python 3.11 or newer; set PYTHON=…")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## create .venv with everything that development needs
+
+demo: $(STAMP)  ## a real training run on this machine: coordinator, data server, clients
+	$(BIN)/epochal up
+
+test: $(STAMP)  ## every test
+	$(BIN)/python -m pytest -n auto
+
+check: lint types layers docs test  ## what CI runs
+
+lint: $(STAMP)  ## format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)  ## strict types
+	$(BIN)/mypy
+
+layers: $(STAMP)  ## imports go down only
+	$(BIN)/lint-imports
+
+docs: $(STAMP)  ## the documentation, warnings as errors
+	$(BIN)/python -m docs.build
+
+bench: $(STAMP)  ## the figures, each beside its baseline in one run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

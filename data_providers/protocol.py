@@ -1,0 +1,198 @@
+"""What every data provider is: the protocol, what it delivers, and how it fails.
+
+A provider is asked for *data indices*, not for batches: whoever asks has turned batch numbers into data indices by
+`BatchId.data_indices`. The rule kept here: tokens are moved as the bytes that the files hold, never one by one.
+
+The errors, all of them `DataError`s:
+
+```
+DataError
+├── SourceUnavailable   the source does not answer now (network, server, missing file); retry
+├── CorruptData         the bytes are not what they must be; never retry
+├── OutOfRange          no such data index; the asker's fault
+└── Rejected            the source refuses, and says why
+```
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from state.errors import DataError, InvalidInput
+from state.intervals import BatchId
+
+TOKEN_SIZES_BYTES = (2, 4)
+MAX_SEQUENCE_BYTES = 16 * 1024**2
+"""The largest sample, so that one always fits into a frame and a range request."""
+
+MAX_REQUEST_BYTES = 256 * 1024**2
+"""The largest answer to one `get_samples`; whoever wants more asks again."""
+
+DataErrorKind = Literal["unavailable", "corrupt", "out_of_range", "rejected"]
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""One-dimensional, uint16 or uint32, little-endian."""
+
+
+class SourceUnavailable(DataError):
+    """The source does not answer now, or broke off. Retry; nobody's fault that we know of."""
+
+    kind: ClassVar[DataErrorKind] = "unavailable"
+    retry: ClassVar[bool] = True
+
+
+class CorruptData(DataError):
+    """The source's bytes are not the data that they must be. The data's owner's fault; never retry."""
+
+    kind: ClassVar[DataErrorKind] = "corrupt"
+    retry: ClassVar[bool] = False
+
+
+class OutOfRange(DataError):
+    """The data index does not exist. The asker's fault; never retry."""
+
+    kind: ClassVar[DataErrorKind] = "out_of_range"
+    retry: ClassVar[bool] = False
+
+
+class Rejected(DataError):
+    """The source understood and refuses; the message is its reason. The asker's fault; do not retry the same."""
+
+    kind: ClassVar[DataErrorKind] = "rejected"
+    retry: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """How the bytes of a dataset become samples, and in which order.
+
+    Attributes:
+        token_size_bytes: 2 or 4.
+        sequence_length: tokens of one sample. Samples do not overlap: sample *i* of a file begins at token
+            `i · sequence_length`. A trainer makes inputs and labels by shifting inside a sample.
+        shuffle_seed: keys the order (32 bytes in a state file); None for the files' own order.
+
+    Raises:
+        InvalidInput: a value is not allowed; the caller's fault.
+    """
+
+    token_size_bytes: int
+    sequence_length: int
+    shuffle_seed: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_size_bytes not in TOKEN_SIZES_BYTES:
+            raise InvalidInput(f"tokens of {self.token_size_bytes} bytes are not supported; allowed: 2 or 4")
+        longest = MAX_SEQUENCE_BYTES // self.token_size_bytes
+        if not 1 <= self.sequence_length <= longest:
+            raise InvalidInput(f"a sequence of {self.sequence_length} tokens is not allowed: 1 to {longest}")
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The tokens' own type: `<u2` or `<u4`."""
+        return np.dtype("<u2") if self.token_size_bytes == 2 else np.dtype("<u4")
+
+    @property
+    def sequence_bytes(self) -> int:
+        return self.sequence_length * self.token_size_bytes
+
+    def empty_tokens(self, data_ids: BatchId) -> Tokens:
+        """Uninitialised tokens for the answer to a request.
+
+        Raises:
+            Rejected: the answer would exceed `MAX_REQUEST_BYTES`; ask for less at a time.
+        """
+        count = data_ids.end - data_ids.start + 1
+        if count * self.sequence_bytes > MAX_REQUEST_BYTES:
+            size_bytes = count * self.sequence_bytes
+            raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_REQUEST_BYTES} at a time")
+        return np.empty(count * self.sequence_length, dtype=self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """The samples of one request, in the order of their data indices.
+
+    Attributes:
+        input_ids: the tokens of all samples, one after the other, in the file's own dtype (uint16 or uint32).
+        offsets: int64, `(count + 1,)`; sample *i* is `input_ids[offsets[i]:offsets[i + 1]]`.
+        labels: what to predict, flat like `input_ids`; None for the next token.
+        position_ids: each token's position in its document, flat like `input_ids`; None counts from the sample's start.
+        sequence_lengths: lengths of the documents packed into the samples, flat; those of one sample add up to its
+            length. None when a sample is one document.
+
+    Raises:
+        CorruptData: the parts do not fit together; the provider's fault.
+    """
+
+    input_ids: Tokens
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.integer[Any]] | None = None
+    position_ids: NDArray[np.integer[Any]] | None = None
+    sequence_lengths: NDArray[np.integer[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        total = len(self.input_ids)
+        offsets = self.offsets
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+            raise CorruptData(f"offsets do not cut {total} tokens into samples")
+        for name, flat in (("labels", self.labels), ("position_ids", self.position_ids)):
+            if flat is not None and len(flat) != total:
+                raise CorruptData(f"{len(flat)} {name} for {total} tokens")
+        if self.sequence_lengths is not None:
+            ends = np.cumsum(self.sequence_lengths, dtype=np.int64)
+            if (
+                not np.isin(offsets[1:], np.concatenate(([0], ends))).all()
+                or int(ends[-1] if len(ends) else 0) != total
+            ):
+                raise CorruptData("sequence_lengths do not add up to the samples' lengths")
+
+    @classmethod
+    def fixed_length(cls, input_ids: Tokens, sequence_length: int) -> Self:
+        """A batch of samples that all have `sequence_length` tokens; no tokens are copied."""
+        return cls(input_ids, np.arange(0, len(input_ids) + 1, sequence_length, dtype=np.int64))
+
+    @property
+    def sample_count(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self) -> Tokens:
+        """The samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.
+
+        Raises:
+            InvalidInput: the samples differ in length; the caller's fault.
+        """
+        lengths = np.diff(self.offsets)
+        if not len(lengths) or (lengths != lengths[0]).any():
+            raise InvalidInput("samples of different lengths are no rows; cut `input_ids` at `offsets`")
+        return self.input_ids.reshape(len(lengths), int(lengths[0]))
+
+
+class DataProvider(Protocol):
+    """Where samples come from. Calls may overlap; an error leaves the provider usable."""
+
+    @property
+    def sequence_count(self) -> int | None:
+        """Samples of one pass over the data; None when there is no end. Data indices go on into further passes."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex characters that two providers share exactly when they deliver the same samples in the same order."""
+        ...
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """The samples of a closed interval of *data indices*, in order. The arrays are the caller's own.
+
+        Raises:
+            SourceUnavailable: retry, with a delay.
+            CorruptData, OutOfRange: never retry.
+            Rejected: do not retry the same request.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of files and connections; may be called again. Requests under way may fail."""
+        ...

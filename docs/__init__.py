@@ -1,0 +1,1 @@
+"""The project's documentation, and what builds it."""

@@ -1,0 +1,75 @@
+"""Builds the documentation: fills in what is generated from code, and checks every link and anchor.
+
+`python -m docs.build` fails when a page is stale or a link leads nowhere; `--write` brings the pages up to date.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from coordinator.phase_table import state_diagram
+
+ROOT = Path(__file__).resolve().parent.parent
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
+_FENCE = re.compile(r"```.*?```", re.DOTALL)
+
+
+def generated_blocks() -> dict[str, str]:
+    """Every block that code writes, by the name in its comment."""
+    return {"phases": f"```mermaid\n{state_diagram()}\n```"}
+
+
+def with_generated(text: str) -> str:
+    """The page's text with its generated blocks up to date."""
+    for name, block in generated_blocks().items():
+        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
+        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a heading gets: lower case, punctuation dropped, spaces as hyphens."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The page's links to files or headings that do not exist."""
+    broken = []
+    for target in _LINK.findall(_FENCE.sub("", text)):
+        path_text, _, fragment = target.partition("#")
+        path = (page.parent / path_text).resolve() if path_text else page
+        if not path.exists():
+            broken.append(f"{page.relative_to(ROOT)}: {target} does not exist")
+        elif fragment and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+            if fragment not in {anchor(heading) for heading in headings}:
+                broken.append(f"{page.relative_to(ROOT)}: {target} has no such heading")
+    return broken
+
+
+def main(arguments: list[str]) -> int:
+    """Check or write; the exit code."""
+    problems: list[str] = []
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fresh = with_generated(text)
+        if fresh != text:
+            if "--write" in arguments:
+                page.write_text(fresh, encoding="utf-8")
+            else:
+                problems.append(f"{page.relative_to(ROOT)} is stale; run python -m docs.build --write")
+        problems += broken_links(page, fresh)
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+    sys.stdout.write(f"{len(pages)} pages, {len(problems)} problems\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

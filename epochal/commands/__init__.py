@@ -1,0 +1,1 @@
+"""One module per group of commands; `epochal/main.py` puts them together."""

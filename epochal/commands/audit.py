@@ -1,0 +1,59 @@
+"""`epochal audit`: prove or disprove a run from its directory."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.audit import AuditReport, audit
+from coordinator.store.blobs import DirectoryBlobs
+from coordinator.store.directory import RunDirectory
+
+
+async def audit_run_directory(run_dir: Path, *, recompute: bool) -> AuditReport:
+    """Audit a run directory without locking it.
+
+    Raises:
+        StoreFailed: there is no readable journal.
+    """
+    history = RunDirectory.read_history(run_dir)
+    blobs = await DirectoryBlobs.open_readonly(run_dir) if recompute else None
+    return await audit(history, blobs)
+
+
+def audit_command(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The coordinator's run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Also rebuild the parameters from checkpoint and outcomes.")
+    ] = False,
+) -> None:
+    """Replay a run's journal and prove that every batch was applied once, or name what is wrong (exit 1)."""
+    report = asyncio.run(audit_run_directory(run_dir, recompute=recompute))
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        _print(report)
+    raise typer.Exit(0 if report.clean else 1)
+
+
+def _print(report: AuditReport) -> None:
+    table = Table(title=f"Audit of run {report.run_id}", show_header=False)
+    for name, value in asdict(report).items():
+        if name not in ("run_id", "problems") and value is not None:
+            table.add_row(name.replace("_", " "), str(value))
+    console = Console()
+    console.print(table)
+    for problem in report.problems:
+        console.print(f"[red]wrong:[/red] {problem}")
+    console.print("[green]the ledger is clean[/green]" if report.clean else "[red]the run is disproved[/red]")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("audit")(audit_command)

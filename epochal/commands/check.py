@@ -1,0 +1,45 @@
+"""`epochal check`: are the files right, before anything starts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.files import read_data_config, read_state
+from state.config import check_together, ensure_supported
+from state.errors import InvalidConfig, InvalidInput, Unsupported
+
+StatePath = Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")]
+DataPath = Annotated[
+    Path | None, typer.Option("--data-config", metavar="DATA.toml", help="The TCP data server's file, checked too.")
+]
+
+
+def check(state_path: StatePath, data_config: DataPath = None) -> None:
+    """Validate a state file, and a data file with it. Exit 0, or 2 with every mistake in one report."""
+    reports: list[str] = []
+    state = data = None
+    try:
+        state = read_state(state_path)
+        ensure_supported(state, str(state_path))
+    except (InvalidInput, Unsupported) as error:
+        reports.append(str(error))
+    if data_config is not None:
+        try:
+            data = read_data_config(data_config)
+        except InvalidInput as error:
+            reports.append(str(error))
+    if state is not None and data is not None and data_config is not None:
+        try:
+            check_together(state, str(state_path), data, str(data_config))
+        except InvalidConfig as error:
+            reports.append(str(error))
+    if reports:
+        typer.echo("\n".join(reports), err=True)
+        raise typer.Exit(2)
+    typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(check)

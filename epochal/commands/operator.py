@@ -1,0 +1,71 @@
+"""`epochal status | pause | resume | eject`: what an operator asks and does."""
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epochal.display import status_panel
+from epochal.operator_client import OperatorClient
+
+ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The coordinator, such as http://host:8000.")]
+AdminToken = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-token",
+        help=f"The token that the coordinator printed at its first start; better given in {ADMIN_TOKEN_VARIABLE}.",
+    ),
+]
+
+
+def _token(given: str | None) -> str:
+    token = given or os.environ.get(ADMIN_TOKEN_VARIABLE)
+    if not token:
+        raise typer.BadParameter(f"give --admin-token or set {ADMIN_TOKEN_VARIABLE}")
+    return token
+
+
+def status(
+    url: Url,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
+) -> None:
+    """Show a run: phase, progress, members, loss."""
+    with OperatorClient(url) as client:
+        if as_json:
+            typer.echo(client.status_json().decode())
+        else:
+            Console().print(status_panel(client.status()))
+
+
+def pause(url: Url, admin_token: AdminToken = None) -> None:
+    """Finish the round, make a checkpoint, and hold."""
+    with OperatorClient(url, _token(admin_token)) as client:
+        client.pause()
+    typer.echo("the run will hold after this round")
+
+
+def resume(url: Url, admin_token: AdminToken = None) -> None:
+    """Let a paused run go on."""
+    with OperatorClient(url, _token(admin_token)) as client:
+        client.resume()
+    typer.echo("the run goes on")
+
+
+def eject(
+    url: Url,
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's id, as `status` shows it.")],
+    admin_token: AdminToken = None,
+) -> None:
+    """Remove a client from the run; its key may not join again."""
+    with OperatorClient(url, _token(admin_token)) as client:
+        client.eject(client_id)
+    typer.echo(f"client {client_id} is ejected")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (status, pause, resume, eject):
+        app.command()(command)

@@ -1,0 +1,81 @@
+"""`epochal up`: a whole run on this machine, live in the terminal, with its proof at the end."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from epochal.display import status_line, status_panel
+from epochal.testnet import Report, Testnet, TestnetOptions
+from state.messages import RunStatus
+
+RUNS_FOLDER = Path("runs")
+
+
+def up(
+    clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients start.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds to train.")] = None,
+    trainer: Annotated[
+        str, typer.Option(help="numpy, or null (no arithmetic, to see the coordination alone).")
+    ] = "numpy",
+    run_dir: Annotated[Path | None, typer.Option(help="An empty folder for everything that the run leaves.")] = None,
+    no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Kill no client and let none join late.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds until the run counts as failed.")
+    ] = 600.0,
+) -> None:
+    """Run a coordinator, a data server and clients on this machine, and prove the result (exit 0 only if it holds)."""
+    directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
+    options = TestnetOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
+    console = Console()
+    found = _run_live(options, console) if console.is_terminal else _run_plain(options, console)
+    if report is not None:
+        report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+    _print(found, directory, console)
+    raise typer.Exit(1 if found.problems else 0)
+
+
+def _run_live(options: TestnetOptions, console: Console) -> Report:
+    with Live(console=console, refresh_per_second=8) as live:
+        return asyncio.run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))).run())
+
+
+def _run_plain(options: TestnetOptions, console: Console) -> Report:
+    shown: list[str] = []
+
+    def show(status: RunStatus, notes: list[str]) -> None:
+        lines = [*notes[len([line for line in shown if line.startswith("* ")]) :]]
+        for note in lines:
+            shown.append(f"* {note}")
+            console.print(shown[-1], highlight=False)
+        line = status_line(status)
+        if not shown or line != shown[-1]:
+            shown.append(line)
+            console.print(line, highlight=False)
+
+    return asyncio.run(Testnet(options, show).run())
+
+
+def _print(found: Report, directory: Path, console: Console) -> None:
+    table = Table(title="What happened", show_header=False)
+    for name, value in asdict(found).items():
+        if name != "problems":
+            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+    console.print(table)
+    for problem in found.problems:
+        console.print(f"[red]wrong:[/red] {problem}", highlight=False)
+    verdict = "[red]the run is not proved[/red]" if found.problems else "[green]everything holds[/green]"
+    console.print(f"{verdict} · kept in {directory}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(up)

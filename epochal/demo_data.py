@@ -1,0 +1,64 @@
+"""Real text that every machine has: the sources of Python's own standard library, as shards of byte tokens."""
+
+import math
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from state.errors import EpochalError
+
+MAX_TEXT_BYTES = 12 * 1024 * 1024
+SHARD_TOKENS = 1024 * 1024
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class DemoData:
+    """A folder of `.bin` shards (uint16, one token per byte) and what is known of the text.
+
+    Attributes:
+        unigram_entropy: of the bytes, in nats per token: the loss of a model that only knows how frequent each byte is.
+    """
+
+    folder: Path
+    token_count: int
+    shard_count: int
+    unigram_entropy: float
+
+
+def stdlib_text(max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    """The standard library's sources in the order of their paths, up to `max_bytes` bytes."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    parts: list[bytes] = []
+    total = 0
+    for path in sorted(root.rglob("*.py")):
+        if SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
+            continue
+        parts.append(path.read_bytes())
+        total += len(parts[-1])
+        if total >= max_bytes:
+            break
+    text = b"\n".join(parts)[:max_bytes]
+    if not text:
+        raise EpochalError(f"this Python has no standard library sources under {root}")
+    return text
+
+
+def unigram_entropy(tokens: npt.NDArray[np.uint16]) -> float:
+    """The entropy of the tokens' frequencies, in nats per token."""
+    counts = np.bincount(tokens)
+    shares = counts[counts > 0] / tokens.size
+    return -math.fsum(float(share) * math.log(share) for share in shares)
+
+
+def write_demo_data(folder: Path, max_bytes: int = MAX_TEXT_BYTES) -> DemoData:
+    """Write the shards into `folder`, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = np.frombuffer(stdlib_text(max_bytes), dtype=np.uint8).astype("<u2")
+    shards = range(0, tokens.size, SHARD_TOKENS)
+    for number, start in enumerate(shards):
+        tokens[start : start + SHARD_TOKENS].tofile(folder / f"stdlib-{number:03d}.bin")
+    return DemoData(folder, int(tokens.size), len(shards), unigram_entropy(tokens))

@@ -1,0 +1,81 @@
+"""How a run looks in a terminal: one panel, redrawn as the run goes on."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from state.messages import MemberView, RunStatus
+from state.phases import RunState
+
+_BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+MAX_SHOWN_MEMBERS = 12
+_PHASE_STYLE = {
+    RunState.ROUND_TRAIN: "bold green",
+    RunState.ROUND_WITNESS: "cyan",
+    RunState.COOLDOWN: "blue",
+    RunState.WARMUP: "yellow",
+    RunState.FINISHED: "bold magenta",
+    RunState.PAUSED: "red",
+}
+
+
+def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
+    """The values as a line of bars, at most `width` characters, each the mean of its part; "" for no values."""
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    bounds = [len(values) * column // columns for column in range(columns + 1)]
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType:
+    """The run as a panel: phase, progress, loss curve, members, and the last notes below."""
+    head = Table.grid(padding=(0, 2))
+    phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
+    remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
+    head.add_row("phase", Text.assemble(phase, remaining), "epoch", str(status.epoch))
+    step = min(status.step, status.total_steps)
+    head.add_row("round", f"{step} of {status.total_steps}", "clients", f"{status.ready_count}/{status.member_count}")
+    head.add_row("tokens", f"{status.tokens_applied:,}", "tokens/s", f"{status.tokens_per_s:,.0f}")
+    losses = [loss for _, loss in status.loss_history]
+    if losses:
+        head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
+    parts: list[RenderableType] = [head]
+    if len(losses) > 1:
+        parts.append(Text(curve(losses), style="green"))
+    if status.members:
+        parts.append(_members(status.members, status.member_count))
+    parts.extend(Text(note, style="dim") for note in notes)
+    return Panel(Group(*parts), title=f"Epochal · run {status.run_id}", subtitle=status.reason)
+
+
+def _members(members: Sequence[MemberView], total: int) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in ("client", "state", "trainer", "share", "last loss", "heard"):
+        table.add_column(column)
+    for member in members[:MAX_SHOWN_MEMBERS]:
+        state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
+        loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
+        heard = f"{member.silent_s:.0f} s ago"
+        table.add_row(member.client_id[:12], state, member.trainer, str(member.share), loss, heard)
+    if total > MAX_SHOWN_MEMBERS:
+        table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
+    return table
+
+
+def status_line(status: RunStatus) -> str:
+    """The run as one line, for a terminal that cannot redraw."""
+    loss = "" if status.loss is None else f" loss {status.loss:.3f}"
+    step = min(status.step, status.total_steps)
+    return (
+        f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
+        f" clients {status.ready_count}/{status.member_count} tokens/s {status.tokens_per_s:,.0f}{loss}"
+    )

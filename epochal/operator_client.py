@@ -1,0 +1,87 @@
+"""What an operator's commands send the coordinator: a few plain requests over httpx."""
+
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from state.messages import RunStatus
+from state.wire import parse_document
+
+REQUEST_TIMEOUT_S = 10.0
+_RUNS = "/v1/runs"
+
+
+class OperatorClient:
+    """A coordinator as its operator sees it.
+
+    Args:
+        url: the coordinator's base URL, or that of a run (`…/v1/runs/RUN_ID`).
+        admin_token: for what only an operator may do.
+    """
+
+    def __init__(self, url: str, admin_token: str | None = None) -> None:
+        base, _, run_id = url.rstrip("/").partition(f"{_RUNS}/")
+        base = base.removesuffix(_RUNS)
+        if not base.startswith(("http://", "https://")):
+            raise InvalidInput(f"{url!r} is no URL of a coordinator; it begins with http:// or https://")
+        headers = {} if admin_token is None else {"Authorization": f"Bearer {admin_token}"}
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=REQUEST_TIMEOUT_S)
+        self._url = base
+        self._run_id = run_id or None
+
+    def __enter__(self) -> "OperatorClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    @property
+    def run_id(self) -> str:
+        """The run that the coordinator serves."""
+        if self._run_id is None:
+            runs: list[str] = self._request("GET", _RUNS).json()["runs"]
+            if len(runs) != 1:
+                raise InvalidInput(f"{self._url} serves {len(runs)} runs ({', '.join(runs)}); name one in the URL")
+            self._run_id = runs[0]
+        return self._run_id
+
+    def status_json(self) -> bytes:
+        """The run's status as the coordinator's JSON."""
+        return self._request("GET", f"{_RUNS}/{self.run_id}/status").content
+
+    def status(self) -> RunStatus:
+        """The run's status."""
+        return parse_document(RunStatus, self.status_json())
+
+    def pause(self) -> None:
+        """Ask the run to hold after this round."""
+        self._request("POST", f"{_RUNS}/{self.run_id}/pause")
+
+    def resume(self) -> None:
+        """Let the run go on."""
+        self._request("POST", f"{_RUNS}/{self.run_id}/resume")
+
+    def eject(self, client_id: str) -> None:
+        """Remove a client."""
+        self._request("POST", f"{_RUNS}/{self.run_id}/clients/{client_id}/eject")
+
+    def _request(self, method: str, path: str) -> httpx.Response:
+        try:
+            response = self._http.request(method, path)
+        except httpx.HTTPError as error:
+            raise CoordinatorUnreachable(f"{self._url} does not answer: {error}") from error
+        if response.is_success:
+            return response
+        raise _refused(response)
+
+
+def _refused(response: httpx.Response) -> Refused:
+    problem: dict[str, Any] = {}
+    if response.headers.get("content-type", "").startswith("application/problem+json"):
+        problem = response.json()
+    kind = str(problem.get("type", "unknown")).rpartition(":")[2]
+    return Refused(kind, str(problem.get("detail") or f"the coordinator answered {response.status_code}"))

@@ -1,0 +1,112 @@
+"""Child processes of a local testnet: each a real `epochal` command with its own log file, none left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from state.errors import EpochalError
+
+STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
+LOG_TAIL_BYTES = 2000
+LISTENING = "listening on "
+"""What a server prints before its address, once it accepts connections."""
+
+
+@dataclass
+class Child:
+    """One running `epochal` command. `log_path` holds its log lines as JSON."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+
+    @property
+    def running(self) -> bool:
+        return self.process.returncode is None
+
+    def kill(self) -> None:
+        """End it without warning, as a crash or a lost machine would."""
+        if self.running:
+            self.process.send_signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Ask it to end, and end it if it does not."""
+        if self.running:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+
+    async def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None when it is still running after the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.process.wait()
+        except TimeoutError:
+            return None
+
+    def log_tail(self) -> str:
+        """The end of its log, for a message."""
+        return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+@dataclass
+class Children:
+    """Every child of a testnet. Leaving the context stops them all, newest first."""
+
+    log_dir: Path
+    started: list[Child] = field(default_factory=list)
+
+    async def __aenter__(self) -> "Children":
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for child in reversed(self.started):
+            await child.stop()
+
+    async def start(self, name: str, *arguments: str) -> Child:
+        """Start `epochal ARGUMENTS…` with JSON logs into `log_dir/NAME.log`."""
+        log_path = self.log_dir / f"{name}.log"
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with log_path.open("ab") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "epochal",
+                *arguments,
+                "--log-format",
+                "json",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+                env=environment,
+            )
+        child = Child(name, process, log_path)
+        self.started.append(child)
+        return child
+
+    async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:
+        """Start a command that serves, and wait for the address that it prints.
+
+        Raises:
+            EpochalError: it ended, or printed none within `START_TIMEOUT_S`; the message ends with its log.
+        """
+        child = await self.start(name, *arguments)
+        assert child.process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while line := await child.process.stdout.readline():
+                    text = line.decode().strip()
+                    if LISTENING in text:
+                        return child, text.partition(LISTENING)[2].split()[0]
+        except TimeoutError:
+            pass
+        raise EpochalError(f"{name} did not start within {START_TIMEOUT_S:.0f} s:\n{child.log_tail()}")

@@ -1,0 +1,141 @@
+"""What a client tells whoever watches it: a display, a log, a test. Events are facts, in the past tense.
+
+The rule kept here: an observer is called on the event loop and must return at once; nothing is decided by it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from state.documents import RunDocument
+from state.intervals import BatchId
+from state.wire import ClientId, Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The client is a member. `session_number` counts its joins from 1."""
+
+    client_id: ClientId
+    session_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The coordinator does not answer; the client keeps trying."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFound:
+    """The coordinator answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentArrived:
+    """A newer run document."""
+
+    document: RunDocument
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntered:
+    """The step machine took this step."""
+
+    step_name: str
+    document: RunDocument
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """The coordinator knows that this client holds replica `step` and the data."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrained:
+    """The client's result of a round is with the coordinator.
+
+    Attributes:
+        loss: nats per token; None when the trainer computes none.
+        token_count: tokens trained on.
+        train_s: seconds from the first sample to the difference, waits for data included.
+    """
+
+    step: int
+    attempt: int
+    loss: float | None
+    token_count: int
+    train_s: float
+    result_sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFailed:
+    """The client could not take a round's step, and told the coordinator."""
+
+    step: int
+    attempt: int
+    kind: str
+    message: str
+    batch_id: BatchId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """The client attested `received_count` of `known_count` results."""
+
+    step: int
+    attempt: int
+    received_count: int
+    known_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHeld:
+    """The client holds replica `step`. `origin` is `outcome`, `checkpoint` or `initial`."""
+
+    step: int
+    replica_digest: Sha256
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDistrusted:
+    """The replica is thrown away and rebuilt from checkpoint and outcomes."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """The coordinator refused a message of a step, as a rule because the round had moved on."""
+
+    step_name: str
+    kind: str
+    message: str
+
+
+Event: TypeAlias = (
+    Joined
+    | CoordinatorLost
+    | CoordinatorFound
+    | DocumentArrived
+    | StepEntered
+    | BecameReady
+    | RoundTrained
+    | RoundFailed
+    | Attested
+    | ReplicaHeld
+    | ReplicaDistrusted
+    | StepRefused
+)
+Observer = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """An observer that does nothing."""
+    del event

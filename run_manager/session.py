@@ -1,0 +1,220 @@
+"""A client's membership: joining, the session token, and every request that needs one.
+
+Theory of operation. `Member.call` is the one place where requests to the coordinator are repeated: after a failed
+connection or a refusal that passes, with backoff, for `Patience.bound_s` at the most; after `unauthorized` (an expired
+or superseded token, or a coordinator that dropped this client), by joining again first. Several requests may find that
+out at once, so a join is made once per session number. The token is renewed at half its age.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from run_manager.backoff import Patience
+from run_manager.coordinator_client import CoordinatorApi
+from run_manager.key import ClientKey
+from run_manager.progress import CoordinatorFound, CoordinatorLost, Joined, Observer
+from state.errors import CoordinatorUnreachable, Refused
+from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
+from state.wire import ClientId
+
+log = logging.getLogger(__name__)
+
+MAX_JOINS_IN_WINDOW = 20
+JOINS_WINDOW_S = 60.0
+"""A client whose sessions are superseded so often shares its key with another process, and must stop."""
+MIN_RENEWAL_S = 1.0
+WITHDRAW_TIMEOUT_S = 5.0
+
+UNAUTHORIZED = "unauthorized"
+PASSING_KINDS = frozenset({"overloaded", "store-failed", "run-full"})
+"""Refusals that say "later"."""
+STALE_NONCE_KINDS = frozenset({"nonce-invalid", "nonce-consumed"})
+"""Refusals of a join that another challenge may cure."""
+FATAL_KINDS = frozenset(
+    {"access-denied", "ejected", "fingerprint-differs", "unsupported-protocol", "unknown-run", UNAUTHORIZED}
+)
+"""Refusals after which this client can do nothing more in this run."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a client says of itself when it joins."""
+
+    capabilities: Capabilities
+    invitation: str | None = None
+
+
+class Member:
+    """A client's place in the run.
+
+    Args:
+        api: the coordinator.
+        key: who this client is.
+        admission: what it says when it joins.
+        patience: how long a request is tried again.
+        observer: told of joins and of a coordinator lost and found.
+    """
+
+    def __init__(
+        self, api: CoordinatorApi, key: ClientKey, admission: Admission, patience: Patience, observer: Observer
+    ) -> None:
+        self._api = api
+        self._key = key
+        self._admission = admission
+        self._patience = patience
+        self._observer = observer
+        self._session: Session | None = None
+        self._joining = asyncio.Lock()
+        self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
+        self._lost = False
+        self.session_number = 0
+
+    @property
+    def client_id(self) -> ClientId:
+        """Follows from the key."""
+        return self._key.client_id
+
+    @property
+    def run_id(self) -> str:
+        """The run that this client is a member of."""
+        return self._api.run_id
+
+    @property
+    def patience(self) -> Patience:
+        """How long anything that the run depends on is tried again."""
+        return self._patience
+
+    @property
+    def wait_s(self) -> float:
+        """How long a long poll may take: a third of what the coordinator takes for silence (DESIGN, section 5)."""
+        return 0.0 if self._session is None else self._session.client_timeout_s / 3
+
+    def data_ticket(self) -> str:
+        """The ticket of the present session, for data servers; "" before the first join."""
+        return "" if self._session is None else self._session.data_ticket
+
+    async def join(self) -> None:
+        """Joins; returns at once when this client has joined before.
+
+        Raises:
+            Refused: for good (`FATAL_KINDS`).
+            CoordinatorUnreachable: no answer for as long as patience lasts.
+        """
+        await self._join_after(0)
+
+    async def call(self, request: Callable[[CoordinatorApi], Awaitable[T]]) -> T:
+        """The request's answer, however often it takes. The request must be idempotent; all of a client's are.
+
+        Raises:
+            Refused: the coordinator's word, unless it passes.
+            CoordinatorUnreachable: no answer for as long as patience lasts.
+        """
+        backoff = self._patience.begin()
+        while True:
+            number = self.session_number
+            try:
+                answer = await request(self._api)
+            except CoordinatorUnreachable as error:
+                self._note_lost(error)
+                await backoff.wait(error)
+            except Refused as refusal:
+                if refusal.kind == UNAUTHORIZED:
+                    await self._join_after(number)
+                elif refusal.kind in PASSING_KINDS:
+                    await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
+                else:
+                    raise
+            else:
+                self._note_found()
+                return answer
+
+    async def keep_session(self) -> None:
+        """Renews the token at half its age, until cancelled."""
+        while True:
+            session, number = self._session, self.session_number
+            if session is None:
+                await self.join()
+                continue
+            await asyncio.sleep(max(session.expires_in_s / 2, MIN_RENEWAL_S))
+            if number == self.session_number:
+                renewed = await self.call(lambda api: api.renew())
+                if number == self.session_number:
+                    self._take(renewed)
+
+    async def withdraw(self) -> None:
+        """Leaves the run by this client's own word; one bounded try, since silence says the same."""
+        if self._session is None:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._api.withdraw()
+        except (CoordinatorUnreachable, Refused, TimeoutError) as error:
+            log.warning("withdrawal_not_heard", extra={"reason": str(error)})
+
+    async def _join_after(self, number: int) -> None:
+        """A session later than `number`."""
+        async with self._joining:
+            if self.session_number > number:
+                return
+            backoff = self._patience.begin()
+            while True:
+                try:
+                    session = await self._join_once()
+                except CoordinatorUnreachable as error:
+                    self._note_lost(error)
+                    await backoff.wait(error)
+                except Refused as refusal:
+                    if refusal.kind not in PASSING_KINDS | STALE_NONCE_KINDS:
+                        raise
+                    await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
+                else:
+                    break
+            self._count_join()
+            self.session_number += 1
+            self._take(session)
+            self._note_found()
+            self._observer(Joined(self.client_id, self.session_number))
+
+    async def _join_once(self) -> Session:
+        self._api.use_token(None)
+        public_key = self._key.public_key
+        challenge = await self._api.challenge(ChallengeRequest(public_key))
+        signature = self._key.sign(join_message(self._api.run_id, challenge.nonce, public_key))
+        return await self._api.join(
+            JoinRequest(
+                public_key, challenge.nonce, signature, self._admission.capabilities, self._admission.invitation
+            )
+        )
+
+    def _count_join(self) -> None:
+        now_s = self._patience.clock.monotonic_s()
+        full = len(self._joined_at_s) == MAX_JOINS_IN_WINDOW
+        if full and now_s - self._joined_at_s[0] < JOINS_WINDOW_S:
+            raise Refused(
+                UNAUTHORIZED,
+                f"{MAX_JOINS_IN_WINDOW} sessions of client {self.client_id} were superseded within {JOINS_WINDOW_S:g} s: "
+                "another process uses the same key",
+            )
+        self._joined_at_s.append(now_s)
+
+    def _take(self, session: Session) -> None:
+        self._session = session
+        self._api.use_token(session.session_token)
+
+    def _note_lost(self, error: CoordinatorUnreachable) -> None:
+        if not self._lost:
+            self._lost = True
+            log.warning("coordinator_unreachable", extra={"reason": str(error)})
+            self._observer(CoordinatorLost(str(error)))
+
+    def _note_found(self) -> None:
+        if self._lost:
+            self._lost = False
+            log.info("coordinator_answers_again")
+            self._observer(CoordinatorFound())
