@@ -100,7 +100,7 @@ async def audit(history: AsyncIterator[Segment], blobs: BlobStore | None) -> Aud
             first_batch = _first_batch(segment)
         elif not _continues(last, segment):
             identical = False
-            ledger.problem(f"the segment of epoch {segment.epoch} does not open where the one before it ended")
+            ledger.problem(f"segment {segment.number} of the journal does not open where the one before it ended")
         try:
             last = replay(segment, ledger.watch)
         except ReplayDiffers as error:
@@ -115,11 +115,11 @@ async def audit(history: AsyncIterator[Segment], blobs: BlobStore | None) -> Aud
 
 
 def _first_batch(segment: Segment) -> int:
-    return replay(Segment(segment.epoch, segment.snapshot, (), 0)).run.cursor
+    return replay(Segment(segment.number, segment.snapshot, (), 0)).run.cursor
 
 
 def _continues(last: Replayed, segment: Segment) -> bool:
-    opening = replay(Segment(segment.epoch, segment.snapshot, (), 0))
+    opening = replay(Segment(segment.number, segment.snapshot, (), 0))
     return opening.sequence == last.sequence and opening.run == parse_snapshot(snapshot_bytes(last.run))
 
 

@@ -126,7 +126,7 @@ class CoordinatorService:
             now_s = parts.clock.wall_s()
             run = new_run(state_file, lineage=parts.new_seed()[:32], coordinator_key=parts.coordinator_key, now_s=now_s)
             service = cls(parts, run, version=0, sequence=0)
-            await parts.store.open_segment(run.epoch, encode_snapshot(0, service.published.document, run))
+            await parts.store.open_segment(encode_snapshot(0, service.published.document, run))
         else:
             if segment.torn_bytes:
                 log.warning("journal_torn_record_dropped", extra={"torn_bytes": segment.torn_bytes})
@@ -244,7 +244,7 @@ class CoordinatorService:
         self._records_in_segment += 1
         ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
         if ended or self._records_in_segment >= MAX_SEGMENT_RECORDS:
-            await self._store.open_segment(run.epoch, encode_snapshot(sequence, document, run))
+            await self._store.open_segment(encode_snapshot(sequence, document, run))
             self._records_in_segment = 0
         self._publish(run, document)
 

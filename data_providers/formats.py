@@ -3,9 +3,9 @@
 A layout follows from a file's name, its size and its first bytes, so that it is the same from a disk and over HTTP.
 
 * `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
-* `.npy`: NumPy's format (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html), one- or two-dimensional;
-  the rows of a two-dimensional array follow each other. Its integers must have the described size (a signed array's
-  bytes are read as unsigned: token numbers are never negative).
+* `.npy`: NumPy's format (numpy.org, "numpy.lib.format"), one- or two-dimensional; the rows of a two-dimensional array
+  follow each other. Its integers must have the described size (a signed array's bytes are read as unsigned: token
+  numbers are never negative).
 """
 
 import ast

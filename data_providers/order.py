@@ -11,6 +11,7 @@ the inside of a block alone, so that a request reads few contiguous places:
 Memory grows with the number of files, not of samples. This order is a contract between machines: golden vectors pin it.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,15 +34,18 @@ MIN_BLOCKS = 1024
 MAX_PASSES = 2**32
 """Data indices beyond so many passes do not exist."""
 
-WINDOW_BLOCKS = 256
-"""Blocks whose places are computed together; one call for many costs little more than one for a few."""
+WINDOW_PLACES = 256
+"""Places in a pass's order of blocks that are computed together: for many it costs little more than for a few, and
+whoever asks for one data index soon asks for the next."""
 
-KEPT_WINDOWS = 16
+KEPT_WINDOWS = 64
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
 _SHORT_BLOCK_DOMAIN = b"epochal/order/short-block/v1"
 _FINGERPRINT_FORMAT = "epochal/dataset/v1"
 
 Numbers = NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,95 +116,117 @@ class DataOrder:
         self._file_starts = np.concatenate(([0], np.cumsum([count for count in counts if count], dtype=np.int64)))
         self._block = block_sequences(self.sequence_count)
         self._full_blocks, self._short = divmod(self.sequence_count, self._block)
-        self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._permuted_window)
-        self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._place_of_short_block)
+        self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_window)
+        self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_short_place)
         self.fingerprint = fingerprint(self.files, spec)
+        _log.info(
+            "dataset opened",
+            extra={
+                "files": len(self.files),
+                "sequences": self.sequence_count,
+                "files_with_dropped_tail": len(self.dropped_tokens),
+                "dropped_tokens": sum(self.dropped_tokens.values()),
+                "fingerprint": self.fingerprint,
+            },
+        )
 
     def locate(self, data_ids: BatchId) -> list[Run]:
-        """The places of a closed interval of data indices, in their order; neighbours in one file form one run.
+        """The places of a closed interval of data indices, in their order.
 
         Raises:
             OutOfRange: an index is beyond the last pass; the asker's fault.
         """
-        last_pass, _ = divmod(data_ids.end, self.sequence_count)
+        last_pass = data_ids.end // self.sequence_count
         if last_pass >= MAX_PASSES:
             raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_PASSES} passes of {self.sequence_count}")
-        stretches = [
-            self._stretches(
-                number,
-                max(data_ids.start - number * self.sequence_count, 0),
-                min(data_ids.end + 1 - number * self.sequence_count, self.sequence_count),
-            )
-            for number in range(data_ids.start // self.sequence_count, last_pass + 1)
-        ]
-        if len(stretches) == 1:
-            return self._runs(*stretches[0])
-        return self._runs(*(np.concatenate(parts) for parts in zip(*stretches, strict=True)))
+        runs: list[Run] = []
+        for pass_number in range(data_ids.start // self.sequence_count, last_pass + 1):
+            begin = pass_number * self.sequence_count
+            first, stop = max(data_ids.start - begin, 0), min(data_ids.end + 1 - begin, self.sequence_count)
+            if self.spec.shuffle_seed is None:
+                runs += self._split_at_files(np.array([first]), np.array([stop - first]))[0]
+            else:
+                runs += self._shuffled_runs(pass_number, first, stop)
+        return runs
 
-    def _stretches(self, pass_number: int, first: int, stop: int) -> tuple[Numbers, Numbers]:
-        """Where positions `[first, stop)` of a pass lie: each stretch's first sample number, and its length."""
-        if self.spec.shuffle_seed is None:
-            return np.array([first], dtype=np.int64), np.array([stop - first], dtype=np.int64)
-        short_place = self._short_place(pass_number) if self._short else self._full_blocks
-        places = np.arange(
-            self._place_of(first, short_place), self._place_of(stop - 1, short_place) + 1, dtype=np.int64
-        )
-        is_short, is_after = places == short_place, places > short_place
-        # The short block has no number among the full ones; what is looked up for it is not used.
-        numbers = np.minimum(places - is_after, self._full_blocks - 1)
-        blocks = np.where(is_short, self._full_blocks, self._permuted(pass_number, numbers))
-        counts = np.where(is_short, self._short, self._block)
-        starts = blocks * self._block
-        first_begin = int(places[0]) * self._block - (self._block - self._short if is_after[0] else 0)
-        starts[0] += first - first_begin
-        counts[0] -= first - first_begin
-        counts[-1] -= int(counts.sum()) - (stop - first)
-        return starts, counts
+    def _shuffled_runs(self, pass_number: int, first: int, stop: int) -> list[Run]:
+        """The places of positions `[first, stop)` of a pass, in their order."""
+        short_place = self._short_place(pass_number)
+        first_place, last_place = self._place_of(first, short_place), self._place_of(stop - 1, short_place)
+        runs: list[Run] = []
+        for number in range(first_place // WINDOW_PLACES, last_place // WINDOW_PLACES + 1):
+            window = self._window(pass_number, number)
+            begin = number * WINDOW_PLACES
+            head = window.heads[max(first_place - begin, 0)]
+            runs += window.runs[head : window.heads[min(last_place + 1 - begin, WINDOW_PLACES)]]
+        first_begin = first_place * self._block - (self._block - self._short if first_place > short_place else 0)
+        return _cut(runs, first - first_begin, stop - first)
 
     def _place_of(self, position: int, short_place: int) -> int:
-        """Which place in the pass's order of blocks holds a position; the short block stands at `short_place`."""
+        """Which place in the pass's order of blocks holds a position."""
         before = short_place * self._block
         if position < before:
             return position // self._block
         return short_place if position < before + self._short else (position - self._short) // self._block + 1
 
-    def _permuted(self, pass_number: int, numbers: Numbers) -> Numbers:
-        """The images of ascending, consecutive numbers of full blocks under the pass's permutation."""
-        first = int(numbers[0]) // WINDOW_BLOCKS
-        windows = [self._window(pass_number, window) for window in range(first, int(numbers[-1]) // WINDOW_BLOCKS + 1)]
-        images = windows[0] if len(windows) == 1 else np.concatenate(windows)
-        return images[numbers - first * WINDOW_BLOCKS]
+    def _compute_short_place(self, pass_number: int) -> int:
+        """Where the short block stands in the pass's order of blocks; behind all others when there is none."""
+        if not self._short:
+            return self._full_blocks
+        return int(self._permute(_SHORT_BLOCK_DOMAIN, pass_number, self._full_blocks + 1, np.zeros(1, np.uint64))[0])
 
-    def _permuted_window(self, pass_number: int, window: int) -> Numbers:
-        numbers = np.arange(
-            window * WINDOW_BLOCKS, min((window + 1) * WINDOW_BLOCKS, self._full_blocks), dtype=np.uint64
-        )
-        key = permutation_key(self.spec.shuffle_seed or b"", _BLOCKS_DOMAIN, pass_number)
-        return permute(key, self._full_blocks, numbers).astype(np.int64)
+    def _compute_window(self, pass_number: int, number: int) -> "_Window":
+        """The runs of `WINDOW_PLACES` places of a pass's order of blocks, fewer at its end."""
+        short_place = self._short_place(pass_number)
+        end = self._full_blocks + (1 if self._short else 0)
+        places = np.arange(number * WINDOW_PLACES, min((number + 1) * WINDOW_PLACES, end))
+        is_short = places == short_place
+        # The short block has no number among the full ones; what is looked up for it is not used.
+        numbers = np.minimum(places - (places > short_place), self._full_blocks - 1).astype(np.uint64)
+        images = self._permute(_BLOCKS_DOMAIN, pass_number, self._full_blocks, numbers)
+        blocks = np.where(is_short, self._full_blocks, images)
+        runs, heads = self._split_at_files(blocks * self._block, np.where(is_short, self._short, self._block))
+        return _Window(runs, heads + [len(runs)] * (WINDOW_PLACES + 1 - len(places)))
 
-    def _place_of_short_block(self, pass_number: int) -> int:
-        key = permutation_key(self.spec.shuffle_seed or b"", _SHORT_BLOCK_DOMAIN, pass_number)
-        return int(permute(key, self._full_blocks + 1, np.zeros(1, dtype=np.uint64))[0])
+    def _permute(self, domain: bytes, pass_number: int, n: int, numbers: NDArray[np.uint64]) -> Numbers:
+        return permute(permutation_key(self.spec.shuffle_seed or b"", domain, pass_number), n, numbers).astype(np.int64)
 
-    def _runs(self, starts: Numbers, counts: Numbers) -> list[Run]:
-        """The stretches cut where files end, and joined where they continue each other in one file."""
+    def _split_at_files(self, starts: Numbers, lengths: Numbers) -> tuple[list[Run], list[int]]:
+        """Stretches of neighbouring samples as runs, cut where files end; and each stretch's first run's number."""
         first_entries = np.searchsorted(self._file_starts, starts, side="right") - 1
-        last_entries = np.searchsorted(self._file_starts, starts + counts - 1, side="right") - 1
-        if (last_entries != first_entries).any():
-            pieces = last_entries - first_entries + 1
-            stretch = np.repeat(np.arange(len(starts)), pieces)
-            entries = first_entries[stretch] + np.arange(len(stretch)) - (np.cumsum(pieces) - pieces)[stretch]
-            stops = np.minimum((starts + counts)[stretch], self._file_starts[entries + 1])
-            starts = np.maximum(starts[stretch], self._file_starts[entries])
-            counts = stops - starts
-        else:
-            entries = first_entries
-        continued = (entries[1:] == entries[:-1]) & (starts[1:] == starts[:-1] + counts[:-1])
-        if continued.any():
-            heads = np.flatnonzero(np.concatenate((np.array([True]), ~continued)))
-            entries, starts, counts = entries[heads], starts[heads], np.add.reduceat(counts, heads)
-        sequences = starts - self._file_starts[entries]
-        return list(map(Run, self._file_numbers[entries].tolist(), sequences.tolist(), counts.tolist()))
+        last_entries = np.searchsorted(self._file_starts, starts + lengths - 1, side="right") - 1
+        pieces = last_entries - first_entries + 1
+        heads = np.cumsum(pieces) - pieces
+        stretch = np.repeat(np.arange(len(starts)), pieces)
+        entries = first_entries[stretch] + np.arange(len(stretch)) - heads[stretch]
+        begins = np.maximum(starts[stretch], self._file_starts[entries])
+        ends = np.minimum((starts + lengths)[stretch], self._file_starts[entries + 1])
+        sequences, counts = begins - self._file_starts[entries], ends - begins
+        runs = map(Run, self._file_numbers[entries].tolist(), sequences.tolist(), counts.tolist())
+        return list(runs), heads.tolist()
+
+
+class _Window(NamedTuple):
+    """The runs of some consecutive places; those of place *i* are `runs[heads[i]:heads[i + 1]]`."""
+
+    runs: list[Run]
+    heads: list[int]
+
+
+def _cut(runs: list[Run], skipped: int, length: int) -> list[Run]:
+    """The `length` samples of the runs that follow the first `skipped` ones."""
+    cut: list[Run] = []
+    for run in runs:
+        if skipped >= run.length:
+            skipped -= run.length
+            continue
+        taken = min(run.length - skipped, length)
+        if not taken:
+            break
+        cut.append(run if taken == run.length else Run(run.file, run.sequence + skipped, taken))
+        length -= taken
+        skipped = 0
+    return cut
 
 
 def fingerprint(files: Sequence[DataFile], spec: DatasetSpec) -> str:

@@ -30,6 +30,9 @@ MAX_SEQUENCE_BYTES = 16 * 1024**2
 MAX_REQUEST_BYTES = 256 * 1024**2
 """The largest answer to one `get_samples`; whoever wants more asks again."""
 
+MAX_REQUEST_SAMPLES = 2**18
+"""The most samples in one answer, however short they are."""
+
 DataErrorKind = Literal["unavailable", "corrupt", "out_of_range", "rejected"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -102,12 +105,12 @@ class DatasetSpec:
         """Uninitialised tokens for the answer to a request.
 
         Raises:
-            Rejected: the answer would exceed `MAX_REQUEST_BYTES`; ask for less at a time.
+            Rejected: the answer would exceed `MAX_REQUEST_BYTES` or `MAX_REQUEST_SAMPLES`; ask for less at a time.
         """
         count = data_ids.end - data_ids.start + 1
-        if count * self.sequence_bytes > MAX_REQUEST_BYTES:
-            size_bytes = count * self.sequence_bytes
-            raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_REQUEST_BYTES} at a time")
+        if count * self.sequence_bytes > MAX_REQUEST_BYTES or count > MAX_REQUEST_SAMPLES:
+            allowed = f"{MAX_REQUEST_SAMPLES} samples and {MAX_REQUEST_BYTES} bytes at a time"
+            raise Rejected(f"data indices {data_ids} are {count * self.sequence_bytes} bytes; at most {allowed}")
         return np.empty(count * self.sequence_length, dtype=self.dtype)
 
 

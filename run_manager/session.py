@@ -27,6 +27,7 @@ MAX_JOINS_IN_WINDOW = 20
 JOINS_WINDOW_S = 60.0
 """A client whose sessions are superseded so often shares its key with another process, and must stop."""
 MIN_RENEWAL_S = 1.0
+MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 5.0
 
 UNAUTHORIZED = "unauthorized"
@@ -73,6 +74,7 @@ class Member:
         self._joining = asyncio.Lock()
         self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
         self._lost = False
+        self._news = asyncio.Event()
         self.session_number = 0
 
     @property
@@ -92,8 +94,8 @@ class Member:
 
     @property
     def wait_s(self) -> float:
-        """How long a long poll may take: a third of what the coordinator takes for silence (DESIGN, section 5)."""
-        return 0.0 if self._session is None else self._session.client_timeout_s / 3
+        """How long a long poll may take: at most a third of what the coordinator takes for silence (DESIGN, section 5)."""
+        return 0.0 if self._session is None else min(self._session.client_timeout_s / 3, MAX_WAIT_S)
 
     def data_ticket(self) -> str:
         """The ticket of the present session, for data servers; "" before the first join."""
@@ -133,6 +135,11 @@ class Member:
             else:
                 self._note_found()
                 return answer
+
+    async def session_after(self, number: int) -> None:
+        """Returns when there is a session later than `number`."""
+        while self.session_number <= number:
+            await self._news.wait()
 
     async def keep_session(self) -> None:
         """Renews the token at half its age, until cancelled."""
@@ -178,6 +185,8 @@ class Member:
             self._count_join()
             self.session_number += 1
             self._take(session)
+            self._news.set()
+            self._news = asyncio.Event()
             self._note_found()
             self._observer(Joined(self.client_id, self.session_number))
 

@@ -33,11 +33,12 @@ class Segment:
     """One segment of the journal: its opening snapshot and the records after it.
 
     Attributes:
+        number: counts segments from 0; each epoch begins one, and so does a long epoch in its middle.
         torn_bytes: how many bytes of an unfinished last record were found and cut off; 0 normally. Only the last
             segment of a journal may have any.
     """
 
-    epoch: int
+    number: int
     snapshot: Snapshot
     records: tuple[JournalRecord, ...]
     torn_bytes: int
@@ -63,7 +64,7 @@ class Store(Protocol):
         """
         ...
 
-    async def open_segment(self, epoch: int, snapshot: Snapshot) -> None:
+    async def open_segment(self, snapshot: Snapshot) -> None:
         """Start a new segment whose snapshot covers everything so far. Same errors as `append`."""
         ...
 

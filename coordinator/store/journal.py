@@ -1,0 +1,118 @@
+"""The journal's file format: segments of checksummed records, and what a damaged end means.
+
+A segment file holds an 8-byte magic with the format's version, then records. A record is a header of 20 bytes
+(little-endian: u32 body length, u64 sequence, 8 bytes of BLAKE2b over length, sequence and body) and the body. The first
+record is the snapshot that opens the segment.
+
+The rule kept here: a record counts when it is whole. The last one of the last segment may be torn, because the machine
+stopped while it was written and nobody was told that it is kept; then it is dropped and reported. Anything else that
+does not check is damage, and never passed over.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from coordinator.store.protocol import JournalRecord, Segment, Snapshot
+from state.errors import StoreFailed
+
+MAGIC = b"EPOCHJ01"
+MAX_RECORD_BYTES = 1024 * 1024 * 1024
+_HEAD = struct.Struct("<IQ8s")
+_COVERED = struct.Struct("<IQ")
+
+
+def _checksum(sequence: int, body: bytes) -> bytes:
+    digest = hashlib.blake2b(_COVERED.pack(len(body), sequence), digest_size=8)
+    digest.update(body)
+    return digest.digest()
+
+
+def encode_entry(sequence: int, body: bytes) -> bytes:
+    """One record's bytes in a segment file.
+
+    Raises:
+        StoreFailed: the body is longer than `MAX_RECORD_BYTES`.
+    """
+    if len(body) > MAX_RECORD_BYTES:
+        raise StoreFailed(f"journal entry {sequence} has {len(body)} bytes, above {MAX_RECORD_BYTES}")
+    return _HEAD.pack(len(body), sequence, _checksum(sequence, body)) + body
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A segment's entries, and where the last whole one ends.
+
+    Attributes:
+        kept_bytes: the file's length without its torn end.
+        torn_bytes: bytes after that.
+    """
+
+    entries: tuple[tuple[int, bytes], ...]
+    kept_bytes: int
+    torn_bytes: int
+
+
+def parse_segment(data: bytes, name: str, *, is_last: bool) -> Parsed:
+    """The entries of a segment file.
+
+    Args:
+        data: the whole file.
+        name: for messages.
+        is_last: whether this is the journal's last segment, whose end may be torn.
+
+    Raises:
+        StoreFailed: the file is no segment, or is damaged elsewhere than at the end of the last segment.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise StoreFailed(f"{name} does not begin as a journal segment of this version does")
+    entries: list[tuple[int, bytes]] = []
+    offset = len(MAGIC)
+    while offset < len(data):
+        entry = _entry_at(data, offset)
+        if entry is None or (entries and entry[0] != entries[-1][0] + 1):
+            break
+        entries.append(entry)
+        offset += _HEAD.size + len(entry[1])
+    torn_bytes = len(data) - offset
+    if torn_bytes and (not is_last or not entries or _any_whole_entry_after(data, offset, entries[-1][0])):
+        raise StoreFailed(f"{name} is damaged at byte {offset}; what follows there was kept once", offset=offset)
+    if not entries:
+        raise StoreFailed(f"{name} has no snapshot")
+    return Parsed(tuple(entries), offset, torn_bytes)
+
+
+def _entry_at(data: bytes, offset: int) -> tuple[int, bytes] | None:
+    if offset + _HEAD.size > len(data):
+        return None
+    length, sequence, checksum = _HEAD.unpack_from(data, offset)
+    start = offset + _HEAD.size
+    if start + length > len(data):
+        return None
+    body = data[start : start + length]
+    return (sequence, body) if _checksum(sequence, body) == checksum else None
+
+
+def _any_whole_entry_after(data: bytes, offset: int, last_sequence: int) -> bool:
+    """Whether the record after the damaged one is whole: then the damage is not a torn end.
+
+    The damaged record's own length tells where the next one would begin, if its header is sound.
+    """
+    if offset + _HEAD.size > len(data):
+        return False
+    length, sequence, _ = _HEAD.unpack_from(data, offset)
+    if sequence != last_sequence + 1:
+        return False
+    following = _entry_at(data, offset + _HEAD.size + length)
+    return following is not None and following[0] == last_sequence + 2
+
+
+def segment_of(parsed: Parsed, epoch: int) -> Segment:
+    """The parsed file as a segment."""
+    (sequence, body), *records = parsed.entries
+    return Segment(
+        epoch,
+        Snapshot(sequence, body),
+        tuple(JournalRecord(number, text) for number, text in records),
+        parsed.torn_bytes,
+    )

@@ -1,0 +1,59 @@
+"""Made-up samples without end, for tests of everything else: the tokens of a data index follow from its number."""
+
+import numpy as np
+
+from data_providers.protocol import DatasetSpec, TokenBatch
+from state.errors import InternalError
+from state.intervals import BatchId
+from state.wire import document_digest
+
+DUMMY_VOCABULARY = 256
+"""Tokens are below this number, so that a byte-level model can take them."""
+
+_MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
+
+
+class DummyDataProvider:
+    """A `DataProvider` without a source and without an end."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+        self._closed = False
+        self._fingerprint = document_digest(
+            {
+                "format": "epochal/dummy-dataset/v1",
+                "token_size_bytes": spec.token_size_bytes,
+                "sequence_length": spec.sequence_length,
+            }
+        )
+
+    @property
+    def sequence_count(self) -> None:
+        return None
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`; every data index exists.
+
+        Raises:
+            Rejected: too many data indices at a time.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        tokens = self.spec.empty_tokens(data_ids)
+        rows = tokens.reshape(-1, self.spec.sequence_length)
+        position_keys = np.arange(self.spec.sequence_length, dtype=np.uint64) * _MULTIPLIER_2
+        for row, index in zip(rows, range(data_ids.start, data_ids.end + 1), strict=True):
+            mixed = position_keys + np.uint64(index)
+            mixed *= _MULTIPLIER_1
+            mixed ^= mixed >> np.uint64(32)
+            mixed *= _MULTIPLIER_2
+            row[:] = mixed >> np.uint64(56)
+        return TokenBatch.fixed_length(tokens, self.spec.sequence_length)
+
+    async def aclose(self) -> None:
+        self._closed = True

@@ -1,0 +1,165 @@
+"""Samples from token files on this machine: one file, or a folder of them.
+
+Files are read with `preadv` straight into the answer and not mapped, because a mapped file that somebody truncates ends
+the process (SIGBUS) where a read comes back short and is reported. What the page cache holds is read at once; only a
+read that would wait for the disk goes to a thread, so that the event loop never waits and the usual case pays no hop.
+"""
+
+import asyncio
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from data_providers.formats import HEAD_BYTES, TokenFile, is_token_file, layout_of
+from data_providers.order import DataOrder, Run
+from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
+from state.errors import InternalError
+from state.intervals import BatchId
+
+MAX_OPEN_FILES = 64
+MAX_INLINE_BYTES = 4 * 1024**2
+"""A larger answer is copied in a thread even when it is in memory: copying would hold up the event loop."""
+
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Linux's flag for "read only what does not wait"; None elsewhere, where every read goes to a thread."""
+
+
+class _OpenFile:
+    """A descriptor that is closed with its last user, so that a reader in a thread never sees it reused."""
+
+    def __init__(self, path: Path, expected_bytes: int) -> None:
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        size_bytes = os.fstat(self.fd).st_size
+        if size_bytes != expected_bytes:
+            raise CorruptData(f"{path} had {expected_bytes} bytes and now has {size_bytes}", path=str(path))
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class LocalDataProvider:
+    """A `DataProvider` over local token files. Make one with `open`."""
+
+    def __init__(self, paths: dict[str, Path], layouts: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        self.order = DataOrder(layouts, spec)
+        by_name = {layout.name: layout for layout in layouts}
+        self._files = [(paths[file.name], by_name[file.name]) for file in self.order.files]
+        self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._nowait = _NOWAIT
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: Path, spec: DatasetSpec) -> Self:
+        """A provider over one token file, or over every token file that lies directly in a folder. Blocks.
+
+        Raises:
+            SourceUnavailable: nothing can be read there now; retry.
+            CorruptData: there are no token files, or one of them is not in its format; the data's owner's fault.
+        """
+        try:
+            if path.is_dir():
+                paths = {entry.name: entry for entry in path.iterdir() if is_token_file(entry.name) and entry.is_file()}
+            else:
+                paths = {path.name: path}
+            if not paths:
+                raise CorruptData(f"{path} holds no token files (.bin, .ds, .npy)", path=str(path))
+            layouts = [_read_layout(name, file, spec) for name, file in paths.items()]
+        except OSError as error:
+            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+        return cls(paths, layouts, spec)
+
+    @property
+    def sequence_count(self) -> int:
+        return self.order.sequence_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self.order.fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`.
+
+        Raises:
+            SourceUnavailable: a file cannot be opened or read now; retry.
+            CorruptData: a file has another size than when it was opened.
+            OutOfRange, Rejected: no such data index; too many at a time.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        tokens = self.order.spec.empty_tokens(data_ids)
+        runs = self.order.locate(data_ids)
+        if not self._read_what_is_cached(runs, tokens):
+            await asyncio.to_thread(self._read, runs, tokens)
+        return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        with self._lock:
+            self._open_files.clear()
+
+    def _read_what_is_cached(self, runs: Sequence[Run], tokens: Tokens) -> bool:
+        """Whether all of it could be read without waiting for a file to be opened or for the disk."""
+        if self._nowait is None or tokens.nbytes > MAX_INLINE_BYTES:
+            return False
+        try:
+            return self._read_runs(runs, tokens, self._nowait)
+        except BlockingIOError:
+            return False
+        except OSError:  # the file system does not know the flag
+            self._nowait = None
+            return False
+
+    def _read(self, runs: Sequence[Run], tokens: Tokens) -> None:
+        try:
+            self._read_runs(runs, tokens, 0)
+        except OSError as error:
+            raise SourceUnavailable(f"a token file cannot be read: {error}") from error
+
+    def _read_runs(self, runs: Sequence[Run], tokens: Tokens, flags: int) -> bool:
+        """Fills `tokens` and says True; with flags, says False instead of opening a file or reading one in part."""
+        view = tokens.view(np.uint8).data
+        spec, begin = self.order.spec, 0
+        for run in runs:
+            file = self._file(run.file, may_open=not flags)
+            if file is None:
+                return False
+            offset = self._files[run.file][1].offset_bytes(run.sequence, spec)
+            end = begin + run.length * spec.sequence_bytes
+            while begin < end:
+                count = os.preadv(file.fd, [view[begin:end]], offset, flags)
+                begin, offset = begin + count, offset + count
+                if begin < end and flags:
+                    return False
+                if not count:
+                    path = self._files[run.file][0]
+                    raise CorruptData(f"{path} ends at byte {offset}; it was longer", path=str(path))
+        return True
+
+    def _file(self, number: int, may_open: bool) -> _OpenFile | None:
+        with self._lock:
+            file = self._open_files.get(number)
+            if file is not None:
+                self._open_files.move_to_end(number)
+                return file
+        if not may_open:
+            return None
+        path, layout = self._files[number]
+        file = _OpenFile(path, layout.size_bytes)
+        with self._lock:
+            if not self._closed:
+                self._open_files[number] = file
+                if len(self._open_files) > MAX_OPEN_FILES:
+                    self._open_files.popitem(last=False)
+        return file
+
+
+def _read_layout(name: str, path: Path, spec: DatasetSpec) -> TokenFile:
+    with path.open("rb") as file:
+        return layout_of(name, os.fstat(file.fileno()).st_size, file.read(HEAD_BYTES), spec)

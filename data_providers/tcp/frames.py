@@ -1,0 +1,178 @@
+"""The frames of the TCP data protocol, version 1.
+
+A connection carries frames both ways. Each begins with a header of 12 bytes, little-endian:
+
+| bytes | field |
+|---|---|
+| 2 | `EP` |
+| 1 | the protocol's version |
+| 1 | the kind of the frame |
+| 4 | the request's number, chosen by the client; an answer repeats it |
+| 4 | the payload's length in bytes |
+
+The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: what it serves) or `ERROR`.
+Then the client sends any number of `GET`s (two unsigned 64-bit integers: the first and last data index) without waiting,
+and the server answers them in order, each with `SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON:
+kind and reason). The rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from data_providers.protocol import (
+    MAX_SEQUENCE_BYTES,
+    CorruptData,
+    DataErrorKind,
+    DatasetSpec,
+    OutOfRange,
+    Rejected,
+    SourceUnavailable,
+)
+from state.documents import HexSha256
+from state.errors import DataError, InvalidDocument
+from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.messages import MAX_MESSAGE_CHARS
+from state.wire import WIRE_CONFIG, canonical_json, parse_document
+
+PROTOCOL_VERSION = 1
+HEADER = struct.Struct("<2sBBII")
+HEADER_BYTES = HEADER.size
+MAX_JSON_BYTES = 16 * 1024
+MAX_SAMPLES_BYTES = max(4 * 1024**2, MAX_SEQUENCE_BYTES)
+"""The largest payload of tokens; a client asks for more in several requests."""
+
+MAX_REQUEST_NUMBER = 2**32 - 1
+MAX_TICKET_CHARS = 8 * 1024
+
+_MAGIC = b"EP"
+_GET = struct.Struct("<QQ")
+
+
+class FrameKind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    WELCOME = 2
+    GET = 3
+    SAMPLES = 4
+    ERROR = 5
+
+
+MAX_PAYLOAD_BYTES = {
+    FrameKind.HELLO: MAX_JSON_BYTES,
+    FrameKind.WELCOME: MAX_JSON_BYTES,
+    FrameKind.GET: _GET.size,
+    FrameKind.SAMPLES: MAX_SAMPLES_BYTES,
+    FrameKind.ERROR: MAX_JSON_BYTES,
+}
+
+
+class FrameHeader(NamedTuple):
+    """A header that was checked; `length` is the payload's, in bytes."""
+
+    kind: FrameKind
+    request: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who asks: the run, and the ticket that the coordinator gave the client."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    run_id: Annotated[str, Field(max_length=256)]
+    ticket: Annotated[str, Field(max_length=MAX_TICKET_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the server serves, as `DataProvider` and `DatasetSpec` describe it."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    fingerprint: HexSha256
+    token_size_bytes: Annotated[int, Field(ge=2, le=4, multiple_of=2)]
+    sequence_length: Annotated[int, Field(ge=1, le=MAX_SEQUENCE_BYTES // 2)]
+    sequence_count: Annotated[int, Field(ge=1, le=MAX_BATCH_NUMBER)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request or a connection failed: a `DataError`'s kind and message."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    kind: DataErrorKind
+    reason: str
+
+
+def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
+    """The 12 bytes that announce a payload of `length` bytes."""
+    return HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, request, length)
+
+
+def parse_header(header: bytes | memoryview) -> FrameHeader:
+    """The header in 12 bytes.
+
+    Raises:
+        InvalidDocument: the peer speaks another protocol or version, or announces more than the frame may hold.
+    """
+    magic, version, kind, request, length = HEADER.unpack(header)
+    if magic != _MAGIC or version != PROTOCOL_VERSION:
+        raise InvalidDocument(f"not the data protocol's version {PROTOCOL_VERSION}: {bytes(header[:3])!r}")
+    if kind not in MAX_PAYLOAD_BYTES:
+        raise InvalidDocument(f"a frame of unknown kind {kind}")
+    kind = FrameKind(kind)
+    if length > MAX_PAYLOAD_BYTES[kind]:
+        raise InvalidDocument(f"a {kind.name} frame of {length} bytes; at most {MAX_PAYLOAD_BYTES[kind]}")
+    return FrameHeader(kind, request, length)
+
+
+def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | Failure) -> bytes:
+    """A whole frame around a document."""
+    payload = canonical_json(document)
+    return frame_header(kind, request, len(payload)) + payload
+
+
+def get_frame(request: int, data_ids: BatchId) -> bytes:
+    """A whole `GET` frame for a closed interval of data indices."""
+    return frame_header(FrameKind.GET, request, _GET.size) + _GET.pack(data_ids.start, data_ids.end)
+
+
+def parse_get(payload: bytes) -> BatchId:
+    """The data indices of a `GET`.
+
+    Raises:
+        InvalidInput: the payload is no closed interval of data indices; the client's fault.
+    """
+    if len(payload) != _GET.size:
+        raise InvalidDocument(f"a GET of {len(payload)} bytes; it has {_GET.size}")
+    return BatchId(*_GET.unpack(payload))
+
+
+def failure_of(error: DataError) -> Failure:
+    """The error as it travels."""
+    return Failure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
+
+
+def error_of(payload: bytes) -> DataError:
+    """The error in an `ERROR` frame's payload.
+
+    Raises:
+        InvalidDocument: it is none.
+    """
+    failure = parse_document(Failure, payload)
+    kinds: dict[DataErrorKind, type[DataError]] = {
+        kind.kind: kind for kind in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
+    }
+    return kinds[failure.kind](failure.reason, by="data server")
+
+
+def welcome_of(spec: DatasetSpec, fingerprint: str, sequence_count: int | None) -> Welcome:
+    """What a server of this dataset says to a client."""
+    return Welcome(HexSha256(fingerprint), spec.token_size_bytes, spec.sequence_length, sequence_count)

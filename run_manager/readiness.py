@@ -1,0 +1,73 @@
+"""Telling the coordinator that this client holds the replica and the data, whenever it must be told (again).
+
+The rule kept here: readiness is owed once per Warmup and once per session, because each of them starts the coordinator's
+knowledge anew; and by a client that is not in the roster once per round.
+"""
+
+import asyncio
+from functools import partial
+
+from run_manager.coordinator_client import CoordinatorApi
+from run_manager.progress import BecameReady, Observer
+from run_manager.replica_builder import ReplicaKeeper
+from run_manager.session import Member
+from state.errors import Refused
+from state.messages import ReadyReport, Standing
+
+REPLICA_DIFFERS = "replica-differs"
+
+
+class Readiness:
+    """What this client has reported.
+
+    Args:
+        member: asks the coordinator.
+        keeper: holds the replica.
+        data_fingerprint: of the dataset that this client's provider delivers.
+        observer: told when the coordinator knows.
+    """
+
+    def __init__(self, member: Member, keeper: ReplicaKeeper, data_fingerprint: str, observer: Observer) -> None:
+        self._member = member
+        self._keeper = keeper
+        self._data_fingerprint = data_fingerprint
+        self._observer = observer
+        self._reported_session: int | None = None
+        self._reporting = asyncio.Lock()
+
+    def owe(self) -> None:
+        """The coordinator no longer takes this client for ready."""
+        self._reported_session = None
+
+    async def ensure(self, step: int) -> None:
+        """Reports replica `step`, once it is held, unless that is known already.
+
+        Raises:
+            Refused: `fingerprint-differs` (for good), or what passes with the next document (`behind`, `not-now`).
+            Desync: the replica differs however often it is rebuilt.
+        """
+        async with self._reporting:
+            while self._reported_session != self._member.session_number:
+                held = await self._keeper.at(step)
+                report = ReadyReport(held.step, held.digest, self._data_fingerprint)
+                number = self._member.session_number
+                try:
+                    await self._member.call(partial(_send, report=report))
+                except Refused as refusal:
+                    if refusal.kind != REPLICA_DIFFERS:
+                        raise
+                    if self._keeper.held is held:
+                        self._keeper.distrust(refusal.message)
+                    continue
+                self._reported_session = number
+                self._observer(BecameReady(held.step))
+
+    async def keep(self, step: int) -> None:
+        """Reports replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""
+        while True:
+            await self.ensure(step)
+            await self._member.session_after(self._reported_session or 0)
+
+
+async def _send(api: CoordinatorApi, report: ReadyReport) -> Standing:
+    return await api.report_ready(report)

@@ -1,0 +1,124 @@
+"""The client's step machine: run documents in, steps started and cancelled.
+
+`run_manager/step_table.py` holds the table and says which step follows; this module carries it out. `apply_state` is
+prompt: a step runs in a task of its own, and a document that overtakes it cancels it and waits until it has ended. A
+document that changes nothing for the present step (`_key`) leaves it alone. The results of a round are followed by a
+task that lives from the round's first document to its last, across Training and Witness.
+"""
+
+import asyncio
+import logging
+
+from run_manager.progress import StepEntered, StepRefused
+from run_manager.round_results import RoundResults
+from run_manager.session import FATAL_KINDS
+from run_manager.slot import Slot
+from run_manager.step_context import Step, StepContext, round_of
+from run_manager.step_table import StepName, next_step
+from run_manager.steps.cooldown import CooldownStep
+from run_manager.steps.training import TrainingStepMetadata
+from run_manager.steps.warmup import WarmupStep
+from run_manager.steps.witness import WitnessStep
+from state.documents import RoundHead, RunDocument
+from state.errors import Refused
+
+log = logging.getLogger(__name__)
+
+
+class StepStateMachine:
+    """The steps Warmup, Training, Witness and Cooldown of one client.
+
+    Args:
+        context: what the steps work with.
+        group: where they run; it must outlive the machine.
+    """
+
+    def __init__(self, context: StepContext, group: asyncio.TaskGroup) -> None:
+        self._context = context
+        self._step_slot = Slot(group, "step")
+        self._results_slot = Slot(group, "round results")
+        self._results: RoundResults | None = None
+        self._last_round: RoundHead | None = None
+        self._key: tuple[object, ...] | None = None
+        self._warmup: tuple[object, ...] | None = None
+        self.step = StepName.OBSERVING
+
+    async def apply_state(self, document: RunDocument) -> None:
+        """Takes the step that the document asks for.
+
+        Raises:
+            Desync: no step allows the document; nothing was changed.
+        """
+        goal = next_step(self.step, document, self._last_round)
+        self._context.keeper.aim(document)
+        key = self._key_of(goal, document)
+        if goal is self.step and key == self._key:
+            return
+        self.step, self._key = goal, key
+        await self._step_slot.replace(None)
+        await self._follow_results(document)
+        step = self._make(goal, document)
+        self._context.observer(StepEntered(goal.value, document))
+        log.debug("step_entered", extra={"step_name": goal.value, "version": document.version})
+        if step is not None:
+            await self._step_slot.replace(self._run(goal, step))
+
+    async def start_anew(self) -> None:
+        """Forgets every round that was seen; the next document is the first."""
+        await self.stop()
+        self.step, self._key, self._last_round, self._results, self._warmup = StepName.OBSERVING, None, None, None, None
+
+    async def stop(self) -> None:
+        """Cancels the present step and waits until it has ended; bounded."""
+        await self._step_slot.replace(None)
+        await self._results_slot.replace(None)
+
+    def _key_of(self, goal: StepName, document: RunDocument) -> tuple[object, ...]:
+        """What of the document the step depends on: another key starts it again."""
+        mine = document.checkpointer == self._context.member.client_id
+        match goal:
+            case StepName.TRAINING | StepName.WITNESS:
+                return (document.round,)
+            case StepName.WARMUP:
+                return (document.epoch, document.phase_started_s, document.step, document.checkpoint, mine)
+            case StepName.COOLDOWN:
+                return (document.epoch, document.step, document.checkpoint, mine)
+            case _:
+                return ()
+
+    async def _follow_results(self, document: RunDocument) -> None:
+        head = document.round
+        if head is None:
+            self._results = None
+            await self._results_slot.replace(None)
+        elif self._results is None or head != self._last_round:
+            self._last_round = head
+            self._results = RoundResults(self._context, head)
+            await self._results_slot.replace(self._results.run())
+
+    def _make(self, goal: StepName, document: RunDocument) -> Step | None:
+        match goal:
+            case StepName.WARMUP:
+                warmup = (document.lineage, document.epoch, document.phase_started_s)
+                if warmup != self._warmup:
+                    self._warmup = warmup
+                    self._context.readiness.owe()
+                return WarmupStep(self._context, document)
+            case StepName.TRAINING:
+                return TrainingStepMetadata(self._context, document)
+            case StepName.WITNESS:
+                results = self._results or RoundResults(self._context, round_of(document))
+                return WitnessStep(self._context, document, results)
+            case StepName.COOLDOWN:
+                return CooldownStep(self._context, document)
+            case _:
+                return None
+
+    async def _run(self, name: StepName, step: Step) -> None:
+        try:
+            await step.run()
+        except Refused as refusal:
+            if refusal.kind in FATAL_KINDS:
+                raise
+            log.info("step_refused", extra={"step_name": name.value, "kind": refusal.kind, "reason": refusal.message})
+            self._context.observer(StepRefused(name.value, refusal.kind, refusal.message))

@@ -1,0 +1,29 @@
+"""The Cooldown step: the epoch's checkpoint. Everybody claims a digest, the elected checkpointer uploads the bytes."""
+
+from run_manager.checkpointing import claim_replica, publish_checkpoint
+from run_manager.step_context import StepContext
+from state.documents import RunDocument
+
+
+class CooldownStep:
+    """Cooldown of one run document."""
+
+    def __init__(self, context: StepContext, document: RunDocument) -> None:
+        self._context = context
+        self._document = document
+
+    async def run(self) -> None:
+        """Reports this client's replica, with its bytes if this client is the checkpointer.
+
+        Raises:
+            Refused: the checkpoint is verified meanwhile, or this client was not in the epoch; nothing is lost by it.
+        """
+        context, document = self._context, self._document
+        step = document.step - 1
+        held = await context.keeper.at(step)
+        if document.checkpoint is not None and document.checkpoint.step == step:
+            return
+        if document.checkpointer == context.member.client_id:
+            await publish_checkpoint(context, held)
+        else:
+            await claim_replica(context, held)

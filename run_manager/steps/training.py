@@ -1,0 +1,135 @@
+"""The Training step: from the run document's round to a published result, or to a reported failure.
+
+The names are those of specs/data-provider.md: `start` computes `assign_data_for_state`, gives the `data_assignments` to
+`fetch_data`, and `train` receives from its channel. Fetching begins before the replica is there, because it depends on
+the assignment alone.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from run_manager.data_fetcher import BatchReceiver, failure_kind
+from run_manager.progress import RoundFailed, RoundTrained
+from run_manager.replica_builder import HeldReplica
+from run_manager.step_context import StepContext, round_of
+from run_manager.trainers.protocol import RoundPlan, TrainedRound, plan_round
+from state.documents import RoundHead, RunDocument
+from state.errors import DataError, TrainerFailed
+from state.intervals import BatchId
+from state.messages import MAX_MESSAGE_CHARS, FailureReport, ResultCommitment, ResultMetrics
+from state.results import ResultHeader, encode_result
+from state.tensors import Tensors
+from state.wire import Sha256, sha256_hex
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A result before it is published."""
+
+    round: TrainedRound
+    held: HeldReplica
+    train_s: float
+
+
+class TrainingStepMetadata:
+    """The internal data of one training step."""
+
+    def __init__(self, context: StepContext, document: RunDocument) -> None:
+        self._context = context
+        self._document = document
+        self._head = round_of(document)
+
+    async def run(self) -> None:
+        """The machine's name for `start`."""
+        await self.start()
+
+    async def start(self) -> None:
+        """Trains this client's data assignment of the round and publishes the result; stays ready for the next round.
+
+        Raises:
+            Refused: the round moved on, or the result breaks a rule; the next round goes on without harm.
+        """
+        context, head = self._context, self._head
+        view = await context.rounds.of(head)
+        client_id = context.member.client_id
+        if client_id not in view.positions:
+            context.readiness.owe()
+        data_assignments = view.assignments.get(client_id, ())
+        if data_assignments:
+            trained = await self._train_or_report(data_assignments)
+            if trained is not None:
+                await self._publish(trained)
+        await context.readiness.keep(head.step - 1)
+
+    async def train(self, plan: RoundPlan, held: HeldReplica, receiver: BatchReceiver) -> TrainedRound:
+        """What the plan's local steps come to, from this replica, on the samples that the receiver delivers.
+
+        Raises:
+            DataError: the provider's own; `receiver.failed_batch` says where.
+            TrainerFailed: the trainer cannot take the step.
+        """
+        self._context.tentative.forget()
+        return await self._context.trainer.train(plan, held.replica.parameters, receiver)
+
+    async def _train_or_report(self, data_assignments: tuple[BatchId, ...]) -> _Trained | None:
+        context, head = self._context, self._head
+        config, llm = context.state.config, context.state.model.LLM
+        plan = plan_round(
+            head.step,
+            data_assignments,
+            config.data_indices_per_batch,
+            context.state.merge.local_steps,
+            llm.lr_schedule,
+        )
+        failure: DataError | TrainerFailed | None = None
+        async with asyncio.TaskGroup() as group:
+            receiver = context.fetcher.fetch_data(data_assignments, group)
+            held = await context.keeper.at(head.step - 1)
+            started_s = context.clock.monotonic_s()
+            try:
+                trained = await self.train(plan, held, receiver)
+            except (DataError, TrainerFailed) as error:
+                failure = error
+            finally:
+                receiver.close()
+        if failure is not None:
+            await self._report(failure, receiver.failed_batch)
+            return None
+        return _Trained(trained, held, context.clock.monotonic_s() - started_s)
+
+    async def _publish(self, trained: _Trained) -> None:
+        context, head = self._context, self._head
+        header = ResultHeader(
+            run_id=self._document.run_id,
+            step=head.step,
+            attempt=head.attempt,
+            client_id=context.member.client_id,
+            work_sha256=head.work_sha256,
+            replica_digest=trained.held.digest,
+        )
+        data, sha256 = await context.worker.run(partial(_encode, header, trained.round.difference))
+        metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
+        commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
+        context.tentative.published(sha256)
+        await context.member.call(lambda api: api.commit_result(commitment))
+        await context.exchange.publish(sha256, data)
+        context.observer(
+            RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256)
+        )
+
+    async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
+        context, head = self._context, self._head
+        kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
+        report = FailureReport(head.step, head.attempt, kind, failure.message[:MAX_MESSAGE_CHARS], batch_id)
+        log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": failure.message})
+        context.observer(RoundFailed(head.step, head.attempt, kind, failure.message, batch_id))
+        await context.member.call(lambda api: api.report_failure(report))
+
+
+def _encode(header: ResultHeader, difference: Tensors) -> tuple[bytes, Sha256]:
+    data = encode_result(header, difference)
+    return data, sha256_hex(data)

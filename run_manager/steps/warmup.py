@@ -1,0 +1,85 @@
+"""The Warmup step: getting the model, making it where there is none yet, and reporting to be ready."""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+
+from run_manager.checkpointing import publish_checkpoint
+from run_manager.replica_builder import HeldReplica
+from run_manager.step_context import StepContext
+from state.documents import RunDocument
+from state.errors import InvalidDocument, InvalidInput
+from state.model_config import LocalCheckpoint
+from state.replica import Replica, parse_checkpoint, replica_digest
+from state.tensors import InvalidTensorFile, Tensors, layout_of, parse_tensor_file
+from state.wire import Sha256
+
+GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
+MAX_PARAMETERS_BYTES = 16 * 1024**3
+
+
+class WarmupStep:
+    """Warmup of one run document."""
+
+    def __init__(self, context: StepContext, document: RunDocument) -> None:
+        self._context = context
+        self._document = document
+
+    async def run(self) -> None:
+        """Publishes the first checkpoint if this client is to, or waits for the replica and reports to be ready.
+
+        Raises:
+            Refused: `fingerprint-differs`, for good; others pass with the next document.
+            InvalidInput: this client is to load the initial parameters, and its file does not hold them.
+        """
+        context, document = self._context, self._document
+        if document.checkpoint is not None:
+            await context.readiness.keep(document.step - 1)
+        elif document.checkpointer == context.member.client_id:
+            held = await self._initial_replica(document.step - 1)
+            await publish_checkpoint(context, held)
+
+    async def _initial_replica(self, step: int) -> HeldReplica:
+        """The run's first replica, made or loaded by this client alone; nobody recomputes it."""
+        context = self._context
+        if context.keeper.held is not None and context.keeper.held.step == step:
+            return context.keeper.held
+        seed = hashlib.sha256(GENESIS_DOMAIN + context.member.run_id.encode()).digest()
+        parameters = await context.trainer.initial_parameters(seed)
+        source = context.state.model.LLM.checkpoint
+        if isinstance(source, LocalCheckpoint):
+            wanted = layout_of(parameters)
+            parameters = await context.worker.run(partial(load_parameters, Path(source.path)))
+            if layout_of(parameters) != wanted:
+                raise InvalidInput(f"{source.path} holds the parameters of another model than the run's")
+        held = await context.worker.run(partial(_first_replica, step, parameters))
+        context.keeper.adopt(held)
+        return held
+
+
+def _first_replica(step: int, parameters: Tensors) -> HeldReplica:
+    momentum = {name: values * 0 for name, values in parameters.items()}
+    replica = Replica(step, parameters, momentum)
+    return HeldReplica(replica, Sha256(replica_digest(replica)))
+
+
+def load_parameters(path: Path) -> Tensors:
+    """The parameters in a safetensors file: a checkpoint of another run, or float32 tensors under the model's names.
+
+    Raises:
+        InvalidInput: no such file, or it holds something else; the fault of whoever wrote the state file.
+    """
+    try:
+        if path.stat().st_size > MAX_PARAMETERS_BYTES:
+            raise InvalidInput(f"{path} is larger than {MAX_PARAMETERS_BYTES} bytes")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"initial parameters {path}: {error.strerror}", path=str(path)) from error
+    try:
+        return parse_checkpoint(data).parameters
+    except InvalidDocument:
+        pass_on = data
+    try:
+        return parse_tensor_file(pass_on).tensors()
+    except InvalidTensorFile as error:
+        raise InvalidInput(f"initial parameters {path}: {error.message}", path=str(path)) from error

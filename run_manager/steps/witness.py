@@ -1,0 +1,31 @@
+"""The Witness step: no result is accepted any more; a witness says what it holds before the phase closes."""
+
+import asyncio
+
+from run_manager.round_results import RoundResults
+from run_manager.step_context import StepContext, round_of
+from state.documents import RunDocument
+
+PATIENCE = 0.5
+"""The part of the phase for which a witness waits until it holds everything, before it attests what it holds."""
+
+
+class WitnessStep:
+    """RoundWitness of one round. `results` goes on by itself and attests once it holds everything."""
+
+    def __init__(self, context: StepContext, document: RunDocument, results: RoundResults) -> None:
+        self._context = context
+        self._head = round_of(document)
+        self._results = results
+
+    async def run(self) -> None:
+        """Attests what is held, unless everything was attested before.
+
+        Raises:
+            Refused: the round is over; nothing is lost by it.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE * self._context.state.config.round_witness_time):
+                await self._results.finished.wait()
+        except TimeoutError:
+            await self._results.attest_what_is_held()
