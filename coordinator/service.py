@@ -106,6 +106,7 @@ class CoordinatorService:
         self.published = Published.of(document_of(run, version))
         self.accepting = False
         self.failure: str | None = None
+        self.started = asyncio.Event()
         self._documents.remember(run)
 
     @classmethod
@@ -148,6 +149,7 @@ class CoordinatorService:
         for waiting in group:
             waiting.answer.result()
         self.accepting = True
+        self.started.set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commit_groups())
@@ -345,6 +347,11 @@ class CoordinatorService:
                 log.warning("tick_refused", extra={"kind": error.kind})
 
     # Reading
+
+    def release_readers(self) -> None:
+        """Answer everyone who waits, because the service stops."""
+        self._news.set()
+        self._results_news.set()
 
     def now_s(self) -> float:
         """Seconds on the run's clock."""

@@ -193,7 +193,7 @@ class DataFetcher:
         return batch
 
     async def _narrow(self, request: Request, error: DataError) -> BatchId:
-        """The first single batch of a failed request that fails for good on its own, or what it could be narrowed to."""
+        """The first batch of a failed request that fails for good on its own, or what it could be narrowed to."""
         blamed = request.batch_id
         if isinstance(error, SourceUnavailable):
             return blamed

@@ -1,7 +1,7 @@
 """Telling the coordinator that this client holds the replica and the data, whenever it must be told (again).
 
-The rule kept here: readiness is owed once per Warmup and once per session, because each of them starts the coordinator's
-knowledge anew; and by a client that is not in the roster once per round.
+The rule kept here: readiness is owed once per Warmup and once per session, because each of them starts the
+coordinator's knowledge anew; and by a client that is not in the roster once per round.
 """
 
 import asyncio

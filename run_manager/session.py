@@ -28,7 +28,7 @@ JOINS_WINDOW_S = 60.0
 """A client whose sessions are superseded so often shares its key with another process, and must stop."""
 MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
-WITHDRAW_TIMEOUT_S = 5.0
+WITHDRAW_TIMEOUT_S = 2.0
 
 UNAUTHORIZED = "unauthorized"
 PASSING_KINDS = frozenset({"overloaded", "store-failed", "run-full"})
@@ -94,7 +94,7 @@ class Member:
 
     @property
     def wait_s(self) -> float:
-        """How long a long poll may take: at most a third of what the coordinator takes for silence (DESIGN, section 5)."""
+        """How long a long poll may take: at most a third of what the coordinator takes for silence (DESIGN §5)."""
         return 0.0 if self._session is None else min(self._session.client_timeout_s / 3, MAX_WAIT_S)
 
     def data_ticket(self) -> str:
@@ -207,8 +207,8 @@ class Member:
         if full and now_s - self._joined_at_s[0] < JOINS_WINDOW_S:
             raise Refused(
                 UNAUTHORIZED,
-                f"{MAX_JOINS_IN_WINDOW} sessions of client {self.client_id} were superseded within {JOINS_WINDOW_S:g} s: "
-                "another process uses the same key",
+                f"{MAX_JOINS_IN_WINDOW} sessions of client {self.client_id} were superseded within "
+                f"{JOINS_WINDOW_S:g} s: another process uses the same key",
             )
         self._joined_at_s.append(now_s)
 

@@ -1,11 +1,13 @@
 """What the steps of a running client share, and what they know of a round."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from run_manager.backoff import Clock
+from run_manager.coordinator_client import CoordinatorApi
 from run_manager.data_fetcher import DataFetcher
 from run_manager.exchange import Exchange
 from run_manager.progress import Observer
@@ -68,23 +70,25 @@ class RoundViews:
         self._rosters: OrderedDict[Sha256, Roster] = OrderedDict()
         self._work: OrderedDict[Sha256, WorkList] = OrderedDict()
         self._view: RoundView | None = None
+        self._fetching = asyncio.Lock()
 
     async def of(self, head: RoundHead) -> RoundView:
         """The view of the round that the run document names."""
-        if self._view is None or self._view.head != head:
-            roster = await self._cached(
-                self._rosters, head.roster_sha256, lambda: self._member.call(lambda api: api.roster(head.roster_sha256))
-            )
-            work = await self._cached(
-                self._work, head.work_sha256, lambda: self._member.call(lambda api: api.work(head.work_sha256))
-            )
-            self._view = RoundView.of(head, roster, work)
-        return self._view
+        async with self._fetching:
+            if self._view is None or self._view.head != head:
+                roster = await self._cached(
+                    self._rosters, head.roster_sha256, lambda api: api.roster(head.roster_sha256)
+                )
+                work = await self._cached(self._work, head.work_sha256, lambda api: api.work(head.work_sha256))
+                self._view = RoundView.of(head, roster, work)
+            return self._view
 
-    async def _cached(self, cache: OrderedDict[Sha256, T], sha256: Sha256, fetch: Callable[[], Awaitable[T]]) -> T:
+    async def _cached(
+        self, cache: OrderedDict[Sha256, T], sha256: Sha256, fetch: Callable[[CoordinatorApi], Awaitable[T]]
+    ) -> T:
         found = cache.get(sha256)
         if found is None:
-            cache[sha256] = found = await fetch()
+            cache[sha256] = found = await self._member.call(fetch)
             while len(cache) > MAX_CACHED_DOCUMENTS:
                 cache.popitem(last=False)
         return found

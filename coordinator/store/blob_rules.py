@@ -1,4 +1,4 @@
-"""What every blob store refuses, in the same words: bytes of another length or digest, and more than there is room for."""
+"""What every blob store refuses, in the same words: another length or digest, and more than there is room for."""
 
 from state.errors import Refused
 from state.wire import Sha256
@@ -24,9 +24,8 @@ def check_content(sha256: Sha256, size_bytes: int, received_bytes: int, received
 def check_room(needed_bytes: int, max_total_bytes: int) -> None:
     """Raises `Refused("blobs-full")` when the store would grow beyond its bound."""
     if needed_bytes > max_total_bytes:
-        raise Refused(
-            "blobs-full", f"the blobs would take {needed_bytes} bytes; [blobs] max_total_bytes is {max_total_bytes}"
-        )
+        bound = f"[blobs] max_total_bytes is {max_total_bytes}"
+        raise Refused("blobs-full", f"the blobs would take {needed_bytes} bytes; {bound}")
 
 
 def blob_not_found(sha256: Sha256) -> Refused:

@@ -1,8 +1,8 @@
 """The journal's file format: segments of checksummed records, and what a damaged end means.
 
 A segment file holds an 8-byte magic with the format's version, then records. A record is a header of 20 bytes
-(little-endian: u32 body length, u64 sequence, 8 bytes of BLAKE2b over length, sequence and body) and the body. The first
-record is the snapshot that opens the segment.
+(little-endian: u32 body length, u64 sequence, 8 bytes of BLAKE2b over length, sequence and body) and the body. The
+first record is the snapshot that opens the segment.
 
 The rule kept here: a record counts when it is whole. The last one of the last segment may be torn, because the machine
 stopped while it was written and nobody was told that it is kept; then it is dropped and reported. Anything else that
@@ -107,12 +107,8 @@ def _any_whole_entry_after(data: bytes, offset: int, last_sequence: int) -> bool
     return following is not None and following[0] == last_sequence + 2
 
 
-def segment_of(parsed: Parsed, epoch: int) -> Segment:
+def segment_of(parsed: Parsed, number: int) -> Segment:
     """The parsed file as a segment."""
     (sequence, body), *records = parsed.entries
-    return Segment(
-        epoch,
-        Snapshot(sequence, body),
-        tuple(JournalRecord(number, text) for number, text in records),
-        parsed.torn_bytes,
-    )
+    following = tuple(JournalRecord(later, text) for later, text in records)
+    return Segment(number, Snapshot(sequence, body), following, parsed.torn_bytes)

@@ -10,10 +10,11 @@ A connection carries frames both ways. Each begins with a header of 12 bytes, li
 | 4 | the request's number, chosen by the client; an answer repeats it |
 | 4 | the payload's length in bytes |
 
-The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: what it serves) or `ERROR`.
-Then the client sends any number of `GET`s (two unsigned 64-bit integers: the first and last data index) without waiting,
-and the server answers them in order, each with `SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON:
-kind and reason). The rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
+The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: what it serves) or
+`ERROR`. Then the client sends any number of `GET`s (two unsigned 64-bit integers: the first and last data index)
+without waiting, and the server answers them in order, each with `SAMPLES`, whose payload is the tokens' own bytes, or
+with `ERROR` (JSON: kind and reason). An `ERROR` with request number 0 is about the connection, which then ends. The
+rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
 """
 
 import struct
@@ -44,6 +45,9 @@ HEADER_BYTES = HEADER.size
 MAX_JSON_BYTES = 16 * 1024
 MAX_SAMPLES_BYTES = max(4 * 1024**2, MAX_SEQUENCE_BYTES)
 """The largest payload of tokens; a client asks for more in several requests."""
+
+CONNECTION_REQUEST = 0
+"""The request number of frames that are about the connection."""
 
 MAX_REQUEST_NUMBER = 2**32 - 1
 MAX_TICKET_CHARS = 8 * 1024

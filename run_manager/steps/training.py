@@ -15,7 +15,7 @@ from run_manager.progress import RoundFailed, RoundTrained
 from run_manager.replica_builder import HeldReplica
 from run_manager.step_context import StepContext, round_of
 from run_manager.trainers.protocol import RoundPlan, TrainedRound, plan_round
-from state.documents import RoundHead, RunDocument
+from state.documents import RunDocument
 from state.errors import DataError, TrainerFailed
 from state.intervals import BatchId
 from state.messages import MAX_MESSAGE_CHARS, FailureReport, ResultCommitment, ResultMetrics
@@ -117,9 +117,7 @@ class TrainingStepMetadata:
         context.tentative.published(sha256)
         await context.member.call(lambda api: api.commit_result(commitment))
         await context.exchange.publish(sha256, data)
-        context.observer(
-            RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256)
-        )
+        context.observer(RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256))
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
         context, head = self._context, self._head

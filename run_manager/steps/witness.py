@@ -1,10 +1,13 @@
 """The Witness step: no result is accepted any more; a witness says what it holds before the phase closes."""
 
 import asyncio
+import logging
 
 from run_manager.round_results import RoundResults
 from run_manager.step_context import StepContext, round_of
 from state.documents import RunDocument
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 0.5
 """The part of the phase for which a witness waits until it holds everything, before it attests what it holds."""
@@ -28,4 +31,5 @@ class WitnessStep:
             async with asyncio.timeout(PATIENCE * self._context.state.config.round_witness_time):
                 await self._results.finished.wait()
         except TimeoutError:
-            await self._results.attest_what_is_held()
+            log.info("witness_time_short", extra={"step": self._head.step})
+        await self._results.attest_what_is_held()

@@ -85,9 +85,7 @@ class _Abandoned(Exception):
 class _LocalSteps:
     """One round's local steps, on copies of its own. Its methods run in the worker, one after the other."""
 
-    def __init__(
-        self, plan: RoundPlan, context: int, optimizer: AdamW | None, state: AdamWState
-    ) -> None:
+    def __init__(self, plan: RoundPlan, context: int, optimizer: AdamW | None, state: AdamWState) -> None:
         self.abandoned = threading.Event()
         self.state = state
         self._plan = plan

@@ -52,7 +52,10 @@ def _ensure_embedded(trainer: str, state: StateFile) -> None:
     architecture = state.model.LLM.architecture
     if architecture is not Architecture.EPOCHAL_NGRAM:
         raise _unsupported(
-            trainer, "model.LLM.architecture", architecture.value, f"{Architecture.EPOCHAL_NGRAM.value} with this trainer"
+            trainer,
+            "model.LLM.architecture",
+            architecture.value,
+            f"{Architecture.EPOCHAL_NGRAM.value} with this trainer",
         )
 
 

@@ -1,0 +1,98 @@
+"""Reading requests and writing responses: bounded bodies, strict parsing, bytes that are serialised once."""
+
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from state.errors import Refused
+from state.wire import canonical_json, parse_document
+
+MAX_BODY_BYTES = 64 * 1024
+IMMUTABLE = "public, max-age=31536000, immutable"
+_BEARER = "bearer "
+
+T = TypeVar("T")
+
+
+def bearer_token(headers: Headers) -> str | None:
+    """The token of an `Authorization: Bearer` header."""
+    value = headers.get("authorization", "")
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else None
+
+
+async def read_message(request: Request, kind: type[T]) -> T:
+    """The request's body as a message, at most `MAX_BODY_BYTES` of it.
+
+    Raises:
+        Refused: `body-too-large`.
+        InvalidDocument: it is not such a message.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+    return parse_document(kind, bytes(body))
+
+
+def document_response(document: Any, cache: str = "no-store") -> Response:
+    """A document as canonical JSON."""
+    return json_response(canonical_json(document), cache)
+
+
+def json_response(body: bytes, cache: str = "no-store") -> Response:
+    """JSON bytes that are ready."""
+    return Response(body, headers={"Cache-Control": cache}, media_type="application/json")
+
+
+def whole_number(request: Request, name: str, default: int) -> int:
+    """A query parameter that is a natural number.
+
+    Raises:
+        Refused: `invalid-parameter`.
+    """
+    text = request.query_params.get(name)
+    return default if text is None else parse_whole(name, text)
+
+
+def parse_whole(name: str, text: str) -> int:
+    """The number, -1 or greater (clients that know nothing yet ask for what follows version -1)."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -2
+    if not -1 <= number < 2**63:
+        raise Refused("invalid-parameter", f"{name}={text[:40]} is not a whole number from -1")
+    return number
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """A bounded number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise Refused("invalid-parameter", f"{name}={text[:40]} is not a number of seconds")
+    return seconds
+
+
+def seconds(request: Request, name: str, default: float) -> float:
+    """A query parameter that is a number of seconds."""
+    text = request.query_params.get(name)
+    return default if text is None else parse_seconds(name, text)
+
+
+def openapi_body(kind: Any) -> dict[str, Any]:
+    """How OpenAPI describes a message, although its parsing is our own."""
+    schema = TypeAdapter(kind).json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def openapi_answer(kind: Any) -> dict[int | str, dict[str, Any]]:
+    """How OpenAPI describes an answer."""
+    schema = TypeAdapter(kind).json_schema()
+    return {200: {"description": kind.__name__, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,75 @@
+"""The run document by long poll: the one route that thousands of clients wait on.
+
+A bare ASGI endpoint. What wakes a client sends bytes that were serialised once for all; no model, no dependency and no
+middleware of ours lies in between.
+"""
+
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.exchange import bearer_token, parse_seconds, parse_whole
+from coordinator.api.problems import problem_response
+from coordinator.desk import Desk
+from coordinator.published import Published
+from state.errors import EpochalError, Refused
+
+MAX_LONG_POLLS = 20_000
+"""Requests that may wait at a time; one more is refused as `overloaded`."""
+
+
+class RunDocumentEndpoint:
+    """`GET /v1/runs/{run_id}?after=V&lineage=L&wait_s=W`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.waiting_count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        try:
+            published, seen = await self._published(scope)
+        except EpochalError as error:
+            await problem_response(error)(scope, _no_body, send)
+            return
+        if published is None or published.etag == seen:
+            etag = self._desk.service.published.etag if published is None else published.etag
+            await Response(status_code=304, headers={"ETag": etag})(scope, _no_body, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": _headers(published)})
+        await send({"type": "http.response.body", "body": published.body})
+
+    async def _published(self, scope: Scope) -> tuple[Published | None, str | None]:
+        desk = self._desk
+        desk.check_run(scope["path_params"]["run_id"])
+        headers = Headers(scope=scope)
+        token = bearer_token(headers)
+        client_id = None if token is None else desk.authenticate(token)
+        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        after = parse_whole("after", query.get("after", "-1"))
+        wait_s = parse_seconds("wait_s", query.get("wait_s", "0"))
+        if self.waiting_count >= MAX_LONG_POLLS:
+            raise Refused("overloaded", f"{MAX_LONG_POLLS} requests wait already")
+        self.waiting_count += 1
+        try:
+            published = await desk.wait_published(after, query.get("lineage"), wait_s)
+        finally:
+            self.waiting_count -= 1
+        if client_id is not None:
+            desk.service.heard(client_id)
+        return published, headers.get("if-none-match")
+
+
+def _headers(published: Published) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(published.body)),
+        (b"cache-control", b"no-cache"),
+        (b"etag", published.etag.encode()),
+    ]
+
+
+async def _no_body() -> dict[str, str]:
+    return {"type": "http.disconnect"}

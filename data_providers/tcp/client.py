@@ -1,0 +1,287 @@
+"""Samples from a TCP data server (`frames.py` has the protocol).
+
+One connection serves all calls: requests are sent without waiting, and tokens are received straight into the answer's
+own memory. A connection that breaks fails the calls under way with `SourceUnavailable`; the next call connects again,
+and the server must then still serve the same dataset.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
+from data_providers.tcp.frames import (
+    CONNECTION_REQUEST,
+    HEADER_BYTES,
+    MAX_REQUEST_NUMBER,
+    FrameHeader,
+    FrameKind,
+    Hello,
+    Welcome,
+    error_of,
+    get_frame,
+    json_frame,
+    parse_header,
+)
+from state.errors import DataError, InternalError, InvalidDocument
+from state.intervals import BatchId
+from state.wire import parse_document
+
+CONNECT_TIMEOUT_S = 15.0
+"""For a connection with its handshake; above what a server's gate may wait for its coordinator."""
+
+ANSWER_TIMEOUT_S = 60.0
+"""For one `get_samples`; above it the connection is given up."""
+
+PIECE_BYTES = 1024**2
+"""A call is sent as requests of about so many bytes each, at least one sample."""
+
+DISCARD_BYTES = 64 * 1024
+"""Payloads that nobody waits for any more are received in parts of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataServerAddress:
+    """Where the server is, and which run its client belongs to."""
+
+    host: str
+    port: int
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"tcp://{self.host}:{self.port}"
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One `get_samples` under way: done when no piece is missing."""
+
+    done: asyncio.Future[None]
+    missing: int
+
+    def fail(self, error: DataError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """Receives frames, each payload straight into the memory where it belongs."""
+
+    def __init__(self, address: DataServerAddress) -> None:
+        self._address = address
+        self._pieces: dict[int, tuple[_Call, memoryview]] = {}
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._frame: FrameHeader | None = None
+        self._target = self._header
+        self._filled = 0
+        self._left_to_discard = 0
+        self._last_request = 0
+        self.transport: asyncio.Transport | None = None
+        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self.lost: DataError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise InternalError("a TCP connection without a byte transport")
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drop(SourceUnavailable(f"{self._address} closed the connection{f': {exc}' if exc else ''}"))
+
+    def drop(self, error: DataError) -> None:
+        """Ends the connection, and every call under way with `error`."""
+        self.lost = self.lost or error
+        for call, _ in self._pieces.values():
+            call.fail(self.lost)
+        self._pieces.clear()
+        if not self.welcome.done():
+            self.welcome.set_exception(self.lost)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def send(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def request(self, call: _Call, data_ids: BatchId, target: memoryview) -> int:
+        """Asks for a piece of a call, to be received into `target`; returns the request's number."""
+        self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
+        self._pieces[self._last_request] = (call, target)
+        self.send(get_frame(self._last_request, data_ids))
+        return self._last_request
+
+    def forget(self, requests: list[int]) -> None:
+        """Nobody waits for these any more; what still comes of them is discarded."""
+        for request in requests:
+            self._pieces.pop(request, None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
+        return self._target[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled < len(self._target):
+            return
+        try:
+            if self._frame is None:
+                self._begin_payload(parse_header(self._header))
+            else:
+                self._end_payload(self._frame)
+        except InvalidDocument as error:
+            self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {error.message}"))
+
+    def _begin_payload(self, frame: FrameHeader) -> None:
+        self._frame, self._filled = frame, 0
+        if frame.kind is not FrameKind.SAMPLES:
+            self._target = memoryview(bytearray(frame.length))
+        elif frame.request in self._pieces:
+            self._target = self._pieces[frame.request][1]
+            if len(self._target) != frame.length:
+                raise InvalidDocument(f"{frame.length} bytes of samples where {len(self._target)} were asked for")
+        else:
+            self._left_to_discard = frame.length
+            self._target = memoryview(bytearray(min(frame.length, DISCARD_BYTES)))
+        if not frame.length:
+            self._end_payload(frame)
+
+    def _end_payload(self, frame: FrameHeader) -> None:
+        payload, self._filled = self._target, 0
+        if self._left_to_discard:
+            self._left_to_discard -= len(payload)
+            if self._left_to_discard:
+                self._target = payload[: min(len(payload), self._left_to_discard)]
+                return
+        self._frame, self._target = None, self._header
+        if frame.kind is FrameKind.SAMPLES:
+            call, _ = self._pieces.pop(frame.request, (None, None))
+            if call is not None:
+                call.missing -= 1
+                if not call.missing and not call.done.done():
+                    call.done.set_result(None)
+        elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
+            self.welcome.set_result(parse_document(Welcome, bytes(payload)))
+        elif frame.kind is FrameKind.ERROR:
+            error = error_of(bytes(payload))
+            if frame.request != CONNECTION_REQUEST:
+                call, _ = self._pieces.pop(frame.request, (None, None))
+                if call is not None:
+                    call.fail(error)
+            else:
+                self.drop(error)
+        else:
+            raise InvalidDocument(f"an unexpected {frame.kind.name} frame")
+
+
+class TcpDataProvider:
+    """A `DataProvider` over a TCP data server. Make one with `open`."""
+
+    def __init__(self, address: DataServerAddress, ticket: Callable[[], str], connection: _Connection) -> None:
+        self._address = address
+        self._ticket = ticket
+        self._connection = connection
+        self._welcome = connection.welcome.result()
+        self._spec = DatasetSpec(self._welcome.token_size_bytes, self._welcome.sequence_length)
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, address: DataServerAddress, ticket: Callable[[], str]) -> Self:
+        """A provider over the dataset that the server serves.
+
+        Args:
+            address: of the server.
+            ticket: gives the client's current ticket, whenever a connection is made.
+
+        Raises:
+            SourceUnavailable: the server cannot be reached now; retry.
+            Rejected: it does not admit this client, and says why.
+        """
+        return cls(address, ticket, await _connect(address, ticket()))
+
+    @property
+    def sequence_count(self) -> int | None:
+        return self._welcome.sequence_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self._welcome.fingerprint
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of one sample, as the server says."""
+        return self._spec.sequence_length
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`.
+
+        Raises:
+            SourceUnavailable: the connection broke, or no answer came in time; retry.
+            CorruptData: the server's data are corrupt, or no longer those of before.
+            OutOfRange: no such data index.
+            Rejected: the server refuses, and says why; or too many data indices at a time.
+        """
+        connection = await self._connected()
+        tokens = self._spec.empty_tokens(data_ids)
+        view = tokens.view(np.uint8).data
+        per_piece = max(PIECE_BYTES // self._spec.sequence_bytes, 1)
+        starts = range(data_ids.start, data_ids.end + 1, per_piece)
+        call = _Call(asyncio.get_running_loop().create_future(), len(starts))
+        requests: list[int] = []
+        for start in starts:
+            end = min(start + per_piece - 1, data_ids.end)
+            begin_bytes = (start - data_ids.start) * self._spec.sequence_bytes
+            end_bytes = (end + 1 - data_ids.start) * self._spec.sequence_bytes
+            requests.append(connection.request(call, BatchId(start, end), view[begin_bytes:end_bytes]))
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await call.done
+        except TimeoutError as error:
+            late = SourceUnavailable(f"{self._address} does not answer in {ANSWER_TIMEOUT_S} s")
+            connection.drop(late)
+            raise late from error
+        finally:
+            connection.forget(requests)
+        return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        async with self._connecting:
+            self._connection.drop(SourceUnavailable("the provider was closed"))
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            if self._closed:
+                raise InternalError("get_samples after aclose")
+            if self._connection.lost is None:
+                return self._connection
+            connection = await _connect(self._address, self._ticket())
+            served = connection.welcome.result()
+            if served != self._welcome:
+                changed = CorruptData(
+                    f"{self._address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
+                )
+                connection.drop(changed)
+                raise changed
+            self._connection = connection
+            return connection
+
+
+async def _connect(address: DataServerAddress, ticket: str) -> _Connection:
+    """A connection whose handshake is done."""
+    connection = _Connection(address)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.get_running_loop().create_connection(lambda: connection, address.host, address.port)
+            hello = Hello(address.run_id, ticket)
+            connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, hello))
+            await connection.welcome
+    except BaseException as error:
+        connection.welcome.cancel()
+        connection.drop(SourceUnavailable(f"{address} was given up"))
+        if isinstance(error, OSError):  # a TimeoutError is one, too
+            raise SourceUnavailable(f"{address} cannot be reached: {str(error) or 'no answer in time'}") from error
+        raise
+    return connection

@@ -1,0 +1,41 @@
+"""Who may read what from a data server: the question that it asks, and the answer where everyone may read all."""
+
+from typing import Protocol
+
+from state.intervals import BatchId
+from state.wire import ClientId
+
+ANYONE = ClientId("0" * 32)
+"""The client id of everyone at an open gate."""
+
+
+class Gate(Protocol):
+    """Decides for a data server. Both methods may wait, within a bound of their own, for news from elsewhere."""
+
+    async def admit(self, ticket: str) -> ClientId:
+        """The client whose ticket it is.
+
+        Raises:
+            Rejected: the ticket is not valid here; the client's fault.
+            SourceUnavailable: the gate cannot tell now; retry.
+        """
+        ...
+
+    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+        """Nothing, when the client may read this closed interval of data indices.
+
+        Raises:
+            Rejected: it may not; the client's fault.
+            SourceUnavailable: the gate cannot tell now; retry.
+        """
+        ...
+
+
+class OpenGate:
+    """A `Gate` for a data server without a coordinator: everyone may read everything."""
+
+    async def admit(self, ticket: str) -> ClientId:  # noqa: ARG002 - any ticket, even none, is good
+        return ANYONE
+
+    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+        """Nothing, always."""

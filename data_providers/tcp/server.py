@@ -1,0 +1,210 @@
+"""The TCP data server: serves one `DataProvider` to the clients that its gate admits (`frames.py` has the protocol).
+
+Each connection is answered in the order of its requests, one at a time, and the next request is read only when the last
+answer has left, so that a connection holds one answer in memory however much its client asks for. Everything that a
+client can make last has a bound in `ServerLimits`.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.tcp.frames import (
+    CONNECTION_REQUEST,
+    HEADER_BYTES,
+    MAX_SAMPLES_BYTES,
+    FrameHeader,
+    FrameKind,
+    Hello,
+    failure_of,
+    frame_header,
+    json_frame,
+    parse_get,
+    parse_header,
+    welcome_of,
+)
+from data_providers.tcp.gate import Gate
+from state.errors import DataError, InternalError, InvalidInput
+from state.intervals import BatchId
+from state.wire import ClientId, parse_document
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a data server.
+
+    Attributes:
+        max_connections: further ones are told to come again, and closed.
+        handshake_timeout_s: from the connection to a whole `HELLO`.
+        idle_timeout_s: without a request, a connection is closed; the client connects again when it needs to.
+        send_timeout_s: for a client to take one answer.
+        shutdown_timeout_s: for answers under way when the server closes.
+    """
+
+    max_connections: int = 1024
+    handshake_timeout_s: float = 10.0
+    idle_timeout_s: float = 300.0
+    send_timeout_s: float = 60.0
+    shutdown_timeout_s: float = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    task: asyncio.Task[None]
+    busy: bool = False
+    """Something is being answered; otherwise the connection waits for its client and may be closed at any time."""
+
+
+class DataServer:
+    """Serves a provider on a socket. `start`, then `aclose`; the provider stays its owner's to close."""
+
+    def __init__(
+        self,
+        provider: DataProvider,
+        spec: DatasetSpec,
+        gate: Gate,
+        run_id: str,
+        limits: ServerLimits = ServerLimits(),
+    ) -> None:
+        self._provider = provider
+        self._spec = spec
+        self._gate = gate
+        self._run_id = run_id
+        self._limits = limits
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._connection_ended = asyncio.Event()
+        self._closing = False
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens, and returns the port, which the system chooses when `port` is 0.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        self._server = await asyncio.start_server(self._serve, host, port)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        _log.info("data server listens", extra={"host": host, "port": bound, "fingerprint": self._provider.fingerprint})
+        return bound
+
+    async def aclose(self) -> None:
+        """Takes no more connections, finishes the answers under way within the bound, and closes. May be repeated."""
+        if self._server is None:
+            return
+        self._closing = True
+        self._server.close()
+        for connection in self._connections:
+            if not connection.busy:
+                connection.writer.close()
+        try:
+            async with asyncio.timeout(self._limits.shutdown_timeout_s):
+                await self._all_ended()
+        except TimeoutError:
+            for connection in self._connections:
+                connection.writer.transport.abort()
+                connection.task.cancel()
+            await self._all_ended()
+        await self._server.wait_closed()
+
+    async def _all_ended(self) -> None:
+        while self._connections:
+            self._connection_ended.clear()
+            await self._connection_ended.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise InternalError("a connection is served outside a task")
+        connection = _Connection(reader, writer, task)
+        is_full = len(self._connections) >= self._limits.max_connections
+        self._connections.add(connection)
+        try:
+            if is_full or self._closing:
+                await self._send_error(connection, CONNECTION_REQUEST, SourceUnavailable("the data server is full"))
+                return
+            await self._converse(connection)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            _log.debug("data connection ended", extra={"error": type(error).__name__})
+        except Exception:  # our bug or a provider's: this client sees a broken connection, the others nothing
+            _log.exception("data connection failed")
+        finally:
+            writer.close()
+            self._connections.discard(connection)
+            self._connection_ended.set()
+
+    async def _converse(self, connection: _Connection) -> None:
+        client_id = await self._shake_hands(connection)
+        if client_id is None:
+            return
+        while not self._closing:
+            try:
+                header, payload = await self._read_frame(connection, FrameKind.GET, self._limits.idle_timeout_s)
+                data_ids = parse_get(payload)
+            except InvalidInput as error:
+                await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
+                return
+            try:
+                tokens = await self._samples(client_id, data_ids)
+            except DataError as error:
+                facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
+                _log.info("request failed", extra=facts)
+                await self._send_error(connection, header.request, error)
+            else:
+                connection.writer.write(frame_header(FrameKind.SAMPLES, header.request, len(tokens)))
+                await self._send(connection, tokens)
+
+    async def _samples(self, client_id: ClientId, data_ids: BatchId) -> memoryview:
+        """The bytes of the samples, if the client may have them."""
+        size_bytes = (data_ids.end - data_ids.start + 1) * self._spec.sequence_bytes
+        if size_bytes > MAX_SAMPLES_BYTES:
+            raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
+        await self._gate.allow(client_id, data_ids)
+        batch = await self._provider.get_samples(data_ids)
+        return batch.input_ids.view(np.uint8).data
+
+    async def _shake_hands(self, connection: _Connection) -> ClientId | None:
+        """The admitted client; None when it was turned away."""
+        try:
+            _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
+            hello = parse_document(Hello, payload)
+            if hello.run_id != self._run_id:
+                raise Rejected(f"this data server serves the run {self._run_id}, not {hello.run_id}")
+            client_id = await self._gate.admit(hello.ticket)
+        except InvalidInput as error:
+            await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
+            return None
+        except DataError as error:
+            _log.info("client turned away", extra={"error": str(error)})
+            await self._send_error(connection, CONNECTION_REQUEST, error)
+            return None
+        provider = self._provider
+        welcome = welcome_of(self._spec, provider.fingerprint, provider.sequence_count)
+        await self._send(connection, json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
+        return client_id
+
+    async def _read_frame(
+        self, connection: _Connection, expected: FrameKind, timeout_s: float
+    ) -> tuple[FrameHeader, bytes]:
+        connection.busy = False
+        async with asyncio.timeout(timeout_s):
+            header = parse_header(await connection.reader.readexactly(HEADER_BYTES))
+            if header.kind is not expected:
+                raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
+            payload = await connection.reader.readexactly(header.length)
+        connection.busy = True
+        return header, payload
+
+    async def _send_error(self, connection: _Connection, request: int, error: DataError) -> None:
+        await self._send(connection, json_frame(FrameKind.ERROR, request, failure_of(error)))
+
+    async def _send(self, connection: _Connection, data: bytes | memoryview) -> None:
+        connection.writer.write(data)
+        async with asyncio.timeout(self._limits.send_timeout_s):
+            await connection.writer.drain()

@@ -1,0 +1,69 @@
+"""Agents for tests: real ones, in virtual time, on a `FakeCoordinator` and made-up data."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import DataProvider, DatasetSpec
+from run_manager.agent import Agent
+from run_manager.key import ClientKey
+from run_manager.progress import Event
+from run_manager.run_manager import DataRequest, Equipment
+from run_manager.session import Admission
+from run_manager.trainers.registry import open_trainer
+from run_manager.worker_thread import InlineWorker
+from state.messages import Capabilities
+from tests.support.fake_coordinator import FakeCoordinator, Faults, no_faults
+from tests.support.virtual_time import VirtualClock
+
+E = TypeVar("E")
+
+
+async def open_dummy_provider(request: DataRequest) -> DataProvider:
+    return DummyDataProvider(DatasetSpec(2, request.state.model.LLM.max_seq_len))
+
+
+def key_of(number: int) -> ClientKey:
+    return ClientKey.from_seed(bytes([number]) * 32)
+
+
+@dataclass
+class FakeClient:
+    """An agent and everything that it reported."""
+
+    agent: Agent
+    events: list[Event]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@dataclass
+class ClientSpec:
+    """What is special about a client."""
+
+    trainer: str = "null"
+    faults: Faults = no_faults
+    open_provider: Callable[[DataRequest], Awaitable[DataProvider]] = open_dummy_provider
+    reconnect_bound_s: float = 3600.0
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+def fake_client(coordinator: FakeCoordinator, number: int, spec: ClientSpec | None = None) -> FakeClient:
+    """A client with the key of this number."""
+    spec = spec or ClientSpec()
+    events: list[Event] = []
+    equipment = Equipment(
+        clock=VirtualClock(),
+        jitter=lambda: 0.5,
+        new_worker=lambda name: InlineWorker(),
+        open_provider=spec.open_provider,
+        open_trainer=partial(open_trainer, spec.trainer),
+        observer=events.append,
+    )
+    api = coordinator.api(spec.faults)
+    agent = Agent(api, key_of(number), Admission(spec.capabilities), equipment, spec.reconnect_bound_s)
+    return FakeClient(agent, events)
