@@ -12,11 +12,11 @@ ANYONE = ClientId("0" * 32)
 class Gate(Protocol):
     """Decides for a data server. Both methods may wait, within a bound of their own, for news from elsewhere."""
 
-    async def admit(self, ticket: str) -> ClientId:
-        """The client whose ticket it is.
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        """The client whose ticket it is, for the run that it says.
 
         Raises:
-            Rejected: the ticket is not valid here; the client's fault.
+            Rejected: another run is served, or the ticket is not valid; the client's fault.
             SourceUnavailable: the gate cannot tell now; retry.
         """
         ...
@@ -34,7 +34,7 @@ class Gate(Protocol):
 class OpenGate:
     """A `Gate` for a data server without a coordinator: everyone may read everything."""
 
-    async def admit(self, ticket: str) -> ClientId:  # noqa: ARG002 - any ticket, even none, is good
+    async def admit(self, run_id: str, ticket: str) -> ClientId:  # noqa: ARG002 - any will do
         return ANYONE
 
     async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:

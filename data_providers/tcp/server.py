@@ -66,17 +66,18 @@ class DataServer:
     """Serves a provider on a socket. `start`, then `aclose`; the provider stays its owner's to close."""
 
     def __init__(
-        self,
-        provider: DataProvider,
-        spec: DatasetSpec,
-        gate: Gate,
-        run_id: str,
-        limits: ServerLimits = ServerLimits(),
+        self, provider: DataProvider, spec: DatasetSpec, gate: Gate, limits: ServerLimits = ServerLimits()
     ) -> None:
+        """
+        Args:
+            provider: what to serve; samples of one length.
+            spec: the token size and sequence length of the provider's samples.
+            gate: who may read what.
+            limits: bounds.
+        """
         self._provider = provider
         self._spec = spec
         self._gate = gate
-        self._run_id = run_id
         self._limits = limits
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -174,9 +175,7 @@ class DataServer:
         try:
             _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
-            if hello.run_id != self._run_id:
-                raise Rejected(f"this data server serves the run {self._run_id}, not {hello.run_id}")
-            client_id = await self._gate.admit(hello.ticket)
+            client_id = await self._gate.admit(hello.run_id, hello.ticket)
         except InvalidInput as error:
             await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
             return None

@@ -1,6 +1,7 @@
 """The Warmup step: getting the model, making it where there is none yet, and reporting to be ready."""
 
 import hashlib
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -75,11 +76,9 @@ def load_parameters(path: Path) -> Tensors:
         data = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"initial parameters {path}: {error.strerror}", path=str(path)) from error
-    try:
+    with suppress(InvalidDocument):
         return parse_checkpoint(data).parameters
-    except InvalidDocument:
-        pass_on = data
     try:
-        return parse_tensor_file(pass_on).tensors()
+        return parse_tensor_file(data).tensors()
     except InvalidTensorFile as error:
         raise InvalidInput(f"initial parameters {path}: {error.message}", path=str(path)) from error

@@ -1,0 +1,161 @@
+"""`epochal client`: join a run and train until it ends."""
+
+import asyncio
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from data_providers.factory import open_provider
+from data_providers.protocol import DataProvider
+from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
+from epochal.logs import LogFormat, start_logging
+from epochal.shutdown import Interrupts
+from run_manager.agent import Agent, EndReason
+from run_manager.backoff import DEFAULT_BOUND_S, Patience, SystemClock, system_jitter
+from run_manager.coordinator_client import HttpCoordinatorClient
+from run_manager.key import ClientKey, load_or_create_key
+from run_manager.progress import DocumentArrived, Event, StepEntered
+from run_manager.run_manager import DataRequest, Equipment
+from run_manager.session import Admission
+from run_manager.trainers.protocol import Trainer
+from run_manager.trainers.registry import open_trainer
+from run_manager.worker_thread import Worker, WorkerThread
+from state.config import StateFile
+from state.messages import Capabilities
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """What a client was asked for."""
+
+    url: str
+    key_path: Path | None
+    trainer: str
+    data: str | None
+    share: int
+    invitation: str | None
+    verify: bool | str
+    reconnect_bound_s: float
+
+
+def client(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The coordinator, such as http://host:8000.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The client's key, made if missing; it keeps its place. Default: a new key."),
+    ] = None,
+    trainer: Annotated[str, typer.Option(help="numpy, or null (no arithmetic).")] = "numpy",
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="LOCATION", help="Where this machine has the run's data: path, URL, tcp://host:port."),
+    ] = None,
+    share: Annotated[int, typer.Option(min=1, help="Batches per round, relative to the other clients' shares.")] = 1,
+    invitation: Annotated[str | None, typer.Option(help="The code of an invitation, if the run needs one.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Certificate authorities to trust for the coordinator.")] = None,
+    reconnect_s: Annotated[
+        float, typer.Option("--reconnect", min=1, help="Seconds to keep trying a coordinator that does not answer.")
+    ] = DEFAULT_BOUND_S,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Join a run and train until it ends. Ctrl-C finishes the round and withdraws; a second one stops at once."""
+    start_logging(log_format, verbose=verbose)
+    verify = True if tls_ca is None else str(tls_ca)
+    run_to_end(_run(ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s)))
+
+
+def base_url(url: str) -> str:
+    """The coordinator's own URL, of a URL that may name its run too."""
+    return url.partition("/v1/")[0].rstrip("/")
+
+
+async def _run(options: ClientOptions) -> None:
+    key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
+    patience = Patience(SystemClock(), system_jitter(), options.reconnect_bound_s)
+    api = await HttpCoordinatorClient.connect(base_url(options.url), patience, options.verify)
+    try:
+        agent = Agent(
+            api,
+            key,
+            Admission(Capabilities(batches_per_round=options.share, trainer=options.trainer), options.invitation),
+            _equipment(options),
+            options.reconnect_bound_s,
+        )
+        await _run_agent(agent)
+    finally:
+        await api.aclose()
+
+
+async def _run_agent(agent: Agent) -> None:
+    running = asyncio.current_task()
+    assert running is not None
+    stopped = asyncio.Event()
+
+    def leave() -> None:
+        log.info("leaving_after_this_round")
+        agent.finish_and_withdraw()
+
+    def stop() -> None:
+        stopped.set()
+        running.cancel()
+
+    interrupts = Interrupts(leave, stop)
+    try:
+        end = await agent.run()
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+        running.uncancel()
+        say("stopped")
+        return
+    finally:
+        interrupts.restore()
+    held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
+    say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
+
+
+def _equipment(options: ClientOptions) -> Equipment:
+    async def provider(request: DataRequest) -> DataProvider:
+        return await open_provider(request.state, request.ticket, options.data)
+
+    def trainer(state: StateFile, worker: Worker) -> Trainer:
+        return open_trainer(options.trainer, state, worker)
+
+    return Equipment(
+        clock=SystemClock(),
+        jitter=system_jitter(),
+        new_worker=WorkerThread,
+        open_provider=provider,
+        open_trainer=trainer,
+        observer=log_event,
+    )
+
+
+def log_event(event: Event) -> None:
+    """One log line per event; the run document itself only with `--verbose`."""
+    fields: dict[str, Any] = asdict(event)
+    name = _snake(type(event).__name__)
+    if isinstance(event, DocumentArrived | StepEntered):
+        document = event.document
+        fields = {"version": document.version, "phase": document.run_state.value, "run_step": document.step}
+        if isinstance(event, StepEntered):
+            fields["step_name"] = event.step_name
+        log.debug(name, extra=fields)
+        return
+    if "message" in fields:
+        fields["detail"] = fields.pop("message")
+    log.info(name, extra=fields)
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(client)

@@ -1,0 +1,127 @@
+"""`epochal coordinator` and `epochal data-server`: what a run's operator keeps running."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.serve import ServeOptions, serving
+from epochal import __version__
+from epochal.data_server import DataServerOptions, run_configuration, serving_data
+from epochal.files import read_data_config, read_supported_state
+from epochal.logs import LogFormat, start_logging
+from epochal.processes import LISTENING
+from epochal.shutdown import until_interrupted
+from run_manager.backoff import Patience, SystemClock, system_jitter
+from state.config import StateFile, check_together
+from state.errors import EpochalError
+
+RUNS_FOLDER = Path("runs")
+
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How log lines look.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
+def say(text: str) -> None:
+    """A line on standard output, at once: whoever started this process may wait for it."""
+    typer.echo(text)
+    sys.stdout.flush()
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The known error inside a group, or the first one."""
+    known = group.subgroup(EpochalError)
+    found = (known or group).exceptions[0]
+    return first_error(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine; one known error comes out of it, however many tasks failed."""
+    try:
+        asyncio.run(main)
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def coordinator(
+    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")],
+    data_config: Annotated[
+        Path | None, typer.Option("--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8000,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run is kept; an existing one is resumed. Default: runs/RUN_ID.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a run: hold its state, assign its data, keep its results. The same command resumes a run directory."""
+    start_logging(log_format, verbose=verbose)
+    state = read_supported_state(state_path)
+    if data_config is not None:
+        check_together(state, str(state_path), read_data_config(data_config), str(data_config))
+    options = ServeOptions(
+        run_dir=run_dir or RUNS_FOLDER / state.run_id,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        version=__version__,
+        source=str(state_path),
+    )
+    run_to_end(_serve_run(state, options, data_config))
+
+
+async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(state, options))
+        if served.admin_token is not None:
+            say(f"admin token (shown this once): {served.admin_token}")
+        if data_config is not None:
+            verify = True if options.tls_cert is None else str(options.tls_cert)
+            data_options = DataServerOptions(data_config, served.url, verify=verify)
+            host, port = await stack.enter_async_context(serving_data(state, data_options))
+            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+        say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
+        await until_interrupted()
+
+
+def data_server(
+    data_path: Annotated[Path, typer.Argument(metavar="DATA.toml", help="The data server's file.")],
+    coordinator_url: Annotated[str, typer.Option("--coordinator", metavar="URL", help="The run's coordinator.")],
+    host: Annotated[str | None, typer.Option(help="Where to listen. Default: as data_location says.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default: as the run's data_location says.")
+    ] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Certificate authorities to trust for the coordinator.")] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a run's data over TCP, to each client what it is assigned."""
+    start_logging(log_format, verbose=verbose)
+    read_data_config(data_path)
+    verify = True if tls_ca is None else str(tls_ca)
+    run_to_end(_serve_data(DataServerOptions(data_path, coordinator_url, host, port, verify)))
+
+
+async def _serve_data(options: DataServerOptions) -> None:
+    patience = Patience(SystemClock(), system_jitter())
+    state = await run_configuration(options.coordinator_url, patience, options.verify)
+    async with serving_data(state, options) as (host, port):
+        say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+        await until_interrupted()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(coordinator)
+    app.command("data-server")(data_server)

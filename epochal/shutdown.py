@@ -1,0 +1,36 @@
+"""Ctrl-C and termination, as events: the first asks, the second insists."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM. Use inside a running loop; `restore` when done."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+        self._callbacks = [on_first, on_second]
+        self._loop = asyncio.get_running_loop()
+        for number in self.SIGNALS:
+            self._loop.add_signal_handler(number, self._interrupted)
+
+    def _interrupted(self) -> None:
+        if self._callbacks:
+            self._callbacks.pop(0)()
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number in self.SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+
+async def until_interrupted() -> None:
+    """Return at the first SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    interrupts = Interrupts(stop.set, stop.set)
+    try:
+        await stop.wait()
+    finally:
+        interrupts.restore()

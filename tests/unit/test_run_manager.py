@@ -1,0 +1,464 @@
+"""`run_manager/run_manager.py` and what it drives: real agents on the real machine, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.stimuli import ClientsFellSilent
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
+from run_manager.agent import ClientEnd, EndReason
+from run_manager.progress import (
+    Attested,
+    BecameReady,
+    CoordinatorFound,
+    CoordinatorLost,
+    Joined,
+    ReplicaDistrusted,
+    ReplicaHeld,
+    RoundFailed,
+    RoundTrained,
+)
+from run_manager.run_manager import DataRequest
+from run_manager.step_context import TentativeState
+from run_manager.trainers.null_trainer import NullTrainer
+from run_manager.worker_thread import Worker
+from state.config import StateFile
+from state.documents import Outcome, OutcomeEntry
+from state.errors import CoordinatorUnreachable, Desync, Refused, TrainerFailed
+from state.intervals import BatchId
+from state.model_config import NgramConfig
+from state.phases import RunState
+from state.replica import parse_checkpoint, replica_digest
+from state.wire import Seed, Sha256
+from tests.support.fake_clients import ClientSpec, FakeClient, fake_client, key_of
+from tests.support.fake_coordinator import FakeCoordinator
+from tests.support.states import state_file
+from tests.support.virtual_time import run_virtually
+
+
+@asynccontextmanager
+async def serving(state: StateFile) -> AsyncIterator[tuple[FakeCoordinator, asyncio.TaskGroup]]:
+    coordinator = FakeCoordinator(state)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(coordinator.serve())
+        async with asyncio.timeout(5000):
+            yield coordinator, group
+        task.cancel()
+
+
+async def play(state: StateFile, *specs: ClientSpec) -> tuple[FakeCoordinator, list[FakeClient], list[ClientEnd]]:
+    """A whole run with one client per spec."""
+    async with serving(state) as (coordinator, group):
+        clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs, start=1)]
+        tasks = [group.create_task(client.agent.run()) for client in clients]
+        ends = [await task for task in tasks]
+    return coordinator, clients, ends
+
+
+def test_run_three_clients_hold_equal_replicas_at_every_step() -> None:
+    numpy = ClientSpec(trainer="numpy")
+    coordinator, clients, ends = run_virtually(play(state_file(config__total_steps=4), numpy, numpy, numpy))
+    held = [{event.step: event.replica_digest for event in client.of(ReplicaHeld)} for client in clients]
+    assert held[0] == held[1] == held[2]
+    assert sorted(held[0]) == [0, 1, 2, 3, 4]
+    assert {end.reason for end in ends} == {EndReason.FINISHED}
+    assert {end.step for end in ends} == {4}
+    checkpoint = coordinator.document.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.replica_digest == ends[0].replica_digest == held[0][4]
+    assert replica_digest(parse_checkpoint(coordinator.blobs[checkpoint.blob_sha256])) == held[0][4]
+    assert coordinator.applied and len(coordinator.outcomes) == 4
+    assert len(set(held[0].values())) == 5
+
+
+def test_run_a_fast_rounds_requests_are_few() -> None:
+    """Round trips are what a round costs, so a change that adds one must be meant."""
+    coordinator, _, _ = run_virtually(play(state_file(config__total_steps=6), *[ClientSpec()] * 3))
+    counts = {name: sum(asked == name for _, asked in coordinator.requests) for _, name in coordinator.requests}
+    rounds = 6 * 3
+    assert counts["commit_result"] == counts["put_blob"] - 2 == rounds
+    assert counts["outcome"] == counts["work"] == rounds
+    assert counts["roster"] <= 3 * 2
+    assert counts["get_blob"] <= 2 * rounds + 3
+    assert counts["attest"] <= rounds
+    assert counts["results"] <= 3 * rounds
+
+
+class _Provider(DummyDataProvider):
+    """Made-up data, of which some indices are corrupt."""
+
+    def __init__(self, bad: frozenset[int] = frozenset(), fingerprint: str | None = None) -> None:
+        super().__init__(DatasetSpec(2, 16))
+        self.bad = bad
+        self.other_fingerprint = fingerprint
+        self.closed = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return self.other_fingerprint or super().fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        if any(index in data_ids for index in self.bad):
+            raise CorruptData(f"a checksum differs in {data_ids}")
+        return await super().get_samples(data_ids)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        await super().aclose()
+
+
+def with_provider(provider: DataProvider, **fields: Any) -> ClientSpec:
+    async def open_provider(request: DataRequest) -> DataProvider:
+        assert request.ticket().startswith("ticket ")
+        return provider
+
+    return ClientSpec(open_provider=open_provider, **fields)
+
+
+def test_run_batch_that_fails_everywhere_is_reported_narrowly_and_quarantined() -> None:
+    specs = [with_provider(_Provider(frozenset({17}))) for _ in range(3)]
+    coordinator, clients, ends = run_virtually(play(state_file(config__total_steps=6), *specs))
+    assert {failure.batch_id for failure in coordinator.failures} == {BatchId(17, 17)}
+    assert {failure.kind for failure in coordinator.failures} == {"corrupt"}
+    assert [item.batch_id for item in coordinator.run.quarantined] == [BatchId(17, 17)]
+    failed = [event for client in clients for event in client.of(RoundFailed)]
+    assert failed and all("checksum" in event.message for event in failed)
+    assert len({end.replica_digest for end in ends}) == 1
+
+
+def test_run_trainer_that_fails_is_reported_and_the_round_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(NullTrainer):
+        async def train(self, *args: Any) -> Any:
+            raise TrainerFailed("no memory")
+
+    def open_failing(state: StateFile, worker: Worker) -> NullTrainer:
+        return Failing(NgramConfig())
+
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=2)) as (coordinator, group):
+            clients = [fake_client(coordinator, number) for number in (1, 2)]
+            equipment = clients[0].agent._equipment
+            clients[0].agent._equipment = type(equipment)(
+                equipment.clock,
+                equipment.jitter,
+                equipment.new_worker,
+                equipment.open_provider,
+                open_failing,
+                equipment.observer,
+            )
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: len(coordinator.failures) > 0 and len(coordinator.outcomes) > 0)
+            assert coordinator.failures[0].kind == "trainer"
+            assert coordinator.failures[0].batch_id is None
+            assert [entry.client_id for entry in coordinator.outcomes[0].entries] == [key_of(2).client_id]
+            for task in tasks:
+                task.cancel()
+
+    run_virtually(main())
+
+
+def test_run_dataset_with_another_fingerprint_ends_the_client_with_both_named() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__init_min_clients=2)) as (coordinator, group):
+            provider = _Provider(fingerprint="ff" * 32)
+            odd = fake_client(coordinator, 3, with_provider(provider))
+            clients = [fake_client(coordinator, number) for number in (1, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.run_state is RunState.ROUND_TRAIN)
+            with pytest.raises(Refused) as caught:
+                await odd.agent.run()
+            assert caught.value.kind == "fingerprint-differs"
+            assert "ff" * 32 in caught.value.message
+            assert str(coordinator.document.data_fingerprint) in caught.value.message
+            assert key_of(3).client_id not in coordinator.run.members
+            assert provider.closed == 1
+            for task in tasks:
+                await task
+
+    run_virtually(main())
+
+
+def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
+    opened: list[float] = []
+
+    async def open_provider(request: DataRequest) -> DataProvider:
+        opened.append(asyncio.get_running_loop().time())
+        if len(opened) < 4:
+            raise SourceUnavailable("the data server is not up")
+        return _Provider()
+
+    _, clients, ends = run_virtually(play(state_file(), ClientSpec(), ClientSpec(open_provider=open_provider)))
+    assert len(opened) == 4
+    assert ends[0].replica_digest == ends[1].replica_digest
+    assert clients[1].of(BecameReady)
+
+
+def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
+    async def open_provider(request: DataRequest) -> DataProvider:
+        raise CorruptData("there are no token files")
+
+    with pytest.raises(CorruptData):
+        run_virtually(play(state_file(config__init_min_clients=1), ClientSpec(open_provider=open_provider)))
+
+
+def test_run_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=40)) as (coordinator, group):
+            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 8)
+            late = fake_client(coordinator, 3, ClientSpec(trainer="numpy"))
+            tasks.append(group.create_task(late.agent.run()))
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+        assert late.of(ReplicaHeld)[0].origin == "checkpoint"
+        first = late.of(BecameReady)[0].step
+        assert first >= 7
+        assert late.of(RoundTrained)[0].step in (first + 1, first + 2, first + 3)
+        mine = {event.step: event.replica_digest for event in late.of(ReplicaHeld)}
+        theirs = {event.step: event.replica_digest for event in clients[0].of(ReplicaHeld)}
+        assert mine == theirs
+
+    run_virtually(main())
+
+
+def test_run_all_clients_gone_mid_epoch_newcomers_continue_to_the_same_model() -> None:
+    """The digest equals that of a run without the interruption, because the same clients do the same work."""
+
+    async def interrupted(at_step: int | None) -> dict[int, Sha256]:
+        state = state_file(config__total_steps=6, config__init_min_clients=1, merge__inner_state="reset")
+        async with serving(state) as (coordinator, group):
+            client = fake_client(coordinator, 1, ClientSpec(trainer="numpy"))
+            task = group.create_task(client.agent.run())
+            if at_step is not None:
+                await coordinator.wait_for(lambda: coordinator.document.step == at_step)
+                task.cancel()
+                await asyncio.sleep(300)
+                assert not coordinator.run.members
+                client = fake_client(coordinator, 1, ClientSpec(trainer="numpy"))
+                task = group.create_task(client.agent.run())
+            await task
+        return {event.step: event.replica_digest for event in client.of(ReplicaHeld)}
+
+    whole = run_virtually(interrupted(None))
+    rest = run_virtually(interrupted(4))
+    assert rest[0] == whole[0]
+    assert rest[6] == whole[6]
+
+
+def test_run_coordinator_away_for_minutes_is_met_again_by_all_clients() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=12)) as (coordinator, group):
+            clients = [fake_client(coordinator, number) for number in (1, 2, 3)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 5)
+            coordinator.away = True
+            await asyncio.sleep(240)
+            coordinator.away = False
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+        for client in clients:
+            assert len(client.of(CoordinatorLost)) == len(client.of(CoordinatorFound)) == 1
+
+    run_virtually(main())
+
+
+def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
+    async def main() -> None:
+        async with serving(state_file()) as (coordinator, group):
+            client = fake_client(coordinator, 1, ClientSpec(reconnect_bound_s=60))
+            coordinator.away = True
+            with pytest.raises(CoordinatorUnreachable):
+                await client.agent.run()
+            assert 60 <= asyncio.get_running_loop().time() < 70
+
+    run_virtually(main())
+
+
+def test_run_member_taken_for_silent_joins_again_and_is_ready_again() -> None:
+    async def main() -> None:
+        state = state_file(config__total_steps=30, config__client_timeout_s=20)
+        async with serving(state) as (coordinator, group):
+            clients = [fake_client(coordinator, number) for number in (1, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 3)
+            coordinator.submit(ClientsFellSilent, client_ids=(key_of(2).client_id,))
+            ends = [await task for task in tasks]
+        assert len(clients[1].of(Joined)) == 2
+        assert clients[1].of(RoundTrained)[-1].step > 5
+        assert ends[0].replica_digest == ends[1].replica_digest
+
+    run_virtually(main())
+
+
+def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=20)) as (coordinator, group):
+            clients = [fake_client(coordinator, number) for number in (1, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 4)
+            clients[0].agent.finish_and_withdraw()
+            end = await tasks[0]
+            assert end.reason is EndReason.WITHDREW
+            assert clients[0].of(RoundTrained)[-1].step == 4
+            assert key_of(1).client_id in {entry.client_id for entry in coordinator.outcomes[3].entries}
+            assert key_of(1).client_id not in coordinator.run.members
+            assert (await tasks[1]).step == 20
+
+    run_virtually(main())
+
+
+def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__init_min_clients=2)) as (coordinator, group):
+            client = fake_client(coordinator, 1)
+            task = group.create_task(client.agent.run())
+            await coordinator.wait_for(lambda: len(coordinator.run.members) == 1)
+            await asyncio.sleep(1)
+            before_s = asyncio.get_running_loop().time()
+            client.agent.finish_and_withdraw()
+            end = await task
+            assert end == ClientEnd(EndReason.WITHDREW, None, None)
+            assert asyncio.get_running_loop().time() - before_s < 0.1
+            assert not coordinator.run.members
+
+    run_virtually(main())
+
+
+def _tampered(client: FakeClient) -> Coroutine[Any, Any, None]:
+    """Waits for the client's first replica, and changes a bit of it behind everybody's back."""
+
+    async def tamper() -> None:
+        while not client.of(RoundTrained):
+            await asyncio.sleep(0.001)
+        manager = _manager_of(client)
+        keeper = manager._opened.context.keeper
+        held = keeper._held
+        name = next(iter(held.replica.parameters))
+        changed = {**held.replica.parameters, name: held.replica.parameters[name] + np.float32(1)}
+        replica = type(held.replica)(held.step, changed, held.replica.momentum)
+        keeper._held = type(held)(replica, Sha256(replica_digest(replica)))
+
+    return tamper()
+
+
+def _manager_of(client: FakeClient) -> Any:
+    import gc
+
+    from run_manager.run_manager import RunManager
+
+    return next(
+        found
+        for found in gc.get_objects()
+        if isinstance(found, RunManager) and found._member is client.agent._member
+    )
+
+
+def test_run_replica_that_differs_is_rebuilt_and_equal_again() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=10)) as (coordinator, group):
+            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2, 3, 4)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await _tampered(clients[0])
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+        assert len(clients[0].of(ReplicaDistrusted)) >= 1
+        assert not clients[1].of(ReplicaDistrusted)
+
+    run_virtually(main())
+
+
+def test_run_restored_under_another_lineage_is_rebuilt() -> None:
+    """The run goes back to an older truth; the clients follow it because its lineage says so."""
+
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=20)) as (coordinator, group):
+            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 3)
+            backup, applied = coordinator.run, list(coordinator.applied)
+            await coordinator.wait_for(lambda: coordinator.document.step == 9)
+            from dataclasses import replace
+
+            coordinator.applied = applied
+            coordinator.publish(replace(backup, lineage="cd" * 8))
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+        assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
+
+    run_virtually(main())
+
+
+def test_attestation_counts_every_known_result() -> None:
+    _, clients, _ = run_virtually(play(state_file(config__total_steps=3), *[ClientSpec()] * 3))
+    attested = [event for client in clients for event in client.of(Attested)]
+    assert attested
+    assert {(event.received_count, event.known_count) for event in attested} == {(3, 3)}
+
+
+class _CountingTrainer(NullTrainer):
+    def __init__(self) -> None:
+        super().__init__(NgramConfig())
+        self.fate: list[str] = []
+
+    def commit_inner_state(self) -> None:
+        self.fate.append("commit")
+
+    def roll_back_inner_state(self) -> None:
+        self.fate.append("roll back")
+
+
+def _outcome(*results: str) -> Outcome:
+    entries = tuple(
+        OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64)) for result in results
+    )
+    digest = Sha256("00" * 32)
+    return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
+
+
+def test_tentative_state_is_kept_only_with_an_outcome_that_contains_the_result() -> None:
+    trainer = _CountingTrainer()
+    tentative = TentativeState(trainer)
+    tentative.published(Sha256("a" * 64))
+    tentative.settle(_outcome("b", "a"))
+    tentative.settle(_outcome("a"))
+    tentative.published(Sha256("c" * 64))
+    tentative.settle(_outcome("b"))
+    tentative.settle(_outcome("c"))
+    assert trainer.fate == ["commit", "roll back", "roll back", "roll back"]
+
+
+def test_run_replica_that_differs_however_often_it_is_rebuilt_ends_the_client() -> None:
+    """A client whose arithmetic differs must not stay: it would rebuild for ever."""
+
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=30)) as (coordinator, group):
+            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2, 3, 4)]
+            tasks = [group.create_task(client.agent.run()) for client in clients[1:]]
+            odd = group.create_task(_expect_desync(clients[0]))
+            while not clients[0].of(BecameReady):
+                await asyncio.sleep(0.001)
+            merger = _manager_of(clients[0])._opened.merger
+            merger._merge = partial(_wrong_merge, merger._merge)
+            await odd
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+
+    run_virtually(main())
+
+
+async def _expect_desync(client: FakeClient) -> None:
+    with pytest.raises(Desync):
+        await client.agent.run()
+
+
+def _wrong_merge(merge: Any, replica: Any, contributions: Any) -> Any:
+    merged = merge(replica, contributions)
+    momentum = {name: values + np.float32(1e-3) for name, values in merged.momentum.items()}
+    return type(merged)(merged.step, merged.parameters, momentum)
