@@ -139,8 +139,8 @@ class HttpDataProvider:
 
 async def _look_at(client: httpx.AsyncClient, url: str, spec: DatasetSpec) -> _RemoteFile:
     """What the file's first bytes and the headers say of it."""
-    name = unquote(httpx.URL(url).path).rsplit("/", 1)[-1]
     async with _answer(client, url, 0, HEAD_BYTES) as response:
+        name = unquote(httpx.URL(url).path).rsplit("/", 1)[-1]
         first, stop, size_bytes = _what_comes(response, url)
         _check_covers(url, (first, stop), (0, min(HEAD_BYTES, size_bytes)))
         head = bytes(await _body(response, url, stop) if stop else b"")

@@ -109,7 +109,10 @@ class Agent:
         self._document: RunDocument | None = None
 
     def finish_and_withdraw(self) -> None:
-        """Finishes the round under way, then leaves the run. Cancelling `run` leaves at once."""
+        """Leaves the run once nothing is owed to the round under way, before the next one counts on this client.
+
+        Cancelling `run` leaves at once.
+        """
         self._leaving.set()
 
     async def run(self) -> ClientEnd:
@@ -134,7 +137,7 @@ class Agent:
                 tasks = [
                     group.create_task(self._follow(manager), name="follow"),
                     group.create_task(self._member.keep_session(), name="session"),
-                    group.create_task(self._leave_when_asked(), name="leave"),
+                    group.create_task(self._leave_when_asked(manager), name="leave"),
                 ]
                 await self._ended.wait()
                 held = manager.held
@@ -166,10 +169,10 @@ class Agent:
                 self._end(EndReason.FINISHED)
                 return
 
-    async def _leave_when_asked(self) -> None:
+    async def _leave_when_asked(self, manager: RunManager) -> None:
         await self._leaving.wait()
-        if self._document is None or self._document.round is None:
-            self._end(EndReason.WITHDREW)
+        await manager.round_done()
+        self._end(EndReason.WITHDREW)
 
     def _end(self, reason: EndReason) -> None:
         if not self._ended.is_set():

@@ -189,6 +189,11 @@ class RunManager:
         """Replica `step`, as soon as this client holds it; None when its part of the run was never opened."""
         return None if self._opened is None else await self._opened.context.keeper.at(step)
 
+    async def round_done(self) -> None:
+        """Returns when this client owes nothing more to the round under way; at once where there is none."""
+        if self._opened is not None:
+            await self._opened.machine.round_done()
+
     async def aclose(self) -> None:
         """Ends all background work and closes provider, trainer and merger; bounded."""
         await self._init_slot.replace(None)

@@ -38,6 +38,7 @@ class StepStateMachine:
         self._step_slot = Slot(group, "step")
         self._results_slot = Slot(group, "round results")
         self._results: RoundResults | None = None
+        self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
         self._key: tuple[object, ...] | None = None
         self._warmup: tuple[object, ...] | None = None
@@ -67,6 +68,14 @@ class StepStateMachine:
         """Forgets every round that was seen; the next document is the first."""
         await self.stop()
         self.step, self._key, self._last_round, self._results, self._warmup = StepName.OBSERVING, None, None, None, None
+
+    async def round_done(self) -> None:
+        """Returns when this client owes nothing more to the round under way: its result, or its attestation."""
+        training, results = self._training, self._results
+        if results is not None:
+            if training is not None:
+                await training.delivered.wait()
+            await results.finished.wait()
 
     async def stop(self) -> None:
         """Cancels the present step and waits until it has ended; bounded."""
@@ -105,7 +114,8 @@ class StepStateMachine:
                     self._context.readiness.owe()
                 return WarmupStep(self._context, document)
             case StepName.TRAINING:
-                return TrainingStepMetadata(self._context, document)
+                self._training = TrainingStepMetadata(self._context, document)
+                return self._training
             case StepName.WITNESS:
                 results = self._results or RoundResults(self._context, round_of(document))
                 return WitnessStep(self._context, document, results)

@@ -94,17 +94,13 @@ def _entry_at(data: bytes, offset: int) -> tuple[int, bytes] | None:
 
 
 def _any_whole_entry_after(data: bytes, offset: int, last_sequence: int) -> bool:
-    """Whether the record after the damaged one is whole: then the damage is not a torn end.
-
-    The damaged record's own length tells where the next one would begin, if its header is sound.
-    """
-    if offset + _HEAD.size > len(data):
-        return False
-    length, sequence, _ = _HEAD.unpack_from(data, offset)
-    if sequence != last_sequence + 1:
-        return False
-    following = _entry_at(data, offset + _HEAD.size + length)
-    return following is not None and following[0] == last_sequence + 2
+    """Whether a later record is whole: then the damage is not a torn end. Looks at every byte, cheaply first."""
+    furthest = last_sequence + 1 + (len(data) - offset) // _HEAD.size
+    for start in range(offset, len(data) - _HEAD.size + 1):
+        sequence = int.from_bytes(data[start + 4 : start + 12], "little")
+        if last_sequence < sequence <= furthest and _entry_at(data, start) is not None:
+            return True
+    return False
 
 
 def segment_of(parsed: Parsed, number: int) -> Segment:

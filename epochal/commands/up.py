@@ -68,12 +68,20 @@ def _print(found: Report, directory: Path, console: Console) -> None:
     table = Table(title="What happened", show_header=False)
     for name, value in asdict(found).items():
         if name != "problems":
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+            table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
     for problem in found.problems:
         console.print(f"[red]wrong:[/red] {problem}", highlight=False)
     verdict = "[red]the run is not proved[/red]" if found.problems else "[green]everything holds[/green]"
     console.print(f"{verdict} · kept in {directory}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def register(app: typer.Typer) -> None:

@@ -36,12 +36,13 @@ class _Trained:
 
 
 class TrainingStepMetadata:
-    """The internal data of one training step."""
+    """The internal data of one training step. `delivered` is set when nothing more is owed for the assignment."""
 
     def __init__(self, context: StepContext, document: RunDocument) -> None:
         self._context = context
         self._document = document
         self._head = round_of(document)
+        self.delivered = asyncio.Event()
 
     async def run(self) -> None:
         """The machine's name for `start`."""
@@ -53,17 +54,11 @@ class TrainingStepMetadata:
         Raises:
             Refused: the round moved on, or the result breaks a rule; the next round goes on without harm.
         """
-        context, head = self._context, self._head
-        view = await context.rounds.of(head)
-        client_id = context.member.client_id
-        if client_id not in view.positions:
-            context.readiness.owe()
-        data_assignments = view.assignments.get(client_id, ())
-        if data_assignments:
-            trained = await self._train_or_report(data_assignments)
-            if trained is not None:
-                await self._publish(trained)
-        await context.readiness.keep(head.step - 1)
+        try:
+            await self._deliver()
+        finally:
+            self.delivered.set()
+        await self._context.readiness.keep(self._head.step - 1)
 
     async def train(self, plan: RoundPlan, held: HeldReplica, receiver: BatchReceiver) -> TrainedRound:
         """What the plan's local steps come to, from this replica, on the samples that the receiver delivers.
@@ -74,6 +69,18 @@ class TrainingStepMetadata:
         """
         self._context.tentative.forget()
         return await self._context.trainer.train(plan, held.replica.parameters, receiver)
+
+    async def _deliver(self) -> None:
+        context = self._context
+        view = await context.rounds.of(self._head)
+        client_id = context.member.client_id
+        if client_id not in view.positions:
+            context.readiness.owe()
+        data_assignments = view.assignments.get(client_id, ())
+        if data_assignments:
+            trained = await self._train_or_report(data_assignments)
+            if trained is not None:
+                await self._publish(trained)
 
     async def _train_or_report(self, data_assignments: tuple[BatchId, ...]) -> _Trained | None:
         context, head = self._context, self._head

@@ -126,6 +126,10 @@ class FakeCoordinator:
         document = document_of(run, self.document.version)
         if document != self.document:
             self.document = document_of(run, self.document.version + 1)
+        self.publish_document()
+
+    def publish_document(self) -> None:
+        """Wakes everyone who waits for news."""
         self._news.set()
         self._news = asyncio.Event()
 

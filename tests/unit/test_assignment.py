@@ -13,7 +13,6 @@ from state.errors import InvalidInput
 from state.intervals import BatchId, total_batches
 from state.wire import ClientId, Seed, canonical_json, document_digest, parse_document
 
-
 GOLDEN = {3: [(7, 9), (20, 24)], 0: [(40, 41)], 1: [(25, 29)], 2: [(30, 32)]}
 GOLDEN_WITNESSES = [1, 2, 0]
 GOLDEN_CHECKPOINTERS = [3, 2, 1, 0]

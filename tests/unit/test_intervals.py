@@ -1,5 +1,7 @@
 """Batch IDs and interval arithmetic, against plain sets and lists of batch numbers."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ def test_take_positions_beyond_the_list_is_refused() -> None:
 def test_coalesce_gives_sorted_disjoint_intervals_of_the_same_set(items: list[BatchId]) -> None:
     merged = coalesce(items)
     assert batches(merged) == sorted(set(batches(items)))
-    assert all(left.end + 1 < right.start for left, right in zip(merged, merged[1:], strict=False))
+    assert all(left.end + 1 < right.start for left, right in pairwise(merged))
 
 
 @given(lists, lists)

@@ -1,8 +1,10 @@
 """`run_manager/run_manager.py` and what it drives: real agents on the real machine, in virtual time."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +25,9 @@ from run_manager.progress import (
     ReplicaHeld,
     RoundFailed,
     RoundTrained,
+    StepEntered,
 )
-from run_manager.run_manager import DataRequest
+from run_manager.run_manager import DataRequest, RunManager
 from run_manager.step_context import TentativeState
 from run_manager.trainers.null_trainer import NullTrainer
 from run_manager.worker_thread import Worker
@@ -73,7 +76,7 @@ def test_run_three_clients_hold_equal_replicas_at_every_step() -> None:
     assert checkpoint is not None
     assert checkpoint.replica_digest == ends[0].replica_digest == held[0][4]
     assert replica_digest(parse_checkpoint(coordinator.blobs[checkpoint.blob_sha256])) == held[0][4]
-    assert coordinator.applied and len(coordinator.outcomes) == 4
+    assert len(coordinator.outcomes) == 4
     assert len(set(held[0].values())) == 5
 
 
@@ -128,11 +131,12 @@ def test_run_batch_that_fails_everywhere_is_reported_narrowly_and_quarantined() 
     assert {failure.kind for failure in coordinator.failures} == {"corrupt"}
     assert [item.batch_id for item in coordinator.run.quarantined] == [BatchId(17, 17)]
     failed = [event for client in clients for event in client.of(RoundFailed)]
-    assert failed and all("checksum" in event.message for event in failed)
+    assert failed
+    assert all("checksum" in event.message for event in failed)
     assert len({end.replica_digest for end in ends}) == 1
 
 
-def test_run_trainer_that_fails_is_reported_and_the_round_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
     class Failing(NullTrainer):
         async def train(self, *args: Any) -> Any:
             raise TrainerFailed("no memory")
@@ -143,15 +147,7 @@ def test_run_trainer_that_fails_is_reported_and_the_round_goes_on(monkeypatch: p
     async def main() -> None:
         async with serving(state_file(config__total_steps=2)) as (coordinator, group):
             clients = [fake_client(coordinator, number) for number in (1, 2)]
-            equipment = clients[0].agent._equipment
-            clients[0].agent._equipment = type(equipment)(
-                equipment.clock,
-                equipment.jitter,
-                equipment.new_worker,
-                equipment.open_provider,
-                open_failing,
-                equipment.observer,
-            )
+            clients[0].agent._equipment = replace(clients[0].agent._equipment, open_trainer=open_failing)
             tasks = [group.create_task(client.agent.run()) for client in clients]
             await coordinator.wait_for(lambda: len(coordinator.failures) > 0 and len(coordinator.outcomes) > 0)
             assert coordinator.failures[0].kind == "trainer"
@@ -203,8 +199,13 @@ def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
     async def open_provider(request: DataRequest) -> DataProvider:
         raise CorruptData("there are no token files")
 
-    with pytest.raises(CorruptData):
-        run_virtually(play(state_file(config__init_min_clients=1), ClientSpec(open_provider=open_provider)))
+    async def main() -> None:
+        async with serving(state_file(config__init_min_clients=1)) as (coordinator, _):
+            with pytest.raises(CorruptData):
+                await fake_client(coordinator, 1, ClientSpec(open_provider=open_provider)).agent.run()
+            assert not coordinator.run.members
+
+    run_virtually(main())
 
 
 def test_run_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> None:
@@ -302,16 +303,21 @@ def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> None:
         async with serving(state_file(config__total_steps=20)) as (coordinator, group):
             clients = [fake_client(coordinator, number) for number in (1, 2)]
             tasks = [group.create_task(client.agent.run()) for client in clients]
-            await coordinator.wait_for(lambda: coordinator.document.step == 4)
+            await coordinator.wait_for(lambda: _step(clients[0]) == 4)
             clients[0].agent.finish_and_withdraw()
             end = await tasks[0]
             assert end.reason is EndReason.WITHDREW
+            assert coordinator.run.step <= 5
             assert clients[0].of(RoundTrained)[-1].step == 4
             assert key_of(1).client_id in {entry.client_id for entry in coordinator.outcomes[3].entries}
             assert key_of(1).client_id not in coordinator.run.members
             assert (await tasks[1]).step == 20
 
     run_virtually(main())
+
+
+def _step(client: FakeClient) -> int:
+    return max((entered.document.step for entered in client.of(StepEntered)), default=0)
 
 
 def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
@@ -349,10 +355,6 @@ def _tampered(client: FakeClient) -> Coroutine[Any, Any, None]:
 
 
 def _manager_of(client: FakeClient) -> Any:
-    import gc
-
-    from run_manager.run_manager import RunManager
-
     return next(
         found
         for found in gc.get_objects()
@@ -384,8 +386,6 @@ def test_run_restored_under_another_lineage_is_rebuilt() -> None:
             await coordinator.wait_for(lambda: coordinator.document.step == 3)
             backup, applied = coordinator.run, list(coordinator.applied)
             await coordinator.wait_for(lambda: coordinator.document.step == 9)
-            from dataclasses import replace
-
             coordinator.applied = applied
             coordinator.publish(replace(backup, lineage="cd" * 8))
             ends = [await task for task in tasks]

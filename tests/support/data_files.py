@@ -1,0 +1,35 @@
+"""Small datasets of token files, whose tokens say where they lie."""
+
+from pathlib import Path
+
+import numpy as np
+
+from data_providers.protocol import DatasetSpec
+
+SEED = bytes(range(32))
+SPEC = DatasetSpec(2, 16, SEED)
+FILE_TOKENS = {"c.npy": 16 * 30 + 3, "a.bin": 16 * 50, "b.ds": 16 * 21 + 15, "short.bin": 5, "empty.bin": 0}
+SEQUENCE_COUNT = 101
+
+
+def write_dataset(folder: Path, spec: DatasetSpec = SPEC) -> Path:
+    """The folder with the files of `FILE_TOKENS`, and one that is no token file; tokens count up over all files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = 0
+    for name, count in sorted(FILE_TOKENS.items()):
+        tokens = np.arange(begin, begin + count, dtype=spec.dtype)
+        if name.endswith(".npy"):
+            np.save(folder / name, tokens)
+        else:
+            tokens.tofile(folder / name)
+        begin += count
+    (folder / "notes.txt").write_text("no tokens")
+    return folder
+
+
+def expected_tokens(spec: DatasetSpec, samples: list[tuple[int, int]]) -> list[int]:
+    """The tokens of samples given as (file's position by name, number within the file)."""
+    counts = [count for _, count in sorted(FILE_TOKENS.items())]
+    begins = [sum(counts[:number]) for number in range(len(counts))]
+    length = spec.sequence_length
+    return [begins[file] + number * length + i for file, number in samples for i in range(length)]
