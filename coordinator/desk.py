@@ -4,17 +4,16 @@ The desk authenticates, checks what needs bytes or signatures, turns messages in
 nothing about the run: the machine does.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
+from coordinator.deliveries import Deliveries, RunHeavy
 from coordinator.identity import CHALLENGE_LIFETIME_S, SESSION_LIFETIME_S, AdminToken, Claims, Identity
 from coordinator.layouts import Layouts
 from coordinator.published import Published
-from coordinator.run import ExpectedBlob, expected_blob
 from coordinator.service import CoordinatorService, Make
 from coordinator.stimuli import (
     AttestationReceived,
-    CheckpointHeld,
     CheckpointReported,
     ClientBecameReady,
     ClientEjected,
@@ -22,13 +21,11 @@ from coordinator.stimuli import (
     ClientWithdrew,
     PauseRequested,
     ResultCommitted,
-    ResultRejected,
-    ResultVerified,
     ResumeRequested,
     StepFailed,
 )
 from state.documents import CheckpointRef, Outcome
-from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
+from state.errors import Refused
 from state.messages import (
     Attestation,
     Challenge,
@@ -43,17 +40,14 @@ from state.messages import (
     Session,
     Standing,
 )
-from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
-from state.results import ResultHeader, check_result, result_size_bound
+from state.replica import checkpoint_size_bound
+from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
 MAX_FIRST_CHECKPOINT_PERCENT = 25
 """The first checkpoint may take up this much of `[blobs] max_total_bytes`; later ones must have its layout."""
 LONG_POLLS_PER_TIMEOUT = 3
 """`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client is heard often enough."""
-
-RunHeavy = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +56,7 @@ class Desk:
 
     Attributes:
         run_heavy: for the check of a result's bytes.
+        deliveries: takes the bytes of results and checkpoints.
     """
 
     service: CoordinatorService
@@ -69,6 +64,10 @@ class Desk:
     admin: AdminToken
     layouts: Layouts
     run_heavy: RunHeavy
+    deliveries: Deliveries = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "deliveries", Deliveries(self.service, self.layouts, self.run_heavy))
 
     # Who is asking
 
@@ -76,8 +75,10 @@ class Desk:
         """The member whose session token it is; counts as a sign of life.
 
         Raises:
-            Refused: `unauthorized`: no token, a wrong, expired or superseded one, or no member any more.
+            Refused: `unauthorized`: no token, a wrong, expired or superseded one, or no member any more; `store-failed`
+                while the run is not loaded.
         """
+        self._check_loaded()
         if not token:
             raise Refused("unauthorized", "this needs a session token (Authorization: Bearer …)")
         claims: Claims = self.identity.check_session(token, self.service.now_s())
@@ -94,14 +95,17 @@ class Desk:
         self.admin.check(token or "")
 
     def check_run(self, run_id: str) -> None:
-        """Raises `Refused("unknown-run")` unless it is the run that is served here."""
+        """Raises `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
+        self._check_loaded()
         if run_id != self.service.run.state_file.run_id:
             raise Refused("unknown-run", f"this coordinator serves run {self.service.run.state_file.run_id!r}")
 
+    def _check_loaded(self) -> None:
+        if not self.service.accepting and self.service.failure is None:
+            raise Refused("store-failed", "the run is not being served yet, or no more")
+
     async def _submit(self, make: Make) -> None:
-        if not self.service.accepting:
-            reason = self.service.failure or "the run is not loaded yet"
-            raise Refused("store-failed", f"the coordinator is not accepting messages: {reason}")
+        self._check_loaded()
         await self.service.submit(make)
 
     # Membership
@@ -161,12 +165,7 @@ class Desk:
 
     async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
         """The published document once it is newer; None when nothing newer came in time."""
-        self._check_loaded()
         return await self.service.wait_published(after, lineage, self.bounded_wait_s(wait_s))
-
-    def _check_loaded(self) -> None:
-        if not self.service.accepting and self.service.failure is None:
-            raise Refused("store-failed", "the run is not loaded yet")
 
     def immutable(self, sha256: Sha256) -> bytes:
         """The canonical JSON of a roster, work list or configuration."""
@@ -289,108 +288,11 @@ class Desk:
         if size_bytes > bound:
             raise Refused("blob-too-large", f"a checkpoint of {size_bytes} bytes; at most {bound} are allowed")
 
-    # Blobs
-
-    def announced_blob(self, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
-        """The blob that this member announced. Refused `not-committed` for any other."""
-        found = expected_blob(self.service.run, client_id, sha256)
-        if found is None:
-            raise Refused("not-committed", f"client {client_id} is not expected to deliver blob {sha256} now")
-        return found
-
-    async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes]) -> None:
-        """Take the bytes of an announced result or checkpoint, check them, and count them.
-
-        Raises:
-            Refused: `not-committed`, `blob-mismatch`, `blob-too-large`, `blobs-full`, `result-invalid`, `late-result`.
-        """
-        expected = self.announced_blob(client_id, sha256)
-        try:
-            await self.service.blobs.receive(sha256, expected.size_bytes, body)
-            self.service.heard(client_id)
-            if expected.kind == "result":
-                await self._take_result(expected)
-            else:
-                await self._take_checkpoint(expected)
-        except StoreFailed as error:
-            self.service.fail(error)
-            raise Refused("store-failed", f"the coordinator cannot keep anything more: {error}") from error
-
-    async def _take_result(self, expected: ExpectedBlob) -> None:
-        run, blobs = self.service.run, self.service.blobs
-        layout = await self.layouts.current(run.checkpoint, blobs)
-        data = await blobs.read(expected.sha256)
-        wanted = ResultHeader(
-            run_id=run.state_file.run_id,
-            step=expected.step,
-            attempt=expected.attempt,
-            client_id=expected.client_id,
-            work_sha256=expected.work_sha256 or "",
-            replica_digest="",
-        )
-        try:
-            found = await self.run_heavy(lambda: check_result(data, wanted, layout, run.state_file.merge.max_abs))
-        except InvalidResult as error:
-            rule = error.rule
-            await self._submit(
-                lambda stamp: ResultRejected(
-                    now_s=stamp.now_s,
-                    seed=stamp.seed,
-                    client_id=expected.client_id,
-                    step=expected.step,
-                    attempt=expected.attempt,
-                    result_sha256=expected.sha256,
-                    rule=rule,
-                )
-            )
-            await blobs.delete(expected.sha256)
-            raise Refused("result-invalid", f"the result breaks rule {rule!r}: {error}", rule=rule) from error
-        assert isinstance(found, ResultHeader)
-        digest = Sha256(found.replica_digest)
-        await self._submit(
-            lambda stamp: ResultVerified(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=expected.client_id,
-                step=expected.step,
-                attempt=expected.attempt,
-                result_sha256=expected.sha256,
-                replica_digest=digest,
-            )
-        )
-
-    async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
-        run, blobs = self.service.run, self.service.blobs
-        data = await blobs.read(expected.sha256)
-        try:
-            replica, digest = await self._checked_checkpoint(data)
-            if replica.step != expected.step:
-                raise InvalidDocument(f"the checkpoint is of replica {replica.step}; {expected.step} is asked for")
-            if run.checkpoint is not None and replica.layout != await self.layouts.current(run.checkpoint, blobs):
-                raise InvalidDocument("the checkpoint's tensors have other names or shapes than the run's")
-        except InvalidDocument as error:
-            await blobs.delete(expected.sha256)
-            raise Refused("result-invalid", str(error)) from error
-        await self._submit(
-            lambda stamp: CheckpointHeld(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=expected.client_id,
-                step=expected.step,
-                blob_sha256=expected.sha256,
-                size_bytes=expected.size_bytes,
-                replica_digest=digest,
-            )
-        )
-
-    async def _checked_checkpoint(self, data: bytes) -> tuple[Replica, Sha256]:
-        def check() -> tuple[Replica, Sha256]:
-            replica = parse_checkpoint(data)
-            return replica, Sha256(replica_digest(replica))
-
-        found = await self.run_heavy(check)
-        assert isinstance(found, tuple)
-        return found
+    async def receive_blob(
+        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
+    ) -> None:
+        """Take the bytes of a result or checkpoint that this member announced (`Deliveries.receive`)."""
+        await self.deliveries.receive(client_id, sha256, body, length_bytes)
 
     # What an operator does
 

@@ -7,6 +7,7 @@ replica. The rule kept here: time is an argument, and nothing is remembered but 
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import jwt
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from coordinator.store.durable import sync_folder
 from state.errors import Refused, StoreFailed
 from state.messages import JoinRequest, join_message
 from state.wire import ClientId
@@ -29,6 +31,8 @@ KEY_FILE = "coordinator.key"
 ADMIN_FILE = "admin-token.sha256"
 _KEY_BYTES = 32
 _MAC_BYTES = 16
+_NATURAL = re.compile(r"[1-9][0-9]{0,14}")
+"""One spelling per number: a consumed nonce must not come back with a zero in front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Identity:
 
     def _checked_nonce(self, nonce: str, client_key_hex: str) -> int:
         parts = nonce.split(".")
-        if len(parts) == 3 and parts[0].isascii() and parts[0].isdigit() and len(parts[0]) < 16:
+        if len(parts) == 3 and _NATURAL.fullmatch(parts[0]):
             expected = self._mac(client_key_hex, int(parts[0]), parts[1])
             if hmac.compare_digest(expected.encode(), parts[2].encode()):
                 return int(parts[0])
@@ -166,6 +170,7 @@ def _write_private(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
+    sync_folder(path.parent)
 
 
 class AdminToken:

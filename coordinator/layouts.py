@@ -1,19 +1,23 @@
 """The names and shapes of the run's tensors, read from its checkpoint once: what every result must have."""
 
+import asyncio
+
 from coordinator.store.protocol import BlobStore
 from state.documents import CheckpointRef
 from state.errors import Refused
 from state.replica import parse_checkpoint
 from state.tensors import TensorLayout
-from state.wire import Sha256
 
 
 class Layouts:
-    """Remembers the layout of the newest checkpoint that it was asked about."""
+    """Reads one checkpoint, however many clients ask at once.
+
+    A checkpoint is taken only if it has the layout of the one before, so that what was read once holds for the run.
+    """
 
     def __init__(self) -> None:
-        self._of: Sha256 | None = None
         self._layout: TensorLayout | None = None
+        self._reading = asyncio.Lock()
 
     async def current(self, checkpoint: CheckpointRef | None, blobs: BlobStore) -> TensorLayout:
         """The layout of the checkpoint's parameters.
@@ -23,7 +27,7 @@ class Layouts:
         """
         if checkpoint is None:
             raise Refused("not-now", "the run has no checkpoint yet")
-        if self._layout is None or self._of != checkpoint.blob_sha256:
-            self._layout = parse_checkpoint(await blobs.read(checkpoint.blob_sha256)).layout
-            self._of = checkpoint.blob_sha256
+        async with self._reading:
+            if self._layout is None:
+                self._layout = parse_checkpoint(await blobs.read(checkpoint.blob_sha256)).layout
         return self._layout

@@ -22,6 +22,11 @@ from coordinator.store.directory import KEYS_FOLDER, RunDirectory
 from state.config import StateFile
 from state.errors import InvalidInput, StoreFailed
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
@@ -81,7 +86,8 @@ def check_exposure(options: ServeOptions) -> None:
 
 def _bind(options: ServeOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets that say they are TCP; without it every answer may wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
@@ -106,6 +112,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         StoreFailed: the run directory cannot be used, is in use, or is damaged.
     """
     check_exposure(options)
+    _allow_connections()
     store = RunDirectory.open(options.run_dir)
     try:
         keys = options.run_dir / KEYS_FOLDER
@@ -135,7 +142,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
 
 
 def _uvicorn_config(desk: Desk, options: ServeOptions) -> uvicorn.Config:
-    return uvicorn.Config(
+    config = uvicorn.Config(
         create_app(desk, options.version),
         log_config=None,
         access_log=False,
@@ -148,6 +155,23 @@ def _uvicorn_config(desk: Desk, options: ServeOptions) -> uvicorn.Config:
         ssl_keyfile=None if options.tls_key is None else str(options.tls_key),
         server_header=False,
     )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        files = f"{options.tls_cert} and {options.tls_key}"
+        raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
+    return config
+
+
+def _allow_connections() -> None:
+    """Let the process open as many files as it may; many systems grant 1,024 until they are asked."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # the system's own bound is lower than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Server(uvicorn.Server):

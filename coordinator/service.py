@@ -102,6 +102,7 @@ class CoordinatorService:
         self._house_work = asyncio.Event()
         self._state_file_stale = False
         self._sweep_due = False
+        self._readers_released = False
         self.run = run
         self.published = Published.of(document_of(run, version))
         self.accepting = False
@@ -350,6 +351,7 @@ class CoordinatorService:
 
     def release_readers(self) -> None:
         """Answer everyone who waits, because the service stops."""
+        self._readers_released = True
         self._news.set()
         self._results_news.set()
 
@@ -385,7 +387,7 @@ class CoordinatorService:
             news = self._results_news
             page = results_page(self.run, step, attempt, after)
             remaining_s = deadline_s - self._clock.now_s()
-            if page.results or page.complete or remaining_s <= 0:
+            if page.results or page.complete or remaining_s <= 0 or self._readers_released:
                 return page
             try:
                 async with asyncio.timeout(remaining_s):

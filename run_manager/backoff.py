@@ -48,16 +48,17 @@ class Patience:
     jitter: Jitter
     bound_s: float = DEFAULT_BOUND_S
 
-    def begin(self) -> "Backoff":
-        """The waits of one undertaking."""
-        return Backoff(self)
+    def begin(self, max_delay_s: float = MAX_DELAY_S) -> "Backoff":
+        """The waits of one undertaking, none longer than `max_delay_s` seconds (nor than `MAX_DELAY_S`)."""
+        return Backoff(self, min(max_delay_s, MAX_DELAY_S))
 
 
 class Backoff:
     """The waits between the tries of one undertaking: 0.1 s, then twice as long each time up to 5 s, each × [½, 1)."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, max_delay_s: float = MAX_DELAY_S) -> None:
         self._patience = patience
+        self._max_delay_s = max_delay_s
         self._failed_since_s: float | None = None
         self._delay_s = FIRST_DELAY_S
 
@@ -77,5 +78,5 @@ class Backoff:
         elif now_s - self._failed_since_s >= self._patience.bound_s:
             raise error
         delay_s = max(self._delay_s * (0.5 + self._patience.jitter() / 2), min(at_least_s, MAX_DELAY_S))
-        self._delay_s = min(2 * self._delay_s, MAX_DELAY_S)
+        self._delay_s = min(2 * self._delay_s, self._max_delay_s)
         await asyncio.sleep(delay_s)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from run_manager.backoff import Patience
+from run_manager.backoff import MAX_DELAY_S, Patience
 from run_manager.coordinator_client import CoordinatorApi
 from run_manager.key import ClientKey
 from run_manager.progress import CoordinatorFound, CoordinatorLost, Joined, Observer
@@ -31,8 +31,8 @@ MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
 
 UNAUTHORIZED = "unauthorized"
-PASSING_KINDS = frozenset({"overloaded", "store-failed", "run-full"})
-"""Refusals that say "later"."""
+PASSING_KINDS = frozenset({"overloaded", "store-failed", "run-full", "internal"})
+"""Refusals that say "later", or that the coordinator stumbled over this request."""
 STALE_NONCE_KINDS = frozenset({"nonce-invalid", "nonce-consumed"})
 """Refusals of a join that another challenge may cure."""
 FATAL_KINDS = frozenset(
@@ -117,7 +117,8 @@ class Member:
             Refused: the coordinator's word, unless it passes.
             CoordinatorUnreachable: no answer for as long as patience lasts.
         """
-        backoff = self._patience.begin()
+        # Seldomer tries would cost a member its place: a coordinator that comes back counts its silence from then on.
+        backoff = self._patience.begin(self.wait_s or MAX_DELAY_S)
         while True:
             number = self.session_number
             try:

@@ -1,8 +1,8 @@
-"""Where blocking arithmetic runs: in one thread of its own, or inline where time is virtual and threads are not allowed.
+"""Where blocking arithmetic runs: in one thread of its own, or inline where time is virtual and threads are banned.
 
-The rule kept here: one call at a time, in the order of the calls, always in the same thread; so what a call leaves behind
-(buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not stop a call that is
-already running: whoever needs that gives the call a flag to look at.
+The rule kept here: one call at a time, in the order of the calls, always in the same thread; so what a call leaves
+behind (buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not stop a call
+that is already running: whoever needs that gives the call a flag to look at.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Worker(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Drops the calls that wait and returns when the running one has ended, or after a bound."""
+        """Returns when the calls made so far have ended, or after a bound; no call may follow. May be called again."""
         ...
 
 
@@ -36,17 +36,23 @@ class WorkerThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._closed = False
 
     async def run(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     async def aclose(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._closed:
+            return
+        self._closed = True
+        last = self._executor.submit(lambda: None)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await asyncio.to_thread(self._executor.shutdown)
+                await asyncio.wrap_future(last)
         except TimeoutError:
-            _logger.warning("worker thread still busy at close", extra={"worker": self._name})
+            _logger.warning("worker_still_busy_at_close", extra={"worker": self._name})
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class InlineWorker:

@@ -13,7 +13,6 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-import annotated_types
 import tomli
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -113,19 +112,20 @@ def _either(names: Iterable[str]) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    low = next((mark.ge for mark in metadata if isinstance(mark, annotated_types.Ge)), None)
-    high = next((mark.le for mark in metadata if isinstance(mark, annotated_types.Le)), None)
-    above = next((mark.gt for mark in metadata if isinstance(mark, annotated_types.Gt)), None)
-    below = next((mark.lt for mark in metadata if isinstance(mark, annotated_types.Lt)), None)
+    def bound(name: str) -> Any:
+        return next((getattr(mark, name) for mark in metadata if hasattr(mark, name)), None)
+
+    low, high, above, below = bound("ge"), bound("le"), bound("gt"), bound("lt")
+    high = None if high == MAX_INTEGER else high
     parts = []
     if low is not None:
-        parts.append(f"from {low}" if high not in (None, MAX_INTEGER) or below is not None else f"of at least {low}")
+        parts.append(f"of at least {low}" if high is None and below is None else f"from {low}")
     if above is not None:
         parts.append(f"above {above}")
     if below is not None:
         parts.append(f"to below {below}")
-    if high not in (None, MAX_INTEGER):
-        parts.append(f"to {high}" if low is not None else f"of at most {high}")
+    if high is not None:
+        parts.append(f"to {high}")
     return f" {' '.join(parts)}" if parts else ""
 
 
@@ -230,7 +230,10 @@ def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
     if nearest is None:
         elsewhere = [".".join(other) for other in known.paths() if other[-1] == key]
         nearest = elsewhere[0] if len(elsewhere) == 1 else None
-    allowed = f"only the keys {', '.join(parent.children)}" if parent.children else parent.allowed
+    if nearest is not None:
+        allowed = "only known keys"
+    else:
+        allowed = f"only the keys {', '.join(parent.children)}" if parent.children else parent.allowed
     return Mistake(_dotted(path), show(_value_at(tree, path, "")), allowed, nearest)
 
 
@@ -239,9 +242,13 @@ def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
     value = _value_at(tree, path, _ABSENT)
     if value is _ABSENT:
         return Mistake(_dotted(path), None, place.allowed)
+    allowed = place.allowed
+    if type(value) is int and abs(value) > MAX_INTEGER:
+        allowed += " that fits in 64 bits"
     spelled = next(iter(value), "") if isinstance(value, Mapping) else value
-    nearest = _nearest(spelled, place.children) if isinstance(spelled, str) else None
-    return Mistake(_dotted(path), show(value), place.allowed, nearest)
+    misspelt = isinstance(spelled, str) and spelled not in place.children
+    nearest = _nearest(spelled, place.children) if misspelt else None
+    return Mistake(_dotted(path), show(value), allowed, nearest)
 
 
 def _nearest(key: str, candidates: Iterable[str]) -> str | None:
@@ -252,12 +259,10 @@ def _nearest(key: str, candidates: Iterable[str]) -> str | None:
 
 def _value_at(tree: Any, path: Path, default: Any) -> Any:
     for part in path:
-        if isinstance(tree, Mapping) and part in tree:
-            tree = tree[part]
-        elif isinstance(tree, list) and isinstance(part, int) and part < len(tree):
-            tree = tree[part]
-        else:
+        keyed = isinstance(tree, Mapping) and part in tree
+        if not keyed and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
             return default
+        tree = tree[part]
     return tree
 
 

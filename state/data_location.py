@@ -199,8 +199,3 @@ class DataConfig(Section):
     shuffle_seed: Annotated[
         SeedBytes | None, Field(description="a list of 32 integers from 0 to 255, or no such line")
     ] = None
-
-    @property
-    def shuffle(self) -> DontShuffle | Seeded:
-        """The order of the data, as a `data_location` would say it."""
-        return DontShuffle() if self.shuffle_seed is None else Seeded(self.shuffle_seed)

@@ -177,8 +177,8 @@ def verify_arithmetic() -> None:
         bits = found.view(np.uint32)
         if np.any(bits != expected):
             raise UnsoundArithmetic(
-                f"{what} does not come out as IEEE 754 has it: this thread flushes denormals to zero or rounds otherwise "
-                "(libraries built with -ffast-math set that), so this process cannot keep its replica identical",
+                f"{what} does not come out as IEEE 754 has it: this thread flushes denormals to zero, or rounds "
+                "otherwise (libraries built with -ffast-math set that). It cannot keep its replica identical",
                 found=hex(int(bits[0])),
                 expected=hex(expected),
             )

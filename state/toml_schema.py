@@ -1,15 +1,15 @@
 """What the models of `state.toml` and `data.toml` are made of: sections, and enums as Rust's serde writes them.
 
-A Rust enum stands in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without content is
-a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
+A Rust enum stands in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without content
+is a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
 (`data_location = { Server = "host:port" }`, or `[model.LLM.data_location.Http]`). Here a variant is a class:
 
 - `Section` without fields: a variant without content;
 - `Section` with fields: a variant whose content is a table;
 - `SingleValue`: a variant whose content is one value.
 
-The rule kept here: what a file says is what the model holds. Types are strict (no `"3"` for 3, no `1` for true), an unknown
-key is a mistake, numbers are finite, and a model never changes.
+The rule kept here: what a file says is what the model holds. Types are strict (no `"3"` for 3, no `1` for true), an
+unknown key is a mistake, numbers are finite, and a model never changes.
 """
 
 from collections.abc import Mapping

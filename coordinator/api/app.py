@@ -1,9 +1,11 @@
 """The REST service of DESIGN section 5, as a FastAPI application. Routes translate; the desk does the work."""
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -12,17 +14,21 @@ from starlette.routing import Route
 from coordinator.api.exchange import (
     IMMUTABLE,
     bearer_token,
+    body_pieces,
+    content_length,
     document_response,
     json_response,
     openapi_answer,
     openapi_body,
+    openapi_schemas,
     read_message,
     seconds,
     whole_number,
 )
-from coordinator.api.long_poll import RunDocumentEndpoint
+from coordinator.api.limits import LongPolls, RequestCounts
+from coordinator.api.long_poll import RUN, RunDocumentEndpoint
 from coordinator.api.metrics import metrics_text
-from coordinator.api.problems import handle_error, problem_response
+from coordinator.api.problems import handle_error
 from coordinator.desk import Desk
 from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import EpochalError, Refused
@@ -42,7 +48,26 @@ from state.messages import (
 )
 from state.wire import ClientId, Sha256
 
-RUN = "/v1/runs/{run_id}"
+DOCUMENTS: tuple[Any, ...] = (
+    Attestation,
+    Challenge,
+    ChallengeRequest,
+    CheckpointRef,
+    CheckpointReport,
+    FailureReport,
+    JoinRequest,
+    Outcome,
+    ReadyReport,
+    ResultCommitment,
+    ResultsPage,
+    Roster,
+    RunDocument,
+    RunStatus,
+    Session,
+    Standing,
+    WorkList,
+)
+"""What the routes take and give, for their description."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -54,24 +79,25 @@ def create_app(desk: Desk, version: str) -> FastAPI:
         description="Holds one training run. Errors are application/problem+json.",
         redoc_url=None,
     )
-    app.add_exception_handler(EpochalError, handle_error)
-    app.add_exception_handler(HTTPException, _handle_http_error)
-    app.add_exception_handler(Exception, handle_error)
-    endpoint = RunDocumentEndpoint(desk)
+    for kind in (EpochalError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, handle_error)
+    polls, answers = LongPolls(), Counter[tuple[str, str, int]]()
+    app.add_middleware(RequestCounts, answers=answers)
     router = APIRouter()
-    _add_reading(router, desk)
+    _add_reading(router, desk, polls)
     _add_membership(router, desk)
     _add_reports(router, desk)
     _add_blobs(router, desk)
-    _add_operator(router, desk, endpoint)
+    _add_operator(router, desk)
+    _add_health(router, desk, lambda: metrics_text(desk.service, polls.count, answers))
     app.include_router(router)
-    app.router.routes.append(Route(RUN, endpoint, methods=["GET"], name="run_document"))
+    app.router.routes.append(Route(RUN, RunDocumentEndpoint(desk, polls), methods=["GET"], name="run_document"))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with the raw long-poll route added."""
+    """FastAPI's description, with the raw long-poll route and the documents' schemas added."""
     if app.openapi_schema is None:
         schema = FastAPI.openapi(app)
         parameters = [
@@ -80,6 +106,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             {"name": "lineage", "in": "query", "schema": {"type": "string"}},
             {"name": "wait_s", "in": "query", "schema": {"type": "number", "default": 0}},
         ]
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(openapi_schemas(DOCUMENTS))
         answers = {str(key): value for key, value in openapi_answer(RunDocument).items()}
         schema["paths"][RUN] = {
             "get": {
@@ -89,13 +116,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             }
         }
     return app.openapi_schema or {}
-
-
-async def _handle_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return problem_response(Refused("not-found", "there is no such route"))
-    return Response(status_code=error.status_code, headers=error.headers)
 
 
 def _sha256(text: str) -> Sha256:
@@ -111,7 +131,7 @@ def _caller(desk: Desk, request: Request) -> ClientId:
     return desk.authenticate(bearer_token(request.headers))
 
 
-def _add_reading(router: APIRouter, desk: Desk) -> None:
+def _add_reading(router: APIRouter, desk: Desk, polls: LongPolls) -> None:
     @router.get("/v1/runs", summary="The run that this coordinator serves")
     async def runs() -> Response:
         return document_response({"runs": [desk.service.run.state_file.run_id]})
@@ -140,7 +160,8 @@ def _add_reading(router: APIRouter, desk: Desk) -> None:
         token = bearer_token(request.headers)
         client_id = None if token is None else desk.authenticate(token)
         attempt, after = whole_number(request, "attempt", 0), max(0, whole_number(request, "after", 0))
-        page = await desk.results(step, attempt, after, seconds(request, "wait_s", 0.0))
+        with polls.place(client_id):
+            page = await desk.results(step, attempt, after, seconds(request, "wait_s", 0.0))
         if client_id is not None:
             desk.service.heard(client_id)
         return document_response(page)
@@ -222,11 +243,7 @@ def _add_blobs(router: APIRouter, desk: Desk) -> None:
     async def put_blob(sha256: str, request: Request) -> Response:
         client_id = _caller(desk, request)
         digest = _sha256(sha256)
-        expected = desk.announced_blob(client_id, digest)
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > expected.size_bytes:
-            raise Refused("blob-too-large", f"{length} bytes; {expected.size_bytes} were announced")
-        await desk.receive_blob(client_id, digest, request.stream())
+        await desk.receive_blob(client_id, digest, body_pieces(request), content_length(request))
         return Response(status_code=201)
 
     @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint by content; ranges are served")
@@ -253,18 +270,18 @@ def _range(header: str | None, size: int) -> tuple[int, int, bool]:
     """The bytes that a Range header asks for, as (start, stop, whether it is a part); a header of many is ignored."""
     unit, _, spec = (header or "").partition("=")
     first, dash, last = spec.strip().partition("-")
-    if unit.strip() != "bytes" or not dash or not (first + last).isdigit():
+    if unit.strip() != "bytes" or not dash or not (first + last).isdecimal() or not (first + last).isascii():
         return 0, size, False
     if first:
         start, stop = int(first), min(size, int(last) + 1 if last else size)
     else:
         start, stop = max(0, size - int(last)), size
     if start >= stop:
-        raise Refused("range-not-satisfiable", f"the blob has {size} bytes")
+        raise Refused("range-not-satisfiable", f"the blob has {size} bytes", size_bytes=size)
     return start, stop, True
 
 
-def _add_operator(router: APIRouter, desk: Desk, endpoint: RunDocumentEndpoint) -> None:
+def _add_operator(router: APIRouter, desk: Desk) -> None:
     def check(run_id: str, request: Request) -> None:
         desk.check_run(run_id)
         desk.check_admin(bearer_token(request.headers))
@@ -292,6 +309,8 @@ def _add_operator(router: APIRouter, desk: Desk, endpoint: RunDocumentEndpoint) 
         await desk.eject(ClientId(client_id))
         return Response(status_code=204)
 
+
+def _add_health(router: APIRouter, desk: Desk, metrics_now: Callable[[], str]) -> None:
     @router.get("/healthz", summary="The process lives")
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
@@ -305,6 +324,4 @@ def _add_operator(router: APIRouter, desk: Desk, endpoint: RunDocumentEndpoint) 
 
     @router.get("/metrics", summary="For Prometheus")
     async def metrics() -> Response:
-        return PlainTextResponse(
-            metrics_text(desk.service, endpoint.waiting_count), media_type="text/plain; version=0.0.4"
-        )
+        return PlainTextResponse(metrics_now(), media_type="text/plain; version=0.0.4")

@@ -1,10 +1,12 @@
 """Reading requests and writing responses: bounded bodies, strict parsing, bytes that are serialised once."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from state.errors import Refused
@@ -12,6 +14,9 @@ from state.wire import canonical_json, parse_document
 
 MAX_BODY_BYTES = 64 * 1024
 IMMUTABLE = "public, max-age=31536000, immutable"
+BODY_PIECE_TIMEOUT_S = 30.0
+"""A sender that is silent for longer in the middle of a body is given up."""
+SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
 T = TypeVar("T")
@@ -23,15 +28,44 @@ def bearer_token(headers: Headers) -> str | None:
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else None
 
 
+async def body_pieces(request: Request) -> AsyncIterator[bytes]:
+    """The request's body as it comes.
+
+    Raises:
+        Refused: `body-incomplete` when the sender goes away, `body-timeout` when it sends nothing for
+            `BODY_PIECE_TIMEOUT_S`.
+    """
+    pieces = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            raise Refused("body-timeout", f"nothing more of the body came for {BODY_PIECE_TIMEOUT_S:g} s") from None
+        except ClientDisconnect:
+            raise Refused("body-incomplete", "the connection ended before the body did") from None
+        if piece is None:
+            return
+        yield piece
+
+
+def content_length(request: Request) -> int | None:
+    """How long the body says that it is, if it does."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
 async def read_message(request: Request, kind: type[T]) -> T:
     """The request's body as a message, at most `MAX_BODY_BYTES` of it.
 
     Raises:
-        Refused: `body-too-large`.
+        Refused: `body-too-large`, and those of `body_pieces`.
         InvalidDocument: it is not such a message.
     """
     body = bytearray()
-    async for piece in request.stream():
+    if (content_length(request) or 0) > MAX_BODY_BYTES:
+        raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+    async for piece in body_pieces(request):
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
@@ -88,11 +122,23 @@ def seconds(request: Request, name: str, default: float) -> float:
 
 def openapi_body(kind: Any) -> dict[str, Any]:
     """How OpenAPI describes a message, although its parsing is our own."""
-    schema = TypeAdapter(kind).json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
 def openapi_answer(kind: Any) -> dict[int | str, dict[str, Any]]:
     """How OpenAPI describes an answer."""
-    schema = TypeAdapter(kind).json_schema()
-    return {200: {"description": kind.__name__, "content": {"application/json": {"schema": schema}}}}
+    return {200: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
+
+
+def _schema_ref(kind: Any) -> dict[str, str]:
+    return {"$ref": f"{SCHEMAS}{kind.__name__}"}
+
+
+def openapi_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
+    """The schemas that `openapi_body` and `openapi_answer` refer to, with all that they refer to, by name."""
+    schemas: dict[str, Any] = {}
+    for kind in kinds:
+        schema = TypeAdapter(kind).json_schema(ref_template=f"{SCHEMAS}{{model}}")
+        schemas |= schema.pop("$defs", {})
+        schemas[kind.__name__] = schema
+    return schemas

@@ -11,21 +11,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.exchange import bearer_token, parse_seconds, parse_whole
+from coordinator.api.limits import LongPolls
 from coordinator.api.problems import problem_response
 from coordinator.desk import Desk
 from coordinator.published import Published
-from state.errors import EpochalError, Refused
+from state.errors import EpochalError
 
-MAX_LONG_POLLS = 20_000
-"""Requests that may wait at a time; one more is refused as `overloaded`."""
+RUN = "/v1/runs/{run_id}"
 
 
 class RunDocumentEndpoint:
     """`GET /v1/runs/{run_id}?after=V&lineage=L&wait_s=W`."""
 
-    def __init__(self, desk: Desk) -> None:
+    path = RUN
+
+    def __init__(self, desk: Desk, polls: LongPolls) -> None:
         self._desk = desk
-        self.waiting_count = 0
+        self._polls = polls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
@@ -50,13 +52,8 @@ class RunDocumentEndpoint:
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         after = parse_whole("after", query.get("after", "-1"))
         wait_s = parse_seconds("wait_s", query.get("wait_s", "0"))
-        if self.waiting_count >= MAX_LONG_POLLS:
-            raise Refused("overloaded", f"{MAX_LONG_POLLS} requests wait already")
-        self.waiting_count += 1
-        try:
+        with self._polls.place(client_id):
             published = await desk.wait_published(after, query.get("lineage"), wait_s)
-        finally:
-            self.waiting_count -= 1
         if client_id is not None:
             desk.service.heard(client_id)
         return published, headers.get("if-none-match")

@@ -1,11 +1,19 @@
 """The coordinator's figures in Prometheus's text format (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
 
+from collections import Counter
+
 from coordinator.service import CoordinatorService
 from state.phases import RunState
 
 
-def metrics_text(service: CoordinatorService, waiting_count: int) -> str:
-    """Every metric, with its help and type."""
+def metrics_text(service: CoordinatorService, waiting_count: int, answers: Counter[tuple[str, str, int]]) -> str:
+    """Every metric, with its help and type.
+
+    Args:
+        service: what is measured.
+        waiting_count: requests that wait for news.
+        answers: answers given by (method, route, status).
+    """
     status = service.status()
     lines: list[str] = []
 
@@ -27,7 +35,12 @@ def metrics_text(service: CoordinatorService, waiting_count: int) -> str:
     gauge("blob_bytes", "Bytes of results and checkpoints.", status.blob_bytes)
     gauge("journal_bytes", "Bytes of the journal.", status.journal_bytes)
     gauge("queued_stimuli", "Messages that wait to be handled.", service.queued_count)
-    gauge("long_polls", "Requests that wait for a newer run document.", waiting_count)
+    gauge("long_polls", "Requests that wait for news.", waiting_count)
     lines.extend(("# HELP epochal_phase 1 for the run's phase.", "# TYPE epochal_phase gauge"))
     lines += [f'epochal_phase{{phase="{phase.value}"}} {int(phase is status.run_state)}' for phase in RunState]
+    lines.extend(("# HELP epochal_http_answers_total Answers given.", "# TYPE epochal_http_answers_total counter"))
+    lines += [
+        f'epochal_http_answers_total{{method="{method}",route="{route}",status="{status}"}} {count}'
+        for (method, route, status), count in sorted(answers.items())
+    ]
     return "\n".join(lines) + "\n"

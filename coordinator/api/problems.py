@@ -3,10 +3,12 @@
 import json
 import logging
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from state.errors import EpochalError, InvalidInput, Refused
+from state.errors import InvalidInput, Refused
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +17,9 @@ RETRY_AFTER_S = 1
 STATUS_OF_KIND = {
     "invalid-body": 422,
     "invalid-parameter": 422,
+    "body-incomplete": 400,
+    "body-timeout": 408,
+    "method-not-allowed": 405,
     "result-invalid": 422,
     "blob-mismatch": 422,
     "unauthorized": 401,
@@ -45,8 +50,24 @@ STATUS_OF_KIND = {
     "internal": 500,
 }
 """Every kind of `Refused` that this service sends, and its status."""
-RETRYABLE_KINDS = frozenset({"overloaded", "store-failed", "run-full", "behind", "nonce-invalid", "nonce-consumed"})
+RETRYABLE_KINDS = frozenset(
+    {
+        "overloaded",
+        "store-failed",
+        "run-full",
+        "behind",
+        "nonce-invalid",
+        "nonce-consumed",
+        "body-incomplete",
+        "body-timeout",
+    }
+)
 """Kinds after which the same request, or one with a fresh challenge, may succeed."""
+
+
+KIND_OF_HTTP_STATUS = {404: "not-found", 405: "method-not-allowed"}
+"""What the framework refuses by itself."""
+MAX_REASONS = 5
 
 
 def problem_of(error: Exception) -> Refused:
@@ -55,6 +76,11 @@ def problem_of(error: Exception) -> Refused:
         return error
     if isinstance(error, InvalidInput):
         return Refused("invalid-body", error.message)
+    if isinstance(error, RequestValidationError):
+        places = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:MAX_REASONS])
+        return Refused("invalid-parameter", places)
+    if isinstance(error, HTTPException) and error.status_code in KIND_OF_HTTP_STATUS:
+        return Refused(KIND_OF_HTTP_STATUS[error.status_code], "there is no such route, or not with this method")
     return Refused("internal", "the coordinator failed at this request; its log says more")
 
 
@@ -75,12 +101,11 @@ def problem_response(error: Exception) -> Response:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if refused.kind == "range-not-satisfiable":
+        headers["Content-Range"] = f"bytes */{refused.context['size_bytes']}"
     return Response(json.dumps(body), status, headers, media_type="application/problem+json")
 
 
 async def handle_error(_: Request, error: Exception) -> Response:
     """Starlette's exception handler for everything."""
     return problem_response(error)
-
-
-HANDLED_ERRORS: tuple[type[Exception], ...] = (EpochalError, Exception)

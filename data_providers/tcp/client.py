@@ -39,9 +39,6 @@ ANSWER_TIMEOUT_S = 60.0
 PIECE_BYTES = 1024**2
 """A call is sent as requests of about so many bytes each, at least one sample."""
 
-DISCARD_BYTES = 64 * 1024
-"""Payloads that nobody waits for any more are received in parts of this size."""
-
 
 @dataclass(frozen=True, slots=True)
 class DataServerAddress:
@@ -68,7 +65,10 @@ class _Call:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """Receives frames, each payload straight into the memory where it belongs."""
+    """Receives frames, each payload straight into the memory where it belongs.
+
+    The pieces of a call that failed or was cancelled are received like any other; then nobody holds their memory.
+    """
 
     def __init__(self, address: DataServerAddress) -> None:
         self._address = address
@@ -77,11 +77,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._frame: FrameHeader | None = None
         self._target = self._header
         self._filled = 0
-        self._left_to_discard = 0
         self._last_request = 0
         self.transport: asyncio.Transport | None = None
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.lost: DataError | None = None
+        self.received_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not isinstance(transport, asyncio.Transport):
@@ -106,23 +106,18 @@ class _Connection(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.write(data)
 
-    def request(self, call: _Call, data_ids: BatchId, target: memoryview) -> int:
-        """Asks for a piece of a call, to be received into `target`; returns the request's number."""
+    def request(self, call: _Call, data_ids: BatchId, target: memoryview) -> None:
+        """Asks for a piece of a call, to be received into `target`."""
         self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
         self._pieces[self._last_request] = (call, target)
         self.send(get_frame(self._last_request, data_ids))
-        return self._last_request
-
-    def forget(self, requests: list[int]) -> None:
-        """Nobody waits for these any more; what still comes of them is discarded."""
-        for request in requests:
-            self._pieces.pop(request, None)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
         return self._target[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
+        self.received_bytes += nbytes
         if self._filled < len(self._target):
             return
         try:
@@ -135,44 +130,40 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _begin_payload(self, frame: FrameHeader) -> None:
         self._frame, self._filled = frame, 0
-        if frame.kind is not FrameKind.SAMPLES:
-            self._target = memoryview(bytearray(frame.length))
-        elif frame.request in self._pieces:
-            self._target = self._pieces[frame.request][1]
+        if frame.kind is FrameKind.SAMPLES:
+            _, self._target = self._piece(frame)
             if len(self._target) != frame.length:
                 raise InvalidDocument(f"{frame.length} bytes of samples where {len(self._target)} were asked for")
+        elif frame.length:
+            self._target = memoryview(bytearray(frame.length))
         else:
-            self._left_to_discard = frame.length
-            self._target = memoryview(bytearray(min(frame.length, DISCARD_BYTES)))
-        if not frame.length:
-            self._end_payload(frame)
+            raise InvalidDocument(f"an empty {frame.kind.name} frame")
 
     def _end_payload(self, frame: FrameHeader) -> None:
-        payload, self._filled = self._target, 0
-        if self._left_to_discard:
-            self._left_to_discard -= len(payload)
-            if self._left_to_discard:
-                self._target = payload[: min(len(payload), self._left_to_discard)]
-                return
-        self._frame, self._target = None, self._header
+        payload = self._target
+        self._frame, self._target, self._filled = None, self._header, 0
         if frame.kind is FrameKind.SAMPLES:
-            call, _ = self._pieces.pop(frame.request, (None, None))
-            if call is not None:
-                call.missing -= 1
-                if not call.missing and not call.done.done():
-                    call.done.set_result(None)
+            call, _ = self._piece(frame)
+            del self._pieces[frame.request]
+            call.missing -= 1
+            if not call.missing and not call.done.done():
+                call.done.set_result(None)
         elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
             self.welcome.set_result(parse_document(Welcome, bytes(payload)))
+        elif frame.kind is FrameKind.ERROR and frame.request == CONNECTION_REQUEST:
+            self.drop(error_of(bytes(payload)))
         elif frame.kind is FrameKind.ERROR:
-            error = error_of(bytes(payload))
-            if frame.request != CONNECTION_REQUEST:
-                call, _ = self._pieces.pop(frame.request, (None, None))
-                if call is not None:
-                    call.fail(error)
-            else:
-                self.drop(error)
+            call, _ = self._piece(frame)
+            call.fail(error_of(bytes(payload)))
+            del self._pieces[frame.request]
         else:
             raise InvalidDocument(f"an unexpected {frame.kind.name} frame")
+
+    def _piece(self, frame: FrameHeader) -> tuple[_Call, memoryview]:
+        piece = self._pieces.get(frame.request)
+        if piece is None:
+            raise InvalidDocument(f"a {frame.kind.name} frame for request {frame.request}, which waits for none")
+        return piece
 
 
 class TcpDataProvider:
@@ -229,12 +220,12 @@ class TcpDataProvider:
         per_piece = max(PIECE_BYTES // self._spec.sequence_bytes, 1)
         starts = range(data_ids.start, data_ids.end + 1, per_piece)
         call = _Call(asyncio.get_running_loop().create_future(), len(starts))
-        requests: list[int] = []
+        received_before_bytes = connection.received_bytes
         for start in starts:
             end = min(start + per_piece - 1, data_ids.end)
             begin_bytes = (start - data_ids.start) * self._spec.sequence_bytes
             end_bytes = (end + 1 - data_ids.start) * self._spec.sequence_bytes
-            requests.append(connection.request(call, BatchId(start, end), view[begin_bytes:end_bytes]))
+            connection.request(call, BatchId(start, end), view[begin_bytes:end_bytes])
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await call.done
@@ -242,8 +233,11 @@ class TcpDataProvider:
             late = SourceUnavailable(f"{self._address} does not answer in {ANSWER_TIMEOUT_S} s")
             connection.drop(late)
             raise late from error
-        finally:
-            connection.forget(requests)
+        except asyncio.CancelledError:
+            if connection.received_bytes == received_before_bytes:
+                # Whoever waits may have lost patience with a connection that is dead: the next call shall not meet it.
+                connection.drop(SourceUnavailable(f"{self._address} was silent until a call was given up"))
+            raise
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 
     async def aclose(self) -> None:

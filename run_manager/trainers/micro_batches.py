@@ -22,7 +22,8 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
     """The sequences of each local step, as soon as they are there; no tokens are copied.
 
     Raises:
-        TrainerFailed: fewer or more sequences than planned; the provider's or the fetcher's fault.
+        TrainerFailed: fewer or more sequences than planned, the provider's or the fetcher's fault; or labels, which
+            would be ignored silently.
         DataError: whatever `batches` raises.
     """
     sizes = iter(plan.micro_batch_sizes)
@@ -30,7 +31,9 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
     pending: list[Sequence] = []
     seen = 0
     async for batch in batches:
-        sequences = np.split(batch.input_ids, batch.offsets[1:-1])
+        if batch.labels is not None:
+            raise TrainerFailed(f"step {plan.step}: the data bring labels; this trainer predicts the next token only")
+        sequences = np.split(batch.input_ids, batch.offsets[1:-1]) if batch.sample_count else []
         seen += len(sequences)
         if seen > plan.sequence_count:
             raise TrainerFailed(

@@ -165,7 +165,7 @@ def _add_chunk(parameters: Parameters, chunk: Tokens, context: int, gradient: Gr
 
 
 def _softmax_in_place(logits: FloatArray, targets: Tokens, real: npt.NDArray[np.intp]) -> float:
-    """Turns logits (positions, 256) into the loss's gradient by them, `p − onehot`, zero at paddings; the summed loss."""
+    """The summed loss; turns logits (positions, 256) into its gradient by them: `p − onehot`, zero at paddings."""
     logits -= logits.max(axis=1, keepdims=True)
     at_target = logits[real, targets[real]]
     np.exp(logits, out=logits)

@@ -61,7 +61,7 @@ class NumpyTrainer:
         except MemoryError as error:
             raise TrainerFailed(f"step {plan.step}: no memory left to train", step=plan.step) from error
         finally:
-            local.abandoned.set()
+            local.abandoned.clear()
         if self._keeps_state:
             self._tentative = local.state
         return trained
@@ -141,7 +141,7 @@ class _LocalSteps:
                 token = int(sequence[sequence >= VOCABULARY][0])
                 index = self._plan.data_index(position)
                 raise TrainerFailed(
-                    f"step {self._plan.step}: token {token} at data index {index}; the vocabulary ends at {VOCABULARY - 1}",
+                    f"step {self._plan.step}: token {token} at data index {index}; the model knows bytes only",
                     step=self._plan.step,
                     token=token,
                     data_index=index,

@@ -3,10 +3,10 @@
 A trainer knows nothing of runs, clients or the network. It is given the round's start, a plan that fixes beforehand how
 the assignment is cut into local steps, and the data as it arrives. The rules kept here:
 
-- `train` changes nothing that is shared: not the parameters that it is given, nor the trainer's inner state (optimizer
-  moments, a quantisation residual), of which it works on a copy.
-- That copy is *tentative*: it becomes the inner state by `commit_inner_state`, when the outcome contains the result, and
-  is forgotten by `roll_back_inner_state`, or by the next `train`, when it does not (DESIGN §6, "Merging").
+- `train` changes nothing that is shared: not the parameters that it is given, nor the trainer's inner state
+  (optimizer moments, a quantisation residual), of which it works on a copy.
+- That copy is *tentative*: it becomes the inner state by `commit_inner_state`, when the outcome contains the result,
+  and is forgotten by `roll_back_inner_state`, or by the next `train`, when it does not (DESIGN §6, "Merging").
 - Arithmetic leaves the event loop free, and a cancelled `train` stops soon after.
 """
 
@@ -72,8 +72,8 @@ def plan_round(
 ) -> RoundPlan:
     """The plan for a round: `local_steps` optimizer steps, or as many as there are sequences.
 
-    Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so the schedule
-    does not depend on how large an assignment was.
+    Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so that the
+    schedule does not depend on how large an assignment was.
 
     Raises:
         InternalError: an empty assignment; the caller's bug.

@@ -50,20 +50,22 @@ def json_reply(document: object) -> HttpReply:
 @asynccontextmanager
 async def http_server(answer: Answer) -> AsyncIterator[str]:
     """The URL of a server that answers each request as `answer` says."""
-    writers: set[asyncio.StreamWriter] = set()
+    tasks: set[asyncio.Task[None]] = set()
     all_gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
         try:
             while await _answer_one(reader, writer, answer):
                 continue
         except (ConnectionError, asyncio.IncompleteReadError):
             return
         finally:
-            writers.discard(writer)
+            tasks.discard(task)
             writer.close()
-            if not writers:
+            if not tasks:
                 all_gone.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
@@ -71,10 +73,10 @@ async def http_server(answer: Answer) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        for writer in tuple(writers):
-            writer.transport.abort()
-        if writers:
+        if tasks:
             all_gone.clear()
+            for task in tasks:
+                task.cancel()
             await all_gone.wait()
 
 

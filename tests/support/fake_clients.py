@@ -12,8 +12,10 @@ from run_manager.key import ClientKey
 from run_manager.progress import Event
 from run_manager.run_manager import DataRequest, Equipment
 from run_manager.session import Admission
+from run_manager.trainers.protocol import Trainer
 from run_manager.trainers.registry import open_trainer
-from run_manager.worker_thread import InlineWorker
+from run_manager.worker_thread import InlineWorker, Worker
+from state.config import StateFile
 from state.messages import Capabilities
 from tests.support.fake_coordinator import FakeCoordinator, Faults, no_faults
 from tests.support.virtual_time import VirtualClock
@@ -46,6 +48,8 @@ class ClientSpec:
     """What is special about a client."""
 
     trainer: str = "null"
+    open_trainer: Callable[[StateFile, Worker], Trainer] | None = None
+    new_worker: Callable[[str], Worker] = lambda name: InlineWorker()
     faults: Faults = no_faults
     open_provider: Callable[[DataRequest], Awaitable[DataProvider]] = open_dummy_provider
     reconnect_bound_s: float = 3600.0
@@ -59,9 +63,9 @@ def fake_client(coordinator: FakeCoordinator, number: int, spec: ClientSpec | No
     equipment = Equipment(
         clock=VirtualClock(),
         jitter=lambda: 0.5,
-        new_worker=lambda name: InlineWorker(),
+        new_worker=spec.new_worker,
         open_provider=spec.open_provider,
-        open_trainer=partial(open_trainer, spec.trainer),
+        open_trainer=spec.open_trainer or partial(open_trainer, spec.trainer),
         observer=events.append,
     )
     api = coordinator.api(spec.faults)

@@ -1,7 +1,7 @@
 """The coordinator in memory, for tests of clients: the real machine, without HTTP, journal, signatures or threads.
 
-`FakeCoordinator` owns the run; each client gets a `FakeApi`, whose `faults` hook may drop a request before it arrives or
-its answer afterwards. Works in virtual time.
+`FakeCoordinator` owns the run; each client gets a `FakeApi`, whose `faults` hook may drop a request before it arrives
+or its answer afterwards. Works in virtual time.
 """
 
 import asyncio

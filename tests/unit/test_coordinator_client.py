@@ -1,4 +1,4 @@
-"""`coordinator_client.py` over httpx, and what stands between it and the agent: sessions, exchange, the document feed."""
+"""`coordinator_client.py` over httpx, and what stands between it and the agent: sessions, exchange, document feed."""
 
 import asyncio
 import json
@@ -95,7 +95,9 @@ async def test_request_proxy_error_means_unreachable(status: int) -> None:
         await client(lambda request: httpx.Response(status, text="<html>")).report_ready(READY)
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout(""), httpx.RemoteProtocolError("x")])
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadTimeout(""), httpx.RemoteProtocolError("x")]
+)
 async def test_request_broken_connection_means_unreachable(error: httpx.HTTPError) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise error
@@ -130,7 +132,7 @@ async def test_results_are_asked_for_by_round() -> None:
     assert page.complete
 
 
-async def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -140,11 +142,14 @@ async def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch:
 
     real = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
-    patience = Patience(VirtualClock(), lambda: 0.0)
-    api = await HttpCoordinatorClient.connect("http://coordinator/", patience)
-    assert api.run_id == "found"
-    assert asked == 3
-    await api.aclose()
+
+    async def main() -> None:
+        api = await HttpCoordinatorClient.connect("http://coordinator/", Patience(VirtualClock(), lambda: 0.0))
+        assert api.run_id == "found"
+        assert asked == 3
+        await api.aclose()
+
+    run_virtually(main())
 
 
 async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +162,9 @@ async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: p
         await HttpCoordinatorClient.connect("http://coordinator", Patience(VirtualClock(), lambda: 0.0))
 
 
-def member(coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0) -> tuple[Member, list[Event]]:
+def member(
+    coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0
+) -> tuple[Member, list[Event]]:
     events: list[Event] = []
     patience = Patience(VirtualClock(), lambda: 0.5, bound_s)
     return Member(coordinator.api(faults), key_of(1), Admission(Capabilities()), patience, events.append), events
@@ -228,10 +235,14 @@ def test_call_two_processes_with_one_key_do_not_fight_for_ever() -> None:
         one, _ = member(coordinator)
         other, _ = member(coordinator)
         await one.join()
-        with pytest.raises(Refused) as caught:
+
+        async def fight() -> None:
             while True:
                 await other.call(lambda api: api.renew())
                 await one.call(lambda api: api.renew())
+
+        with pytest.raises(Refused) as caught:
+            await fight()
         assert "same key" in caught.value.message
 
     run_virtually(main())
@@ -274,7 +285,9 @@ def test_key_file_of_raw_bytes_is_read(tmp_path: Path) -> None:
     assert load_or_create_key(path).client_id == key_of(3).client_id
 
 
-@pytest.mark.parametrize("content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"]
+)
 def test_key_file_with_something_else_is_the_users_mistake(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)

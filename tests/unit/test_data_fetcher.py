@@ -45,7 +45,9 @@ class Provider(DummyDataProvider):
         return TokenBatch.fixed_length(batch.input_ids[: -SPEC.sequence_length], 8) if self.short else batch
 
 
-async def received(provider: Provider, assignment: tuple[BatchId, ...], settings: FetchSettings = SETTINGS) -> list[int]:
+async def received(
+    provider: Provider, assignment: tuple[BatchId, ...], settings: FetchSettings = SETTINGS
+) -> list[int]:
     """The first token of every sample, which names it."""
     tokens: list[int] = []
     async with asyncio.TaskGroup() as group:
@@ -59,8 +61,7 @@ async def failure(provider: Provider, assignment: tuple[BatchId, ...]) -> tuple[
     async with asyncio.TaskGroup() as group:
         receiver = DataFetcher(provider, SETTINGS, lambda: 0.5).fetch_data(assignment, group)
         with pytest.raises(DataError) as caught:
-            async for _ in receiver:
-                continue
+            [batch async for batch in receiver]
         with pytest.raises(DataError):
             await anext(receiver)
     return caught.value, receiver.failed_batch

@@ -118,3 +118,9 @@ def test_admin_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
         with pytest.raises(Refused) as refused:
             again.check(wrong)
         assert refused.value.kind == "forbidden"
+
+
+def test_consumed_nonce_cannot_be_spelled_another_way() -> None:
+    nonce = IDENTITY.challenge(CLIENT_KEY.hex(), NOW_S)
+    for other in (f"0{nonce}", f"+{nonce}", f" {nonce}", f"{nonce} ", nonce.upper().replace(".", ".0", 1)):
+        assert kind_of(request(other)) == "nonce-invalid"

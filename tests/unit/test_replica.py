@@ -238,4 +238,4 @@ def test_layout_keeps_names_in_order_and_counts_bytes() -> None:
 
 
 DIGEST_OF_SMALL_REPLICA = "6dd24c01d397d011a88029c2d47fa6e6ba90e32373a4a98d8e58c3d9dad6d866"
-SHA256_OF_SMALL_CHECKPOINT = "?"
+SHA256_OF_SMALL_CHECKPOINT = "178a4d486d801b65ab658b715e7cd4d075159670b4fbb77e95c908b426bcb1f8"

@@ -1,4 +1,4 @@
-"""The check of a result's bytes: each rule broken once, and arbitrary bytes that must never do worse than be refused."""
+"""The check of a result's bytes: each rule broken once, and arbitrary bytes that do no worse than be refused."""
 
 import json
 import struct

@@ -1,11 +1,9 @@
 """`run_manager/run_manager.py` and what it drives: real agents on the real machine, in virtual time."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,16 @@ from coordinator.stimuli import ClientsFellSilent
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import ClientEnd, EndReason
+from run_manager.backoff import Patience
+from run_manager.exchange import StarExchange
+from run_manager.merging import Merger
 from run_manager.progress import (
     Attested,
     BecameReady,
     CoordinatorFound,
     CoordinatorLost,
+    DocumentArrived,
+    Event,
     Joined,
     ReplicaDistrusted,
     ReplicaHeld,
@@ -27,22 +30,27 @@ from run_manager.progress import (
     RoundTrained,
     StepEntered,
 )
-from run_manager.run_manager import DataRequest, RunManager
+from run_manager.replica_builder import HeldReplica, ReplicaKeeper
+from run_manager.run_manager import DataRequest
+from run_manager.session import Admission, Member
 from run_manager.step_context import TentativeState
 from run_manager.trainers.null_trainer import NullTrainer
-from run_manager.worker_thread import Worker
+from run_manager.worker_thread import InlineWorker, Worker
 from state.config import StateFile
-from state.documents import Outcome, OutcomeEntry
+from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import CoordinatorUnreachable, Desync, Refused, TrainerFailed
 from state.intervals import BatchId
+from state.merging import OuterStep
+from state.messages import Capabilities
 from state.model_config import NgramConfig
 from state.phases import RunState
-from state.replica import parse_checkpoint, replica_digest
-from state.wire import Seed, Sha256
+from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_digest
+from state.wire import Seed, Sha256, sha256_hex
 from tests.support.fake_clients import ClientSpec, FakeClient, fake_client, key_of
 from tests.support.fake_coordinator import FakeCoordinator
+from tests.support.fake_documents import run_document
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import VirtualClock, run_virtually
 
 
 @asynccontextmanager
@@ -146,8 +154,7 @@ def test_run_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
 
     async def main() -> None:
         async with serving(state_file(config__total_steps=2)) as (coordinator, group):
-            clients = [fake_client(coordinator, number) for number in (1, 2)]
-            clients[0].agent._equipment = replace(clients[0].agent._equipment, open_trainer=open_failing)
+            clients = [fake_client(coordinator, 1, ClientSpec(open_trainer=open_failing)), fake_client(coordinator, 2)]
             tasks = [group.create_task(client.agent.run()) for client in clients]
             await coordinator.wait_for(lambda: len(coordinator.failures) > 0 and len(coordinator.outcomes) > 0)
             assert coordinator.failures[0].kind == "trainer"
@@ -272,7 +279,7 @@ def test_run_coordinator_away_for_minutes_is_met_again_by_all_clients() -> None:
 
 def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
     async def main() -> None:
-        async with serving(state_file()) as (coordinator, group):
+        async with serving(state_file()) as (coordinator, _):
             client = fake_client(coordinator, 1, ClientSpec(reconnect_bound_s=60))
             coordinator.away = True
             with pytest.raises(CoordinatorUnreachable):
@@ -337,40 +344,38 @@ def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
     run_virtually(main())
 
 
-def _tampered(client: FakeClient) -> Coroutine[Any, Any, None]:
-    """Waits for the client's first replica, and changes a bit of it behind everybody's back."""
+class _FaultyWorker(InlineWorker):
+    """Merges wrongly: the first `fault_count` merged replicas are not what they should be."""
 
-    async def tamper() -> None:
-        while not client.of(RoundTrained):
-            await asyncio.sleep(0.001)
-        manager = _manager_of(client)
-        keeper = manager._opened.context.keeper
-        held = keeper._held
-        name = next(iter(held.replica.parameters))
-        changed = {**held.replica.parameters, name: held.replica.parameters[name] + np.float32(1)}
-        replica = type(held.replica)(held.step, changed, held.replica.momentum)
-        keeper._held = type(held)(replica, Sha256(replica_digest(replica)))
+    def __init__(self, fault_count: int) -> None:
+        self.fault_count = fault_count
 
-    return tamper()
+    async def run(self, call: Callable[[], Any]) -> Any:
+        result = call()
+        if isinstance(result, Replica) and self.fault_count:
+            self.fault_count -= 1
+            wrong = {name: values + np.float32(1e-3) for name, values in result.momentum.items()}
+            return Replica(result.step, result.parameters, wrong)
+        return result
 
 
-def _manager_of(client: FakeClient) -> Any:
-    return next(
-        found
-        for found in gc.get_objects()
-        if isinstance(found, RunManager) and found._member is client.agent._member
-    )
+def with_faulty_merges(fault_count: int) -> ClientSpec:
+    def new_worker(name: str) -> Worker:
+        return _FaultyWorker(fault_count) if name == "epochal-merge" else InlineWorker()
+
+    return ClientSpec(trainer="numpy", new_worker=new_worker)
 
 
 def test_run_replica_that_differs_is_rebuilt_and_equal_again() -> None:
     async def main() -> None:
         async with serving(state_file(config__total_steps=10)) as (coordinator, group):
-            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2, 3, 4)]
+            specs = [with_faulty_merges(1), *[ClientSpec(trainer="numpy")] * 3]
+            clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs)]
             tasks = [group.create_task(client.agent.run()) for client in clients]
-            await _tampered(clients[0])
             ends = [await task for task in tasks]
         assert len({end.replica_digest for end in ends}) == 1
-        assert len(clients[0].of(ReplicaDistrusted)) >= 1
+        assert [event.step for event in clients[0].of(ReplicaDistrusted)] == [1]
+        assert clients[0].of(RoundTrained)[-1].step > 3
         assert not clients[1].of(ReplicaDistrusted)
 
     run_virtually(main())
@@ -415,9 +420,7 @@ class _CountingTrainer(NullTrainer):
 
 
 def _outcome(*results: str) -> Outcome:
-    entries = tuple(
-        OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64)) for result in results
-    )
+    entries = tuple(OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64)) for result in results)
     digest = Sha256("00" * 32)
     return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
 
@@ -439,26 +442,146 @@ def test_run_replica_that_differs_however_often_it_is_rebuilt_ends_the_client() 
 
     async def main() -> None:
         async with serving(state_file(config__total_steps=30)) as (coordinator, group):
-            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2, 3, 4)]
-            tasks = [group.create_task(client.agent.run()) for client in clients[1:]]
-            odd = group.create_task(_expect_desync(clients[0]))
-            while not clients[0].of(BecameReady):
-                await asyncio.sleep(0.001)
-            merger = _manager_of(clients[0])._opened.merger
-            merger._merge = partial(_wrong_merge, merger._merge)
-            await odd
+            clients = [fake_client(coordinator, number, ClientSpec(trainer="numpy")) for number in (1, 2, 3)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            with pytest.raises(Desync) as caught:
+                await fake_client(coordinator, 4, with_faulty_merges(10_000)).agent.run()
+            assert "still differs" in caught.value.message
+            assert key_of(4).client_id not in coordinator.run.members
             ends = [await task for task in tasks]
         assert len({end.replica_digest for end in ends}) == 1
 
     run_virtually(main())
 
 
-async def _expect_desync(client: FakeClient) -> None:
-    with pytest.raises(Desync):
-        await client.agent.run()
+def test_warmup_member_that_had_to_join_again_reports_ready_again() -> None:
+    async def open_late(request: DataRequest) -> DataProvider:
+        await asyncio.sleep(15)
+        return _Provider()
+
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=1)) as (coordinator, group):
+            clients = [fake_client(coordinator, 1, ClientSpec(open_provider=open_late)), fake_client(coordinator, 2)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: len(coordinator.run.ready_members()) == 1)
+            await asyncio.sleep(1)
+            assert coordinator.run.phase is RunState.WARMUP
+            coordinator.submit(ClientsFellSilent, client_ids=(key_of(2).client_id,))
+            await coordinator.wait_for(lambda: coordinator.document.run_state is RunState.ROUND_TRAIN)
+            assert coordinator.document.reason == "all 2 members are ready"
+            assert coordinator.document.round is not None
+            assert coordinator.document.round.roster_count == 2
+            for task in tasks:
+                await task
+
+    run_virtually(main())
 
 
-def _wrong_merge(merge: Any, replica: Any, contributions: Any) -> Any:
-    merged = merge(replica, contributions)
-    momentum = {name: values + np.float32(1e-3) for name, values in merged.momentum.items()}
-    return type(merged)(merged.step, merged.parameters, momentum)
+def _epochs_of_30_s(**fields: Any) -> StateFile:
+    """A round takes about a second, because data do."""
+    times = {"config__warmup_time": 3, "config__max_round_train_time": 5, "config__epoch_time": 30}
+    return state_file(**times, **fields)
+
+
+async def _open_slow(request: DataRequest) -> DataProvider:
+    class Slow(_Provider):
+        async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+            await asyncio.sleep(1)
+            return await super().get_samples(data_ids)
+
+    return Slow()
+
+
+def _epoch_starts(client: FakeClient) -> list[RunDocument]:
+    documents = [event.document for event in client.of(DocumentArrived)]
+    return [d for d in documents if d.run_state is RunState.ROUND_TRAIN and d.round and d.round.height == 0]
+
+
+def test_run_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
+    spec = ClientSpec(open_provider=_open_slow)
+    _, clients, _ = run_virtually(play(_epochs_of_30_s(config__total_steps=70), spec, spec))
+    starts = _epoch_starts(clients[0])
+    assert len(starts) >= 3
+    assert {document.reason for document in starts} == {"all 2 members are ready"}
+
+
+def test_run_client_that_slept_through_a_warmup_is_taken_back_into_the_roster() -> None:
+    async def main() -> None:
+        state = _epochs_of_30_s(config__total_steps=55, config__client_timeout_s=600)
+        async with serving(state) as (coordinator, group):
+
+            def asleep_once(name: str, leg: str) -> None:
+                rounds = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+                if leg == "answer" and 20 < coordinator.run.step < 40 and coordinator.run.phase not in rounds:
+                    raise CoordinatorUnreachable("asleep")
+
+            specs = [
+                ClientSpec(open_provider=_open_slow),
+                ClientSpec(open_provider=_open_slow, faults=asleep_once),
+            ]
+            clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            ends = [await task for task in tasks]
+        assert ends[0].replica_digest == ends[1].replica_digest
+        assert len(clients[1].of(Joined)) == 1
+        (late,) = [document for document in _epoch_starts(clients[0]) if "1 of 2 members" in document.reason]
+        trained = {event.step for event in clients[1].of(RoundTrained)}
+        assert late.step not in trained
+        assert trained & set(range(late.step, late.step + 15))
+
+    run_virtually(main())
+
+
+def test_witness_that_cannot_fetch_a_result_attests_what_it_holds() -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=6)) as (coordinator, group):
+            cut_off = [False]
+
+            def no_blobs(name: str, leg: str) -> None:
+                if name == "get_blob" and cut_off[0]:
+                    raise CoordinatorUnreachable("the way to the blobs is cut")
+
+            specs = [ClientSpec(faults=no_blobs), ClientSpec(), ClientSpec()]
+            clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.document.step == 3)
+            cut_off[0] = True
+            await coordinator.wait_for(lambda: coordinator.document.step == 5)
+            cut_off[0] = False
+            ends = [await task for task in tasks]
+        assert len({end.replica_digest for end in ends}) == 1
+        partial = [event for event in clients[0].of(Attested) if event.received_count < event.known_count]
+        assert partial
+        assert partial[0].received_count >= 1
+
+    run_virtually(main())
+
+
+def test_keeper_replica_other_than_the_verified_checkpoint_is_exchanged_for_it() -> None:
+    """Two checkpointers in a row may have made different initial parameters; the verified ones are the run's."""
+
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        right = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})
+        wrong = Replica(0, {"w": np.zeros(3, np.float32)}, {"w": np.zeros(3, np.float32)})
+        data = checkpoint_bytes(right)
+        blob, digest = sha256_hex(data), Sha256(replica_digest(right))
+        coordinator.blobs[blob] = data
+        events: list[Event] = []
+        patience = Patience(VirtualClock(), lambda: 0.5)
+        member = Member(coordinator.api(), key_of(1), Admission(Capabilities()), patience, events.append)
+        await member.join()
+        worker = InlineWorker()
+        merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(member, worker)
+        keeper = ReplicaKeeper(member, exchange, merger, worker, lambda outcome: None, events.append)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(keeper.run())
+            keeper.aim(run_document(RunState.WARMUP))
+            keeper.adopt(HeldReplica(wrong, Sha256(replica_digest(wrong))))
+            assert (await keeper.at(0)).replica is wrong
+            checkpoint = CheckpointRef(0, blob, len(data), digest)
+            keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
+            assert (await keeper.at(0)).digest == digest
+            running.cancel()
+
+    run_virtually(main())

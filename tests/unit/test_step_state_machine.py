@@ -1,6 +1,7 @@
 """`run_manager/step_table.py` cell by cell, and how `step_state_machine.py` carries it out in virtual time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,22 +14,23 @@ from run_manager.step_table import News, StepName, destination, news_of, next_st
 from state.errors import Desync, InternalError
 from state.intervals import BatchId
 from state.phases import RunState
+from state.wire import Seed
 from tests.support.fake_clients import ClientSpec, fake_client
 from tests.support.fake_coordinator import FakeCoordinator
 from tests.support.fake_documents import round_head, run_document
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 
-O, U, T, W, C, F = (StepName(name) for name in ("Observing", "Warmup", "Training", "Witness", "Cooldown", "Finished"))
+N, U, T, W, C, F = (StepName(name) for name in ("Observing", "Warmup", "Training", "Witness", "Cooldown", "Finished"))
 
 CELLS: dict[StepName, tuple[StepName | None, ...]] = {
     # waiting, warmup, train_next, train_same, witness_next, witness_same, cooldown, finished, unstarted, past
-    O: (O, U, T, None, W, None, C, F, O, None),
-    U: (O, U, T, None, W, None, C, F, None, None),
-    T: (O, U, T, T, W, W, C, F, None, None),
-    W: (O, U, T, None, W, W, C, F, None, None),
-    C: (O, U, T, None, W, None, C, F, None, None),
-    F: (O, U, T, None, W, None, C, F, None, None),
+    N: (N, U, T, None, W, None, C, F, N, None),
+    U: (N, U, T, None, W, None, C, F, None, None),
+    T: (N, U, T, T, W, W, C, F, None, None),
+    W: (N, U, T, None, W, W, C, F, None, None),
+    C: (N, U, T, None, W, None, C, F, None, None),
+    F: (N, U, T, None, W, None, C, F, None, None),
 }
 
 
@@ -69,13 +71,8 @@ def test_news_of_document_after_round_5_try_1(run_state: RunState, step: int, at
 
 
 def test_news_of_another_round_under_the_same_number_is_past() -> None:
-    other = run_document(RunState.ROUND_TRAIN, 5, 1, round=round_head(5, 1).__class__(**_other_seed()))
-    assert news_of(other, round_head(5, 1)) is News.PAST
-
-
-def _other_seed() -> dict[str, object]:
-    head = round_head(5, 1)
-    return {name: getattr(head, name) for name in head.__slots__} | {"seed": "99" * 32}
+    other = replace(round_head(5, 1), seed=Seed("99" * 32))
+    assert news_of(run_document(RunState.ROUND_TRAIN, 5, 1, round=other), round_head(5, 1)) is News.PAST
 
 
 def test_next_step_document_that_goes_back_is_a_desync_that_names_both() -> None:

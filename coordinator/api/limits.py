@@ -1,0 +1,62 @@
+"""What the HTTP side of a coordinator bounds, and what it counts."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from state.errors import Refused
+from state.wire import ClientId
+
+MAX_LONG_POLLS = 20_000
+"""Requests that may wait for news at a time."""
+MAX_ANONYMOUS_LONG_POLLS = 2_000
+"""Those without a session token among them: strangers must not take the members' places."""
+MAX_LONG_POLLS_PER_CLIENT = 16
+"""A client waits for the document and for results; the rest is room for connections that it lost unnoticed."""
+
+
+class LongPolls:
+    """The requests that wait now, and the bounds on them."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[ClientId | None] = Counter()
+        self.count = 0
+
+    @contextmanager
+    def place(self, client_id: ClientId | None) -> Iterator[None]:
+        """A place to wait in, for a member or (None) an anonymous reader.
+
+        Raises:
+            Refused: `overloaded`.
+        """
+        most = MAX_ANONYMOUS_LONG_POLLS if client_id is None else MAX_LONG_POLLS_PER_CLIENT
+        if self.count >= MAX_LONG_POLLS or self._waiting[client_id] >= most:
+            raise Refused("overloaded", "too many requests wait already; try again in a moment")
+        self.count += 1
+        self._waiting[client_id] += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self._waiting[client_id] -= 1
+            if not self._waiting[client_id]:
+                del self._waiting[client_id]
+
+
+class RequestCounts:
+    """Counts answers by route and status. A plain ASGI layer: no task, no copy, one more call per message."""
+
+    def __init__(self, app: ASGIApp, answers: Counter[tuple[str, str, int]]) -> None:
+        self._app = app
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                place = getattr(scope.get("route") or scope.get("endpoint"), "path", "(none)")
+                self._answers[scope["method"] if place != "(none)" else "(any)", place, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counting_send if scope["type"] == "http" else send)

@@ -1,0 +1,108 @@
+"""Serving over real sockets: exposure, TLS files, the port, long polls, and a prompt end."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coordinator.serve import ServeOptions, check_exposure, serving
+from state.errors import InvalidInput
+from state.wire import canonical_json
+from tests.support.served import HandClient, Served
+from tests.support.states import state_file
+
+POLLS = 40
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "insecure", "allowed"),
+    [
+        ("127.0.0.1", False, False, True),
+        ("localhost", False, False, True),
+        ("::1", False, False, True),
+        ("0.0.0.0", False, False, False),
+        ("coordinator.example", False, False, False),
+        ("0.0.0.0", False, True, True),
+        ("0.0.0.0", True, False, True),
+    ],
+)
+def test_exposure_beyond_loopback_needs_tls_or_consent(host: str, tls: bool, insecure: bool, allowed: bool) -> None:
+    cert, key = (Path("c"), Path("k")) if tls else (None, None)
+    options = ServeOptions(run_dir=Path("run"), host=host, insecure=insecure, tls_cert=cert, tls_key=key)
+    if allowed:
+        check_exposure(options)
+    else:
+        with pytest.raises(InvalidInput, match="--insecure"):
+            check_exposure(options)
+
+
+async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("nothing")
+    for cert in ("cert", "missing"):
+        options = ServeOptions(run_dir=tmp_path / "run", port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key")
+        with pytest.raises(InvalidInput, match="certificate"):
+            async with serving(state_file(), options):
+                raise AssertionError("it is served")
+
+
+async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
+    async with serving(state_file(), ServeOptions(run_dir=tmp_path / "one", port=0)) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(InvalidInput, match=str(port)):
+            async with serving(state_file(), ServeOptions(run_dir=tmp_path / "two", port=port)):
+                raise AssertionError("it is served")
+
+
+async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
+    """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
+    options = ServeOptions(run_dir=tmp_path, port=0)
+    limits = httpx.Limits(max_connections=2 * POLLS)
+    async with httpx.AsyncClient(limits=limits, timeout=10) as http:
+        async with asyncio.TaskGroup() as tasks:
+            async with serving(state_file(config__init_min_clients=1), options) as running:
+                http.base_url = httpx.URL(running.url)
+                client = HandClient(Served(running.desk.service, running.desk, http, "/v1/runs/test-run"), 1)
+                version = (await http.get("/v1/runs/test-run")).json()["version"]
+                url = "/v1/runs/test-run?wait_s=6&after="
+                first = [tasks.create_task(http.get(f"{url}{version}")) for _ in range(POLLS)]
+                await all_wait(http, POLLS)
+                await client.join()
+                bodies = {(await answer).content for answer in first}
+                assert len(bodies) == 1
+                assert (
+                    running.desk.service.published.body in bodies
+                    or running.desk.service.published.version > version + 1
+                )
+                last = [tasks.create_task(http.get(f"{url}{version + 1_000}")) for _ in range(POLLS)]
+                await all_wait(http, POLLS)
+                ended_s = time.monotonic()
+            assert time.monotonic() - ended_s < 3
+        assert {answer.result().status_code for answer in last} == {200}
+
+
+async def all_wait(http: httpx.AsyncClient, count: int) -> None:
+    async with asyncio.timeout(10):
+        while f"epochal_long_polls {count}\n" not in (await http.get("/metrics")).text:
+            continue
+
+
+async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(state_file(), ServeOptions(run_dir=tmp_path, port=0)) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = canonical_json({"public_key": "ab" * 32})
+        head = b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body[:5])
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(10), httpx.AsyncClient(base_url=running.url) as http:
+            while 'challenge",status="400"} 1' not in (await http.get("/metrics")).text:
+                continue
+            assert (await http.post("/v1/runs/test-run/clients/challenge", content=body)).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,0 +1,101 @@
+"""Who may join, and over what: keys, invitations, TLS, and plain HTTP only on this machine."""
+
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from run_manager.key import ClientKey
+from state.wire import sha256_hex
+from tests.support.processes import prepared_run, real_run, run_command
+
+
+def key_file(folder: Path, number: int) -> tuple[str, ClientKey]:
+    """A key in a file of 32 raw bytes."""
+    path = folder / f"key-{number}"
+    path.write_bytes(bytes([number]) * 32)
+    return str(path), ClientKey.from_seed(bytes([number]) * 32)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a coordinator under test")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "cert-key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_path, key_path
+
+
+async def test_run_for_listed_keys_takes_their_owners_alone(tmp_path: Path) -> None:
+    (listed_path, listed), (other_path, other) = key_file(tmp_path, 1), key_file(tmp_path, 2)
+    access = {"mode": "keys", "keys": [listed.public_key]}
+    async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
+        ran = await run.command("client", run.url, "--key", other_path)
+        assert ran.code == 1
+        assert f"public key {other.public_key} is not among this run's [access] keys" in ran.err
+        await run.start_client("--key", listed_path)
+        assert (await run.finish()).rounds == 2
+
+
+async def test_invitation_lets_one_client_in_again_and_again_and_no_other(tmp_path: Path) -> None:
+    (first_path, _), (second_path, _) = key_file(tmp_path, 1), key_file(tmp_path, 2)
+    access = {"mode": "invitations", "invitations": [sha256_hex(b"a secret code")]}
+    async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
+        without = await run.command("client", run.url, "--key", second_path)
+        wrong = await run.command("client", run.url, "--key", second_path, "--invitation", "a guess")
+        assert [without.code, wrong.code] == [1, 1]
+        assert "this run needs an invitation" in without.err
+        await run.start_client("--key", first_path, "--invitation", "a secret code")
+        assert (await run.finish()).rounds == 2
+        used = await run.command("client", run.url, "--key", second_path, "--invitation", "a secret code")
+        assert used.code == 1
+        assert "was used by another client" in used.err
+        again = await run.command("client", run.url, "--key", first_path, "--trainer", "null")
+        assert again.code == 0, again.err
+        assert "a secret code" not in "".join(
+            path.read_text(errors="replace") for path in (run.run_dir / "journal").iterdir()
+        )
+
+
+async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    async with prepared_run(tmp_path / "run", config__total_steps=2) as run:
+        await run.start_coordinator("--tls-cert", str(certificate), "--tls-key", str(key), verify=str(certificate))
+        assert run.url.startswith("https://127.0.0.1:")
+        untrusting = await run.command("client", run.url, "--reconnect", "1")
+        assert untrusting.code == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in untrusting.err
+        await run.start_client("--tls-ca", str(certificate))
+        assert (await run.finish()).rounds == 2
+
+
+async def test_plain_http_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        arguments = ("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        ran = await run_command(*arguments, "--host", "0.0.0.0")
+        assert ran.code == 2
+        assert "--insecure" in ran.err
+        assert not run.run_dir.exists(), "nothing was started"
+        half = await run_command(*arguments, "--tls-cert", "cert.pem")
+        assert half.code == 2
+        assert "given together" in half.err

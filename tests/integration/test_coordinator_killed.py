@@ -1,0 +1,87 @@
+"""The coordinator goes away, and comes back, at any point of a run; and nobody serves its run beside it."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from epochal.commands.audit import audit_run_directory
+from state.phases import RunState
+from tests.support.by_hand import hold_in, joined_by_hand
+from tests.support.processes import RealRun, in_training, real_run
+
+CLIENT_TIMEOUT_S = 1.5
+
+
+def dropped(run: RealRun) -> list[str]:
+    """Whom the coordinator has dropped for silence since its last start."""
+    return [
+        line["client_id"]
+        for line in run.events(run.coordinator, "membership_changed")
+        if line["change"] == "fell silent"
+    ]
+
+
+@pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path, phase: RunState) -> None:
+    client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 4)
+    overrides = {"config__init_min_clients": client_count + 1, "config__total_steps": steps}
+    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+        for _ in range(client_count):
+            await run.start_client()
+        before = await hold_in(hand, phase, client_count)
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        after = await hand.watch.next()
+        assert (after.run_state, after.step, after.round) == (phase, before.step, before.round)
+        assert (after.lineage, after.checkpoint) == (before.lineage, before.checkpoint)
+        if phase is RunState.COOLDOWN:
+            await hand.cool_down(after)
+        else:
+            await hand.api.withdraw()
+        report = await run.finish()
+        assert report.rounds == steps
+        assert dropped(run) == []
+
+
+async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:
+    limits = {
+        "config__warmup_time": 1,
+        "config__max_round_train_time": 1,
+        "config__round_witness_time": 1,
+        "config__cooldown_time": 1,
+        "config__client_timeout_s": CLIENT_TIMEOUT_S,
+    }
+    async with real_run(tmp_path, **limits, config__init_min_clients=2, config__total_steps=40) as run:
+        clients = [await run.start_client() for _ in range(2)]
+        await run.until(in_training(3))
+        await run.kill_coordinator()
+        killed_s = time.monotonic()
+        while time.monotonic() - killed_s <= 2 * CLIENT_TIMEOUT_S:
+            assert (await audit_run_directory(run.run_dir, recompute=True)).clean
+        await run.start_coordinator()
+        report = await run.finish()
+        assert report.rounds == 40
+        assert dropped(run) == []
+        assert [len(run.events(client, "joined")) for client in clients] == [1, 1]
+
+
+async def test_second_coordinator_on_the_same_run_directory_refuses_and_names_the_first(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=2) as run:
+        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        assert ran.code == 1
+        assert f"served by another coordinator already (process {run.coordinator.process.pid})" in ran.err
+        await run.start_client()
+        assert (await run.finish()).rounds == 2
+
+
+async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=60) as run:
+        await run.start_client()
+        await run.until(in_training(3))
+        await run.stop_coordinator()
+        await run.start_coordinator()
+        assert (await run.finish()).rounds == 60
+        run.coordinator.process.send_signal(signal.SIGTERM)
+        assert await run.coordinator.wait(10) == 0

@@ -1,0 +1,129 @@
+"""Data that fails: a data server that dies, samples that no client can train on."""
+
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from state.intervals import BatchId
+from state.phases import RunState
+from tests.support.processes import BOUND_S, in_phase, in_training, real_run
+
+SEQ_LEN = 16
+SEQUENCES = 400
+BAD_INDEX = 29
+
+
+def free_port() -> int:
+    """A port that was free a moment ago: the run's file must name one before the server has it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_tokens(folder: Path, bad_index: int | None = None) -> Path:
+    """Byte tokens in one file, 16 a sequence; the sequence `bad_index` holds one that is no byte."""
+    folder.mkdir(parents=True)
+    tokens = (np.arange(SEQUENCES * SEQ_LEN) * 7 % 256).astype("<u2")
+    if bad_index is not None:
+        tokens[bad_index * SEQ_LEN + 3] = 999
+    tokens.tofile(folder / "tokens.bin")
+    return folder / "tokens.bin"
+
+
+async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data")
+    config = tmp_path / "data.toml"
+    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
+    location = {"Server": f"127.0.0.1:{free_port()}"}
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 60, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", **overrides) as run:
+        server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(3))
+        server.kill()
+        assert await server.wait(BOUND_S) == -signal.SIGKILL
+        assert (await run.status()).step < 60, "it died in the middle of the run"
+        server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
+        report = await run.finish()
+        assert report.rounds == 60
+        assert report.quarantined == 0, "data that are unavailable are nobody's fault"
+        server.process.send_signal(signal.SIGINT)
+        assert await server.wait(BOUND_S) == 0
+
+
+async def test_sample_that_fails_on_every_client_is_quarantined_by_name_and_the_run_finishes(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data", BAD_INDEX)
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 30,
+        "model__LLM__data_location": {"Local": str(path)},
+    }
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        report = await run.finish()
+        assert (report.quarantined, report.unapplied) == (1, 0)
+        status = await run.status()
+        assert status.quarantined == (BatchId(BAD_INDEX, BAD_INDEX),)
+        (said,) = run.events(run.coordinator, "batches_quarantined")
+        assert said["batch_id"] == str(BatchId(BAD_INDEX, BAD_INDEX))
+        assert "token 999" in said["reason"]
+        assert f"data index {BAD_INDEX}" in said["reason"]
+        assert len(set(said["tried"])) == 2, "both clients have failed on it"
+        assert report.applied == 30 * 12 - 1 or report.rounds >= 30
+
+
+async def test_file_that_shrinks_under_the_clients_loses_what_is_gone_and_nothing_else(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data")
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 36,
+        "model__LLM__data_location": {"Local": str(path)},
+    }
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(1))
+        with path.open("r+b") as file:
+            file.truncate((SEQUENCES - 1) * SEQ_LEN * 2)
+        report = await run.finish()
+        assert (report.quarantined, report.unapplied) == (1, 0)
+        assert (await run.status()).quarantined == (BatchId(SEQUENCES - 1, SEQUENCES - 1),)
+
+
+async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data", BAD_INDEX)
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 30,
+        "config__on_bad_data": "stop",
+        "model__LLM__data_location": {"Local": str(path)},
+    }
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        paused = await run.until(in_phase(RunState.PAUSED))
+        assert paused.step < 30
+        assert paused.quarantined_batches == 0
+        report = await run.prove()
+        assert (report.quarantined, report.unapplied >= 1) == (0, True)
+
+
+async def test_client_with_another_dataset_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data")
+    tokens = np.fromfile(path, "<u2")
+    mine = tmp_path / "mine.bin"
+    tokens[SEQ_LEN:].tofile(mine)
+    overrides = {"config__total_steps": 1000, "model__LLM__data_location": {"Local": str(path)}}
+    async with real_run(tmp_path / "run", **overrides) as run:
+        await run.start_client()
+        await run.until(in_training(1))
+        ran = await run.command("client", run.url, "--data", str(mine))
+        assert ran.code == 1
+        assert "dataset has fingerprint" in ran.err
+        assert str((await run.watch.next()).data_fingerprint) in ran.err

@@ -1,0 +1,157 @@
+"""What a client must not do, over real HTTP: each refused by name, and the run goes on."""
+
+import contextlib
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.identity import SESSION_LIFETIME_S, Identity
+from coordinator.store.directory import KEYS_FOLDER
+from run_manager.key import ClientKey
+from run_manager.step_context import round_of
+from state.errors import Refused
+from state.messages import Attestation, ChallengeRequest, FailureReport
+from state.replica import replica_digest
+from state.wire import Sha256, canonical_json, sha256_hex
+from tests.support.by_hand import ByHand, all_ready, commitment, joined_by_hand
+from tests.support.processes import RealRun, at_round, real_run
+
+
+async def refused(request: Awaitable[object]) -> Refused:
+    """The refusal of a request that must not succeed."""
+    with pytest.raises(Refused) as caught:
+        await request
+    return caught.value
+
+
+async def post(run: RealRun, place: str, token: str | None, content: bytes) -> dict[str, Any]:
+    """What a raw POST is answered: the problem's kind and status."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    path = f"/v1/runs/{run.watch.api.run_id}{place}"
+    answer = await run.http.post(path, content=content, headers=headers)
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    problem = answer.json()
+    return {"kind": problem["type"].rpartition(":")[2], "status": answer.status_code}
+
+
+def session_number(run: RealRun, hand: ByHand) -> int:
+    return (
+        Identity((run.run_dir / KEYS_FOLDER / "coordinator.key").read_bytes(), "test-run")
+        .check_session(hand.session.session_token, 0.0)
+        .session
+    )
+
+
+async def test_tokens_that_do_not_hold_are_unauthorized(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
+        own = (run.run_dir / KEYS_FOLDER / "coordinator.key").read_bytes()
+        now_s = (await run.watch.next()).phase_started_s
+        number = session_number(run, hand)
+        expired = Identity(own, "test-run").session_token(hand.client_id, number, now_s - 2 * SESSION_LIFETIME_S)
+        foreign = Identity(bytes(32), "test-run").session_token(hand.client_id, number, now_s)
+        another_run = Identity(own, "another").session_token(hand.client_id, number, now_s)
+        stranger = Identity(own, "test-run").session_token(ClientKey.from_seed(bytes([9]) * 32).client_id, 1, now_s)
+        earlier = hand.session.session_token
+        await hand.join_again()
+        body = canonical_json(FailureReport(1, 0, "corrupt", "mine"))
+        for token in (None, "no token", expired, foreign, another_run, stranger, earlier, hand.session.data_ticket):
+            assert await post(run, "/failures", token, body) == {"kind": "unauthorized", "status": 401}
+        assert (await post(run, "/failures", hand.session.session_token, body))["kind"] == "late-result"
+
+
+async def test_replayed_join_and_a_nonce_of_another_key_are_refused(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand, joined_by_hand(run, 2) as other:
+        request = await hand.join_request()
+        await hand.api.join(request)
+        assert (await refused(hand.api.join(request))).kind == "nonce-consumed"
+        challenge = await hand.api.challenge(ChallengeRequest(other.key.public_key))
+        stolen = type(request)(request.public_key, challenge.nonce, request.signature, request.capabilities)
+        assert (await refused(hand.api.join(stolen))).kind == "nonce-invalid"
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        await run.until(lambda document: True)
+        assert (await refused(hand.api.join(request))).kind == "nonce-consumed", "a restart forgets no nonce"
+
+
+async def test_body_above_the_limit_is_refused_with_and_without_a_length(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
+        token = hand.session.session_token
+        assert await post(run, "/results", token, b" " * 200_000) == {"kind": "body-too-large", "status": 413}
+
+        async def pieces() -> Any:
+            for _ in range(200):
+                yield b" " * 1000
+
+        answer = await run.http.post(
+            "/v1/runs/test-run/results", content=pieces(), headers={"Authorization": f"Bearer {token}"}
+        )
+        assert answer.status_code == 413
+        await run.http.get("/healthz")
+
+
+async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them(tmp_path: Path) -> None:
+    overrides = {"config__init_min_clients": 8, "config__total_steps": 3, "config__global_batch_size_start": 16}
+    overrides |= {"config__global_batch_size_end": 16}
+    async with contextlib.AsyncExitStack() as stack:
+        run = await stack.enter_async_context(real_run(tmp_path, **overrides))
+        hands = [await stack.enter_async_context(joined_by_hand(run, number)) for number in range(1, 7)]
+        nan, shape, copier, mismatch, second, late = hands
+        for _ in range(2):
+            await run.start_client()
+        await all_ready(hands)
+        document = await nan.watch.until(at_round(1))
+        assert all([await hand.assigned(document) for hand in hands])
+        good, good_bound = await second.result(document)
+        replica = await nan.held(document)
+
+        data, bound = await nan.result(document, nan.difference(replica, float("nan")))
+        await nan.api.commit_result(bound)
+        refusal = await refused(nan.api.put_blob(bound.result_sha256, data))
+        assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "finite")
+
+        flat = {name: values.reshape(-1) for name, values in shape.difference(replica).items()}
+        data, bound = await shape.result(document, flat)
+        await shape.api.commit_result(bound)
+        refusal = await refused(shape.api.put_blob(bound.result_sha256, data))
+        assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "layout")
+
+        await copier.api.commit_result(commitment(round_of(document), good))
+        refusal = await refused(copier.api.put_blob(good_bound.result_sha256, good))
+        assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "client_id")
+
+        data, bound = await mismatch.result(document)
+        await mismatch.api.commit_result(bound)
+        broken = bytes([data[0] ^ 1]) + data[1:]
+        assert (await refused(mismatch.api.put_blob(bound.result_sha256, broken))).kind == "blob-mismatch"
+        assert (await refused(mismatch.api.put_blob(sha256_hex(broken), broken))).kind == "not-committed"
+        assert (await refused(mismatch.api.put_blob(bound.result_sha256, data + b"more"))).kind == "blob-too-large"
+
+        await second.api.commit_result(good_bound)
+        _, other_bound = await second.result(
+            document, {n: v + np.float32(1) for n, v in second.difference(replica).items()}
+        )
+        assert (await refused(second.api.commit_result(other_bound))).kind == "already-committed"
+        await second.api.put_blob(good_bound.result_sha256, good)
+        assert (await second.api.commit_result(good_bound)).result_verified, "the first one, repeated, is no offence"
+        assert (await refused(copier.api.put_blob(good_bound.result_sha256, good))).kind == "result-invalid"
+
+        await late.api.report_failure(FailureReport(1, 0, "unavailable", "not today"))
+        _, late_bound = await late.result(document)
+        for hand in hands:
+            if hand is not late:
+                await hand.api.withdraw()
+        await late.attest(document)
+        await late.watch.until(lambda later: later.round not in (None, document.round))
+        assert (await refused(late.api.commit_result(late_bound))).kind == "late-result"
+        digest = Sha256(replica_digest(replica))
+        assert (await refused(late.api.attest(Attestation(1, 0, digest, "1")))).kind == "stale-round"
+        await late.api.withdraw()
+
+        report = await run.finish()
+        assert report.rounds == 3
+        outcomes = [await run.watch.api.outcome(step) for step in (1, 2, 3)]
+        included = {entry.client_id for outcome in outcomes for entry in outcome.entries}
+        assert included.isdisjoint({hand.client_id for hand in (nan, shape, copier, mismatch, late)})

@@ -1,0 +1,40 @@
+"""`epochal up`: the whole of it, small."""
+
+import json
+from pathlib import Path
+
+from tests.support.processes import run_command
+
+REPORT_FIELDS = {
+    *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
+    *("quarantined", "unapplied", "replay_identical", "wall_s"),
+}
+
+
+async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
+    report_path = tmp_path / "report.json"
+    arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
+    ran = await run_command("up", *arguments)
+    assert ran.code == 0, ran.out + ran.err
+    assert "everything holds" in ran.out
+    report = json.loads(report_path.read_text())
+    assert report.keys() >= REPORT_FIELDS
+    expected = {"duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0, "problems": [], "clients": 4}
+    assert {key: report[key] for key in expected} == expected
+    assert report["rounds"] >= 6
+    assert report["tokens"] == report["rounds"] * 48 * 2 * 512 or report["rounds"] > 6
+    assert report["replicas_identical"] is True
+    assert report["replay_identical"] is True
+    assert report["killed_at_step"] >= 2
+    assert report["joined_at_step"] >= 3
+    assert "was killed without warning" in ran.out
+    again = await run_command("up", "--run-dir", str(tmp_path / "run"))
+    assert again.code == 1
+    assert "is not empty" in again.err
+
+
+async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:
+    ran = await run_command("up", "--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
+    assert ran.code == 1
+    assert "did not finish within 1 s" in ran.err
+    assert "Traceback" not in ran.err

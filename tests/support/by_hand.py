@@ -1,0 +1,251 @@
+"""A client of a real coordinator that does only what a test tells it: so a round waits for as long as a test needs.
+
+It speaks HTTP with a key of its own, holds real replicas and publishes well-formed results; it never trains.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import DatasetSpec
+from run_manager.coordinator_client import HttpCoordinatorClient, ResultsQuery
+from run_manager.key import ClientKey
+from run_manager.step_context import round_of
+from run_manager.trainers.ngram import initial_parameters
+from state.assignment import assign_data_for_state
+from state.config import StateFile
+from state.documents import RoundHead, RunDocument
+from state.intervals import total_batches
+from state.merging import Contribution, OuterStep, merge
+from state.messages import (
+    Attestation,
+    Capabilities,
+    ChallengeRequest,
+    CheckpointReport,
+    JoinRequest,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+    Session,
+    Standing,
+    join_message,
+)
+from state.phases import RunState
+from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_digest
+from state.results import ResultHeader, decode_result, encode_result
+from state.tensors import Tensors
+from state.wire import ClientId, Sha256, sha256_hex
+from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, patience
+
+NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
+
+
+@dataclass
+class ByHand:
+    """One member, by hand. Its watch of the run document is its heartbeat."""
+
+    api: HttpCoordinatorClient
+    key: ClientKey
+    watch: DocumentWatch
+    session: Session
+    state: StateFile
+    replica: Replica | None = None
+
+    @property
+    def client_id(self) -> ClientId:
+        return self.key.client_id
+
+    async def join_request(self, invitation: str | None = None) -> JoinRequest:
+        """A join that has not been sent, over a fresh nonce."""
+        return await _join_request(self.api, self.key, invitation)
+
+    async def join_again(self) -> None:
+        """Another session; the one before it is superseded."""
+        self.api.use_token(None)
+        self.session = await self.api.join(await self.join_request())
+        self.api.use_token(self.session.session_token)
+
+    # Replicas
+
+    async def held(self, document: RunDocument) -> Replica:
+        """Replica `document.step − 1`: from the checkpoint and the outcomes, as anyone would."""
+        wanted = document.step - 1
+        if self.replica is None:
+            assert document.checkpoint is not None
+            self.replica = parse_checkpoint(await self.api.get_blob(document.checkpoint.blob_sha256))
+        outer = OuterStep(self.state.merge.outer_lr, self.state.merge.outer_momentum)
+        while self.replica.step < wanted:
+            outcome = await self.api.outcome(self.replica.step + 1)
+            contributions = [
+                Contribution(
+                    total_batches(entry.assignment), decode_result(await self.api.get_blob(entry.result_sha256))[1]
+                )
+                for entry in outcome.entries
+            ]
+            self.replica = merge(self.replica, contributions, outer)
+        return self.replica
+
+    async def first_checkpoint(self) -> RunDocument:
+        """The document with the run's first checkpoint, which this client makes if it is the one who is asked."""
+        document = await self.watch.until(
+            lambda document: document.checkpoint is not None or document.checkpointer == self.client_id
+        )
+        if document.checkpoint is None:
+            parameters = initial_parameters(self.state.model.LLM.ngram, bytes(32))
+            zeros = {name: np.zeros_like(values) for name, values in parameters.items()}
+            await self.publish_checkpoint(Replica(document.step - 1, parameters, zeros))
+        return await self.watch.until(lambda document: document.checkpoint is not None)
+
+    async def publish_checkpoint(self, replica: Replica) -> None:
+        """Claim a replica and upload its bytes."""
+        data = checkpoint_bytes(replica)
+        await self.api.report_checkpoint(
+            CheckpointReport(replica.step, Sha256(replica_digest(replica)), sha256_hex(data), len(data))
+        )
+        await self.api.put_blob(sha256_hex(data), data)
+
+    async def cool_down(self, document: RunDocument) -> None:
+        """What Cooldown asks of this client."""
+        replica = await self.held(document)
+        if document.checkpointer == self.client_id:
+            await self.publish_checkpoint(replica)
+        else:
+            await self.api.report_checkpoint(CheckpointReport(replica.step, Sha256(replica_digest(replica)), None, 0))
+
+    async def be_ready(self) -> None:
+        """Part of the next roster, with the run's made-up data."""
+        document = await self.first_checkpoint()
+        replica = await self.held(document)
+        spec = DatasetSpec(2, self.state.model.LLM.max_seq_len)
+        fingerprint = document.data_fingerprint or DummyDataProvider(spec).fingerprint
+        await self.api.report_ready(ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint))
+
+    # Rounds
+
+    def difference(self, replica: Replica, value: float = 0.0) -> Tensors:
+        """A difference of this value everywhere."""
+        return {name: np.full_like(values, value) for name, values in replica.parameters.items()}
+
+    async def result(
+        self, document: RunDocument, difference: Tensors | None = None, **header: Any
+    ) -> tuple[bytes, ResultCommitment]:
+        """A result for the document's round, of zeros unless a difference is given, and its commitment."""
+        head, replica = round_of(document), await self.held(document)
+        fields: dict[str, Any] = {
+            "run_id": document.run_id,
+            "step": head.step,
+            "attempt": head.attempt,
+            "client_id": self.client_id,
+            "work_sha256": head.work_sha256,
+            "replica_digest": replica_digest(replica),
+        }
+        tensors = self.difference(replica) if difference is None else difference
+        data = encode_result(ResultHeader(**(fields | header)), tensors)
+        return data, commitment(head, data)
+
+    async def deliver(self, document: RunDocument) -> None:
+        """Publish a result for the document's round."""
+        data, bound = await self.result(document)
+        await self.api.commit_result(bound)
+        await self.api.put_blob(bound.result_sha256, data)
+
+    async def results_in(self, document: RunDocument, count: int | None = None) -> tuple[ClientId, ...]:
+        """Whose results are verified, once there are `count`; without a number, once no more can come."""
+        head = round_of(document)
+        found: tuple[ClientId, ...] = ()
+        while True:
+            page = await self.api.results(ResultsQuery(head.step, head.attempt, len(found), LONG_POLL_S))
+            found += tuple(result.client_id for result in page.results)
+            if page.complete or (count is not None and len(found) >= count):
+                return found
+
+    async def attest(self, document: RunDocument) -> Standing:
+        """Attest every result of the document's round, once no more can come."""
+        head = round_of(document)
+        received = await self.results_in(document)
+        roster = await self.api.roster(head.roster_sha256)
+        bits = sum(1 << position for position, entry in enumerate(roster.clients) if entry.client_id in received)
+        digest = Sha256(replica_digest(await self.held(document)))
+        return await self.api.attest(Attestation(head.step, head.attempt, digest, f"{bits:x}"))
+
+    async def take_round(self, document: RunDocument) -> RunDocument:
+        """The whole of a round; the document of the next one, or of the same step's next try."""
+        await self.deliver(document)
+        await self.attest(document)
+        return await self.watch.until(
+            lambda later: later.run_state is RunState.ROUND_TRAIN and later.round != document.round
+        )
+
+    async def roster_of(self, document: RunDocument) -> tuple[ClientId, ...]:
+        """Whose round it is."""
+        roster = await self.api.roster(round_of(document).roster_sha256)
+        return tuple(entry.client_id for entry in roster.clients)
+
+    async def assigned(self, document: RunDocument) -> int:
+        """How many batches are this client's in the document's round."""
+        head = round_of(document)
+        roster, work = await self.api.roster(head.roster_sha256), await self.api.work(head.work_sha256)
+        return total_batches(assign_data_for_state(roster, work, head.seed)[self.client_id])
+
+
+def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
+    """The commitment to these bytes for a round."""
+    return ResultCommitment(head.step, head.attempt, sha256_hex(data), len(data), NO_METRICS)
+
+
+@contextlib.asynccontextmanager
+async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
+    """A member with the key of this number. Leaving the context does not withdraw."""
+    api = await HttpCoordinatorClient.connect(run.url, patience(), verify)
+    try:
+        key = ClientKey.from_seed(bytes([number]) * 32)
+        session = await api.join(await _join_request(api, key, None))
+        api.use_token(session.session_token)
+        watch = DocumentWatch(api)
+        document = await watch.next()
+        yield ByHand(api, key, watch, session, await api.config(document.config_sha256))
+    finally:
+        await api.aclose()
+
+
+async def _join_request(api: HttpCoordinatorClient, key: ClientKey, invitation: str | None) -> JoinRequest:
+    challenge = await api.challenge(ChallengeRequest(key.public_key))
+    signature = key.sign(join_message(api.run_id, challenge.nonce, key.public_key))
+    return JoinRequest(key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)
+
+
+async def all_ready(hands: Sequence[ByHand]) -> None:
+    """All of them part of the next roster, whoever is asked for the run's first checkpoint."""
+    document = await hands[0].watch.until(lambda document: bool(document.checkpoint or document.checkpointer))
+    asked = next((hand for hand in hands if hand.client_id == document.checkpointer), hands[0])
+    await asked.first_checkpoint()
+    for hand in hands:
+        await hand.be_ready()
+
+
+async def hold_in(hand: ByHand, phase: RunState, client_count: int) -> RunDocument:
+    """Take the run to its first `phase` and keep it there: what the phase waits for is this client.
+
+    RoundWitness needs two real clients, which are a quorum without this one; Cooldown one, which is none.
+
+    Args:
+        hand: a member; the run waits for it and `client_count` others.
+        client_count: real clients.
+    """
+    document = await hand.first_checkpoint()
+    if phase is RunState.WARMUP:
+        return document
+    await hand.be_ready()
+    document = await hand.watch.until(at_round(1))
+    if phase is RunState.ROUND_TRAIN:
+        await hand.results_in(document, client_count)
+        return await hand.watch.until(at_round(1))
+    await hand.deliver(document)
+    if phase is RunState.ROUND_WITNESS:
+        return await hand.watch.until(at_round(1, phase))
+    await hand.attest(document)
+    return await hand.watch.until(at_round(2, phase))

@@ -1,0 +1,76 @@
+"""What a data server sees of a coordinator: documents that a test publishes, over real HTTP."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from coordinator.identity import Identity
+from coordinator.run import config_json
+from state.config import StateFile
+from state.documents import Roster, RosterEntry, RunDocument, WorkList
+from state.intervals import BatchId
+from state.phases import RunState
+from state.wire import ClientId, Sha256, canonical_json, document_digest, to_plain
+from tests.support.data_http import HttpReply, HttpRequest, json_reply
+from tests.support.fake_documents import round_head, run_document
+
+CLIENTS = tuple(ClientId(f"{number:032x}") for number in range(3))
+
+
+class PublishedRun:
+    """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone."""
+
+    def __init__(self, state: StateFile) -> None:
+        self.identity = Identity(bytes(range(32)), state.run_id)
+        self.documents: dict[str, Any] = {}
+        self.config_sha256 = self.keep(config_json(state))
+        self.roster = Roster(tuple(RosterEntry(client_id, 1) for client_id in CLIENTS))
+        self.document = self._document(RunState.WARMUP)
+        self.away = False
+        self.news = asyncio.Event()
+
+    def keep(self, document: Any) -> Sha256:
+        """Serve an immutable document."""
+        digest = document_digest(document)
+        self.documents[digest] = to_plain(document)
+        return digest
+
+    def publish(self, step: int, work: tuple[BatchId, ...], **changes: Any) -> None:
+        """Publish a round over these batches."""
+        head = replace(
+            round_head(step),
+            roster_sha256=self.keep(self.roster),
+            work_sha256=self.keep(WorkList((), work)),
+        )
+        changes.setdefault("version", step + 1)
+        self.announce(self._document(RunState.ROUND_TRAIN, step, round=head, **changes))
+
+    def announce(self, document: RunDocument) -> None:
+        """Publish a document."""
+        self.document = document
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def _document(self, run_state: RunState, step: int = 1, **changes: Any) -> RunDocument:
+        parts = {"config_sha256": self.config_sha256, "coordinator_key": self.identity.public_key_hex, "version": 1}
+        return run_document(run_state, step, **{**parts, **changes})
+
+    async def __call__(self, request: HttpRequest) -> HttpReply:
+        if self.away:
+            return HttpReply(503)
+        if request.path == "/v1/runs":
+            return json_reply({"runs": [self.document.run_id]})
+        if request.path != f"/v1/runs/{self.document.run_id}":
+            found = self.documents.get(request.path.rsplit("/", 1)[-1])
+            return HttpReply(404) if found is None else json_reply(found)
+        if "after" in request.query and self._is_known(request):
+            try:
+                async with asyncio.timeout(float(request.query["wait_s"])):
+                    await self.news.wait()
+            except TimeoutError:
+                return HttpReply(304)
+        return HttpReply(503) if self.away else HttpReply(200, canonical_json(self.document))
+
+    def _is_known(self, request: HttpRequest) -> bool:
+        same_lineage = request.query["lineage"] == self.document.lineage
+        return same_lineage and self.document.version <= int(request.query["after"])

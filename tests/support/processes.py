@@ -1,0 +1,315 @@
+"""One run with real processes over loopback: a coordinator, its clients, and what a test does to them.
+
+Nothing here sleeps: a test waits for a run document, for an exit, or for a printed line, and every wait is bounded.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from coordinator.audit import AuditReport
+from epochal.commands.audit import audit_run_directory
+from epochal.processes import LISTENING, Child, Children
+from epochal.testnet import compare_digests
+from run_manager.backoff import Patience, SystemClock, system_jitter
+from run_manager.coordinator_client import DocumentMark, HttpCoordinatorClient
+from run_manager.key import ClientKey
+from state.documents import RunDocument
+from state.errors import CoordinatorUnreachable
+from state.messages import RunStatus
+from state.phases import RunState
+from state.wire import ClientId, parse_document
+from tests.support.states import state_text
+
+BOUND_S = 30.0
+"""No single wait takes longer; on an idle machine each takes well under a second."""
+LONG_POLL_S = 2.0
+FIRST_CLIENT_KEY = 100
+"""Keys of real clients are 32 bytes of this number and the following ones; by hand, a test takes smaller ones."""
+ADMIN_LINE = "admin token (shown this once): "
+
+SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}
+QUICK = {
+    "config__waiting_for_members_extra_time": 0.05,
+    "config__init_min_clients": 1,
+    "model__LLM__ngram": SMALL_MODEL,
+}
+"""A run whose phases follow as fast as its clients go."""
+
+Condition = Callable[[RunDocument], bool]
+
+
+def patience(bound_s: float = BOUND_S) -> Patience:
+    """Tries again for so long."""
+    return Patience(SystemClock(), system_jitter(), bound_s)
+
+
+def in_phase(*phases: RunState) -> Condition:
+    """Whether the run is in one of these phases."""
+    return lambda document: document.run_state in phases
+
+
+def in_training(step: int) -> Condition:
+    """Whether this step, or a later one, is being trained."""
+    return lambda document: document.run_state is RunState.ROUND_TRAIN and document.step >= step
+
+
+def at_round(step: int, phase: RunState = RunState.ROUND_TRAIN) -> Condition:
+    """Whether exactly this step is in this phase."""
+    return lambda document: (document.run_state, document.step) == (phase, step)
+
+
+@dataclass
+class DocumentWatch:
+    """Run documents from one reader, each newer than the last, however often the coordinator goes away."""
+
+    api: HttpCoordinatorClient
+    seen: list[RunDocument] = field(default_factory=list)
+
+    async def until(self, condition: Condition) -> RunDocument:
+        """The newest document that meets the condition, the last seen one included.
+
+        Raises:
+            AssertionError: none came within `BOUND_S`; names what was seen last.
+        """
+        try:
+            async with asyncio.timeout(BOUND_S):
+                if self.seen and condition(self.seen[-1]):
+                    return self.seen[-1]
+                while True:
+                    document = await self.next()
+                    if condition(document):
+                        return document
+        except TimeoutError:
+            last = self.seen[-1] if self.seen else None
+            raise AssertionError(f"the run document never met the condition; the last one was {last}") from None
+
+    async def next(self) -> RunDocument:
+        """The next document, newer than any seen before."""
+        backoff = patience().begin()
+        while True:
+            mark = DocumentMark(self.seen[-1].lineage, self.seen[-1].version) if self.seen else None
+            try:
+                document = await self.api.run_document(mark, LONG_POLL_S)
+            except CoordinatorUnreachable as error:
+                await backoff.wait(error)
+                continue
+            if document is not None:
+                assert mark is None or document.version > mark.version, "an older document was published"
+                self.seen.append(document)
+                return document
+
+
+class RealRun:
+    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory."""
+
+    def __init__(self, folder: Path, children: Children) -> None:
+        self.folder = folder
+        self.children = children
+        self.run_dir = folder / "coordinator"
+        self.state_path = folder / "state.toml"
+        self.url = ""
+        self.admin_token = ""
+        self.printed: list[str] = []
+        self.clients: list[Child] = []
+        self.coordinator: Child
+        self.watch: DocumentWatch
+        self.http: httpx.AsyncClient
+        self._stack = contextlib.AsyncExitStack()
+        self._starts = 0
+        self._client_ids: dict[str, ClientId] = {}
+
+    def write_state(self, **overrides: Any) -> None:
+        """Write `state.toml`, for the next start."""
+        self.state_path.write_text(state_text(**(QUICK | overrides)), encoding="utf-8")
+
+    async def start_coordinator(self, *arguments: str, verify: str | None = None) -> None:
+        """Start the coordinator, at the first start on a free port, later on the same one."""
+        port = self.url.rpartition(":")[2] or "0"
+        self._starts += 1
+        self.coordinator, address = await self.start_server(
+            f"coordinator-{self._starts}",
+            *("coordinator", str(self.state_path), "--run-dir", str(self.run_dir), "--port", port, *arguments),
+        )
+        if not self.url:
+            self.url = address
+            trusted = True if verify is None else verify
+            self.http = await self._stack.enter_async_context(
+                httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
+            )
+            api = await HttpCoordinatorClient.connect(address, patience(), trusted)
+            self._stack.push_async_callback(api.aclose)
+            self.watch = DocumentWatch(api)
+        for line in self.printed:
+            if line.startswith(ADMIN_LINE):
+                self.admin_token = line.removeprefix(ADMIN_LINE)
+
+    async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:
+        """Start a command that serves; the address that it prints last. What it prints before is in `printed`."""
+        child = await self.children.start(name, *arguments)
+        line = await self.line_of(child, LISTENING)
+        return child, line.partition(LISTENING)[2].split()[0]
+
+    async def line_of(self, child: Child, text: str) -> str:
+        """The first line with this text that the child prints."""
+        assert child.process.stdout is not None
+        async with asyncio.timeout(BOUND_S):
+            while line := (await child.process.stdout.readline()).decode().strip():
+                self.printed.append(line)
+                if text in line:
+                    return line
+        raise AssertionError(f"{child.name} ended without printing {text!r}:\n{child.log_tail()}")
+
+    async def start_client(self, *arguments: str, trainer: str = "numpy") -> Child:
+        """Start a client of the run, with a key of its own unless it is given one."""
+        name = f"client-{len(self.clients) + 1}"
+        if "--key" not in arguments:
+            seed = bytes([FIRST_CLIENT_KEY + len(self.clients)]) * 32
+            (self.folder / f"{name}.key").write_bytes(seed)
+            arguments = (*arguments, "--key", str(self.folder / f"{name}.key"))
+            self._client_ids[name] = ClientKey.from_seed(seed).client_id
+        child = await self.children.start(name, "client", self.url, "--trainer", trainer, *arguments)
+        self.clients.append(child)
+        return child
+
+    def client_id_of(self, child: Child) -> ClientId:
+        """Who a client is that was started without a key of the test's."""
+        return self._client_ids[child.name]
+
+    def changes_of(self, child: Child) -> list[str]:
+        """What the coordinator, since its last start, has logged of a client's membership."""
+        lines = self.events(self.coordinator, "membership_changed")
+        return [line["change"] for line in lines if line["client_id"] == self.client_id_of(child)]
+
+    async def kill_coordinator(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.coordinator.kill()
+        assert await self.coordinator.wait(BOUND_S) == -signal.SIGKILL
+
+    async def stop_coordinator(self) -> None:
+        """Ctrl-C, and wait until it has ended in order."""
+        self.coordinator.process.send_signal(signal.SIGINT)
+        assert await self.coordinator.wait(BOUND_S) == 0, self.coordinator.log_tail()
+
+    async def until(self, condition: Condition) -> RunDocument:
+        """See `DocumentWatch.until`; with the processes' logs where it fails."""
+        try:
+            return await self.watch.until(condition)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    async def status(self) -> RunStatus:
+        """The run's status."""
+        answer = await self.http.get(f"/v1/runs/{self.watch.api.run_id}/status")
+        return parse_document(RunStatus, answer.content)
+
+    async def command(self, *arguments: str, **environment: str) -> "Ran":
+        """Run an `epochal` command to its end."""
+        return await run_command(*arguments, **environment)
+
+    async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
+        """Wait until the run is finished and its clients have ended well; then prove it.
+
+        Args:
+            without: clients that were killed, or left.
+        """
+        await self.until(in_phase(RunState.FINISHED))
+        for child in self.clients:
+            if child not in without:
+                assert await child.wait(BOUND_S) == 0, f"{child.name}:\n{child.log_tail()}"
+        return await self.prove()
+
+    async def prove(self) -> AuditReport:
+        """The audit of the run as it stands: clean, with every replica recomputed and equal on every client."""
+        report = await audit_run_directory(self.run_dir, recompute=True)
+        assert report.clean, f"{report.problems}\n{self.logs()}"
+        assert report.replay_identical
+        assert report.replicas_identical
+        assert (report.duplicates, report.missing) == (0, 0)
+        _, differing = compare_digests([child.log_path for child in self.clients])
+        assert differing == [], "replicas differ between clients"
+        return report
+
+    def events(self, child: Child, event: str | None = None) -> list[dict[str, Any]]:
+        """The lines that a child has logged, of one event if it is named."""
+        return [line for line in log_lines(child.log_path) if event in (None, line["event"])]
+
+    def logs(self) -> str:
+        """The end of every child's log."""
+        return "\n".join(f"--- {child.name}\n{child.log_tail()}" for child in self.children.started)
+
+    async def aclose(self) -> None:
+        """Kill what still runs; a stopped process would hear nothing milder."""
+        await self._stack.aclose()
+        for child in self.children.started:
+            child.kill()
+
+
+@contextlib.asynccontextmanager
+async def real_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]:
+    """A run whose coordinator is started, with `QUICK` and these replacements in its state file."""
+    async with prepared_run(folder, **overrides) as run:
+        await run.start_coordinator()
+        yield run
+
+
+@contextlib.asynccontextmanager
+async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]:
+    """The same, before its coordinator is started."""
+    async with Children(folder / "logs") as children:
+        run = RealRun(folder, children)
+        run.write_state(**overrides)
+        try:
+            yield run
+        finally:
+            await run.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run_command(*arguments: str, **environment: str) -> Ran:
+    """Run `epochal ARGUMENTS…` to its end, with these variables in its environment."""
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "epochal", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
+    )
+    try:
+        async with asyncio.timeout(BOUND_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+        raise AssertionError(f"epochal {' '.join(arguments)} did not end:\n{out.decode()}\n{err.decode()}") from None
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
+
+
+def log_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a log; a killed process may have cut its last one."""
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and "event" in line:
+                lines.append(line)
+    return lines

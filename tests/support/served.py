@@ -1,0 +1,153 @@
+"""A real coordinator in this process, over memory and ASGI, and a client that does by hand what a test tells it."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.api.app import create_app
+from coordinator.clock import SystemClock
+from coordinator.desk import Desk
+from coordinator.identity import AdminToken, Identity
+from coordinator.layouts import Layouts
+from coordinator.service import CoordinatorService, ServiceParts
+from coordinator.store.memory import MemoryBlobs, MemoryStore
+from coordinator.store.protocol import BlobStore, Store
+from state.config import StateFile
+from state.messages import Capabilities, JoinRequest, join_message
+from state.replica import Replica, checkpoint_bytes, replica_digest
+from state.results import ResultHeader, encode_result
+from state.tensors import Tensors
+from state.wire import ClientId, Sha256, canonical_json, client_id_of, sha256_hex
+
+ADMIN = "the admin token"
+
+
+async def in_place(work: Callable[[], object]) -> object:
+    return work()
+
+
+@dataclass
+class Served:
+    """A coordinator that is served."""
+
+    service: CoordinatorService
+    desk: Desk
+    http: httpx.AsyncClient
+    run_url: str
+
+
+@contextlib.asynccontextmanager
+async def served(state: StateFile, store: Store | None = None, blobs: BlobStore | None = None) -> AsyncIterator[Served]:
+    """Serve a run in this process until the context is left."""
+    identity = Identity(bytes(range(32)), state.run_id)
+    kept_blobs = blobs or MemoryBlobs(state.blobs.max_total_bytes)
+    parts = ServiceParts(store or MemoryStore(), kept_blobs, SystemClock(), identity.public_key_hex)
+    service = await CoordinatorService.open(parts, state)
+    desk = Desk(service, identity, AdminToken(hashlib.sha256(ADMIN.encode()).digest()), Layouts(), in_place)
+    transport = httpx.ASGITransport(create_app(desk, "test"), raise_app_exceptions=False)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+        serving = tasks.create_task(service.serve())
+        await service.started.wait()
+        yield Served(service, desk, http, f"/v1/runs/{state.run_id}")
+        serving.cancel()
+
+
+@dataclass
+class HandClient:
+    """One client, by hand. `number` makes its key."""
+
+    served: Served
+    number: int
+    token: str = ""
+    ticket: str = ""
+    key: Ed25519PrivateKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = Ed25519PrivateKey.from_private_bytes(bytes([self.number]) * 32)
+
+    @property
+    def public_key(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+    @property
+    def client_id(self) -> ClientId:
+        return client_id_of(self.public_key)
+
+    async def challenge(self) -> str:
+        answer = await self.send("POST", "/clients/challenge", {"public_key": self.public_key.hex()})
+        assert answer.status_code == 200, answer.text
+        nonce: str = answer.json()["nonce"]
+        return nonce
+
+    def join_request(self, nonce: str, **changes: Any) -> dict[str, Any]:
+        message = join_message(self.served.service.run.state_file.run_id, nonce, self.public_key.hex())
+        request = JoinRequest(self.public_key.hex(), nonce, self.key.sign(message).hex(), Capabilities())
+        plain: dict[str, Any] = json.loads(canonical_json(request))
+        return plain | changes
+
+    async def join(self) -> None:
+        answer = await self.send("POST", "/clients", self.join_request(await self.challenge()))
+        assert answer.status_code == 200, answer.text
+        self.token, self.ticket = answer.json()["session_token"], answer.json()["data_ticket"]
+
+    async def send(self, method: str, place: str, body: Any = None, token: str | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token or self.token}"} if token or self.token else {}
+        url = place if place.startswith("/v1") or place.startswith("/docs") else self.served.run_url + place
+        content = body if isinstance(body, bytes | None) else canonical_json(body)
+        return await self.served.http.request(method, url, content=content, headers=headers)
+
+    async def publish_checkpoint(self, replica: Replica) -> None:
+        data = checkpoint_bytes(replica)
+        report = {
+            "step": replica.step,
+            "replica_digest": replica_digest(replica),
+            "blob_sha256": sha256_hex(data),
+            "size_bytes": len(data),
+        }
+        answer = await self.send("POST", "/checkpoints", report)
+        assert answer.status_code == 200, answer.text
+        answer = await self.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+        assert answer.status_code == 201, answer.text
+
+    async def ready(self, replica: Replica, fingerprint: str = "data") -> httpx.Response:
+        report = {
+            "step": replica.step,
+            "replica_digest": replica_digest(replica),
+            "data_fingerprint": fingerprint,
+        }
+        return await self.send("POST", "/ready", report)
+
+    def result(self, replica: Replica, difference: Tensors, **header: Any) -> bytes:
+        current = self.served.service.run.round
+        assert current is not None
+        fields = {
+            "run_id": self.served.service.run.state_file.run_id,
+            "step": current.step,
+            "attempt": current.attempt,
+            "client_id": self.client_id,
+            "work_sha256": current.work_sha256,
+            "replica_digest": replica_digest(replica),
+        }
+        return encode_result(ResultHeader(**(fields | header)), difference)
+
+    async def commit(self, data: bytes, sha256: Sha256 | None = None) -> httpx.Response:
+        current = self.served.service.run.round
+        assert current is not None
+        report = {
+            "step": current.step,
+            "attempt": current.attempt,
+            "result_sha256": sha256 or sha256_hex(data),
+            "size_bytes": len(data),
+            "metrics": {"loss": 1.0, "tokens": 1, "train_s": 0.1},
+        }
+        return await self.send("POST", "/results", report)

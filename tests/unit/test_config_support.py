@@ -1,0 +1,92 @@
+"""What this version does not carry out is refused by name, with the line to change."""
+
+from typing import Any
+
+import pytest
+
+from state.config import ensure_supported
+from state.errors import Unsupported
+from tests.support.states import state_file
+
+HTTP = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+NUMBERED = {"url_template": "https://h/{}", "start_index": 0, "n_left_pad_zeros": 0, "num_files": 1}
+DISTRO = {"compression_decay": 0.999, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("run_id", "a/b", "letters"),
+        ("run_id", "..", "letters"),
+        ("run_id", "a\x00b", "letters"),
+        ("config.verification_percent", 1, "`verification_percent = 0`"),
+        ("model.LLM.cold_start_warmup_steps", 1, "`cold_start_warmup_steps = 0`"),
+        *(
+            ("model.LLM.architecture", name, '`architecture = "EpochalNgram"`')
+            for name in ("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan")
+        ),
+        ("model.LLM.data_type", "Finetuning", '`data_type = "Pretraining"`'),
+        *(
+            ("model.LLM.checkpoint", {name: {"repo_id": "a/b"}}, '`checkpoint = "Ephemeral"`')
+            for name in ("Dummy", "Hub", "P2P")
+        ),
+        *(
+            ("model.LLM.checkpoint", {name: {"bucket": "b"}}, '`checkpoint = "Ephemeral"`')
+            for name in ("Gcs", "P2PGcs")
+        ),
+        ("model.LLM.optimizer", {"Distro": DISTRO}, "`optimizer = { AdamW = "),
+        (
+            "model.LLM.data_location",
+            {"WeightedHttp": "https://h/mix.json"},
+            '`data_location = { Server = "host:port" }`',
+        ),
+        ("model.LLM.data_location", {"Preprocessed": "p"}, '`data_location = { Server = "host:port" }`'),
+    ],
+)
+def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: Any, line: str) -> None:
+    state = state_file(**{path.replace(".", "__"): value})
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == path
+    assert mistake.allowed.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "location", [{"NumberedFiles": NUMBERED}, {"Gcp": {"bucket_name": "b", "filter_directory": ""}}]
+)
+def test_http_location_of_many_files_is_refused_by_name(location: Any) -> None:
+    state = state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}})
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "state.toml")
+    assert [mistake.path for mistake in caught.value.mistakes] == ["model.LLM.data_location.Http.location"]
+
+
+def test_everything_unsupported_is_named_at_once() -> None:
+    state = state_file(
+        config__verification_percent=5, model__LLM__architecture="HfAuto", model__LLM__optimizer={"Distro": DISTRO}
+    )
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "runs/state.toml")
+    assert str(caught.value).startswith("runs/state.toml: this version does not carry out\n")
+    assert [mistake.path for mistake in caught.value.mistakes] == [
+        "config.verification_percent",
+        "model.LLM.architecture",
+        "model.LLM.optimizer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model__LLM__checkpoint", {"Local": "start.safetensors"}),
+        ("model__LLM__optimizer", "Dummy"),
+        ("model__LLM__data_location", "Dummy"),
+        ("model__LLM__data_location", {"Local": "data"}),
+        ("model__LLM__data_location", {"Server": "127.0.0.1:9000"}),
+        ("model__LLM__data_location", {"Http": {**HTTP, "location": {"SingleUrl": "https://h/a.bin"}}}),
+        ("run_id", "my-run_2.1"),
+    ],
+)
+def test_supported_value_is_not_refused(path: str, value: Any) -> None:
+    ensure_supported(state_file(**{path: value}), "state.toml")

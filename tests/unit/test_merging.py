@@ -1,0 +1,237 @@
+"""The merge rule: golden vectors that every machine must reproduce, and a scalar oracle that rounds step by step."""
+
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.errors import InternalError
+from state.merging import (
+    CHUNK_ELEMENTS,
+    Contribution,
+    Diverged,
+    OuterStep,
+    merge,
+    ratio_as_float32,
+    verify_arithmetic,
+)
+from state.replica import Replica, replica_digest
+from state.tensors import Float32Array
+
+DILOCO = OuterStep(0.7, 0.9)
+
+moderate = st.floats(-1e4, 1e4, width=32)
+denormal = st.floats(-1.1754942106924411e-38, 1.1754942106924411e-38, width=32)
+values = moderate | denormal
+weights = st.integers(1, 1000) | st.integers(1, 2**63)
+
+
+def floats_of(text: str) -> Float32Array:
+    """The float32 values whose big-endian bits stand in hex, as one writes numbers."""
+    return np.array([int(word, 16) for word in text.split()], np.uint32).view(np.float32)
+
+
+def bits_of(array: Float32Array) -> str:
+    return " ".join(f"{word:08x}" for word in array.reshape(-1).view(np.uint32))
+
+
+def rounded(value: float) -> float:
+    """The nearest float32. A float64 `+ − ×` of two float32 rounds a second time without effect (53 ≥ 2·24 + 2)."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def oracle_weight(numerator: int, denominator: int) -> float:
+    """The float32 nearest to the exact ratio, found by comparing neighbours as fractions."""
+    exact = Fraction(numerator, denominator)
+    guess = np.float32(numerator / denominator)
+    around = [np.nextafter(guess, np.float32(0)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return float(min(around, key=lambda c: (abs(Fraction(float(c)) - exact), int(c.view(np.uint32)) & 1)))
+
+
+def oracle(theta: float, v: float, contributions: Sequence[tuple[int, float]], outer: OuterStep) -> tuple[float, float]:
+    """One value's update in plain Python, each operation rounded on its own."""
+    eta, mu = rounded(outer.learning_rate), rounded(outer.momentum)
+    total = sum(count for count, _ in contributions)
+    products = [rounded(oracle_weight(count, total) * d) for count, d in contributions]
+    mean = products[0]
+    for product in products[1:]:
+        mean = rounded(mean + product)
+    new_v = rounded(rounded(mu * v) + mean)
+    step = rounded(eta * rounded(mean + rounded(mu * new_v)))
+    return rounded(theta - step), new_v
+
+
+def replica_of(theta: Float32Array, v: Float32Array) -> Replica:
+    return Replica(4, {"w": theta}, {"w": v})
+
+
+def merged_bits(replica: Replica, contributions: Sequence[Contribution], outer: OuterStep) -> tuple[str, str]:
+    after = merge(replica, contributions, outer)
+    assert after.step == replica.step + 1
+    return bits_of(after.parameters["w"]), bits_of(after.momentum["w"])
+
+
+# One column per case: ordinary numbers; a sum that rounds; a momentum that decays into a denormal; denormals only;
+# the smallest denormal; zeros whose sign shows that no sum begins at +0.
+GOLDEN_THETA = "3f800000 c0490fdb 00000000 00200000 00000001 80000000"
+GOLDEN_MOMENTUM = "3dcccccd 4b000001 00800000 80100000 00000001 80000000"
+GOLDEN_FIRST = "3e99999a 33d6bf95 00000000 00000007 00000001 80000000"
+GOLDEN_SECOND = "be4ccccd 3f7fffff 00000000 800fffff 00000003 80000000"
+GOLDEN_NEW_THETA = "3f7cd58a ca9126f1 80489374 00374234 80000002 00000000"
+GOLDEN_NEW_MOMENTUM = "3d681b4e 4ae66669 00733333 8019110e 00000003 80000000"
+GOLDEN_DIGEST = "f52125ec58a97a681f21091f6084b8c78885cccf285c023bc05c0dc82044269c"
+
+
+def golden_merge() -> Replica:
+    replica = replica_of(floats_of(GOLDEN_THETA), floats_of(GOLDEN_MOMENTUM))
+    contributions = [Contribution(1, {"w": floats_of(GOLDEN_FIRST)}), Contribution(2, {"w": floats_of(GOLDEN_SECOND)})]
+    return merge(replica, contributions, DILOCO)
+
+
+def test_merge_golden_vectors_are_kept() -> None:
+    after = golden_merge()
+    assert bits_of(after.parameters["w"]) == GOLDEN_NEW_THETA
+    assert bits_of(after.momentum["w"]) == GOLDEN_NEW_MOMENTUM
+    assert replica_digest(after) == GOLDEN_DIGEST
+
+
+def test_merge_golden_vectors_agree_with_the_oracle() -> None:
+    columns = [floats_of(text).tolist() for text in (GOLDEN_THETA, GOLDEN_MOMENTUM, GOLDEN_FIRST, GOLDEN_SECOND)]
+    expected = [oracle(t, v, [(1, a), (2, b)], DILOCO) for t, v, a, b in zip(*columns, strict=True)]
+    after = golden_merge()
+    assert after.parameters["w"].tolist() == [theta for theta, _ in expected]
+    assert after.momentum["w"].tolist() == [v for _, v in expected]
+
+
+@given(
+    start=st.lists(st.tuples(values, values), min_size=1, max_size=12),
+    counts=st.lists(weights, min_size=1, max_size=4),
+    outer=st.tuples(st.floats(1e-3, 2), st.floats(0, 0.999)),
+    data=st.data(),
+)
+def test_merge_agrees_bit_for_bit_with_the_oracle(
+    start: list[tuple[float, float]], counts: list[int], outer: tuple[float, float], data: st.DataObject
+) -> None:
+    rows = [data.draw(st.lists(values, min_size=len(start), max_size=len(start))) for _ in counts]
+    step = OuterStep(*outer)
+    replica = replica_of(np.array([t for t, _ in start], np.float32), np.array([v for _, v in start], np.float32))
+    contributions = [Contribution(c, {"w": np.array(r, np.float32)}) for c, r in zip(counts, rows, strict=True)]
+    expected = [
+        oracle(theta, v, [(count, row[i]) for count, row in zip(counts, rows, strict=True)], step)
+        for i, (theta, v) in enumerate(start)
+    ]
+    thetas = np.array([theta for theta, _ in expected], np.float32)
+    momenta = np.array([v for _, v in expected], np.float32)
+    assert merged_bits(replica, contributions, step) == (bits_of(thetas), bits_of(momenta))
+
+
+@given(weights, weights)
+def test_merge_weight_is_the_float32_nearest_to_the_exact_ratio(one: int, other: int) -> None:
+    assert float(ratio_as_float32(one, one + other)) == oracle_weight(one, one + other)
+
+
+def test_merge_weight_is_rounded_once_where_a_float64_quotient_would_round_twice() -> None:
+    denominator = 2**62
+    numerator = 2**61 + 2**37 + 1  # a hair above the middle of two float32, invisible to float64
+    assert float(np.float32(numerator / denominator)) == 0.5
+    assert float(ratio_as_float32(numerator, denominator)) == 0.5 + 2**-24
+    assert [float(ratio_as_float32(n, d)).hex() for n, d in ((1, 1), (1, 3), (2, 3), (1, 2**63))] == [
+        "0x1.0000000000000p+0",
+        "0x1.5555560000000p-2",
+        "0x1.5555560000000p-1",
+        "0x1.0000000000000p-63",
+    ]
+
+
+def scattered(array: Float32Array, how: str) -> Float32Array:
+    """The same values, laid out in memory in another way."""
+    if how == "strided":
+        return np.repeat(array.reshape(-1), 2)[::2].reshape(array.shape)
+    if how == "fortran":
+        return np.asfortranarray(array)
+    raw = np.empty(array.nbytes + 1, np.uint8)[1:]  # not aligned to four bytes
+    unaligned = raw.view(np.float32).reshape(array.shape)
+    unaligned[...] = array
+    return unaligned
+
+
+@pytest.mark.parametrize("how", ["strided", "fortran", "unaligned"])
+def test_merge_does_not_depend_on_memory_layout(how: str) -> None:
+    base = np.arange(1, 7 * 33 + 1, dtype=np.float32).reshape(7, 33)
+    arrays = [np.sin(base), np.cos(base), np.sin(base * 2), np.cos(base * 3)]
+
+    def run(arrays: list[Float32Array]) -> tuple[str, str]:
+        theta, v, first, second = arrays
+        return merged_bits(
+            replica_of(theta, v), [Contribution(3, {"w": first}), Contribution(5, {"w": second})], DILOCO
+        )
+
+    assert run([scattered(array, how) for array in arrays]) == run(arrays)
+
+
+def test_merge_does_not_depend_on_size_or_chunks() -> None:
+    size = CHUNK_ELEMENTS * 2 + 5
+    theta = np.sin(np.arange(size, dtype=np.float32))
+    contributions = [np.cos(theta * k).astype(np.float32) for k in (1, 2, 3)]
+
+    def run(part: slice) -> Replica:
+        replica = replica_of(theta[part], theta[::-1][part])
+        return merge(replica, [Contribution(k + 1, {"w": d[part]}) for k, d in enumerate(contributions)], DILOCO)
+
+    whole = run(slice(None))
+    for start, stop in ((0, 1), (CHUNK_ELEMENTS - 3, CHUNK_ELEMENTS + 4), (size - 2, size)):
+        piece = run(slice(start, stop))
+        assert bits_of(piece.parameters["w"]) == bits_of(whole.parameters["w"][start:stop])
+        assert bits_of(piece.momentum["w"]) == bits_of(whole.momentum["w"][start:stop])
+
+
+def test_merge_order_of_the_outcome_matters_and_is_kept() -> None:
+    replica = replica_of(np.zeros(1, np.float32), np.zeros(1, np.float32))
+    large, small, other = (Contribution(1, {"w": np.array([x], np.float32)}) for x in (1e8, 1.0, -1e8))
+    step = OuterStep(1.0, 0.0)
+    in_order = merge(replica, [large, other, small], step)
+    assert float(in_order.parameters["w"][0]) == -rounded(oracle_weight(1, 3))
+    assert float(merge(replica, [large, small, other], step).parameters["w"][0]) == 0
+
+
+def test_merge_of_one_client_without_momentum_ends_where_the_client_ended() -> None:
+    start, end = np.array([1.0, -2.0, 4.0], np.float32), np.array([0.5, -2.5, 4.0], np.float32)
+    after = merge(replica_of(start, np.zeros(3, np.float32)), [Contribution(9, {"w": start - end})], OuterStep(1, 0))
+    assert after.parameters["w"].tolist() == end.tolist()
+
+
+def test_merge_leaves_its_inputs_as_they_are() -> None:
+    replica = replica_of(floats_of(GOLDEN_THETA), floats_of(GOLDEN_MOMENTUM))
+    difference = floats_of(GOLDEN_FIRST)
+    before = replica_digest(replica)
+    merge(replica, [Contribution(1, {"w": difference})], DILOCO)
+    assert replica_digest(replica) == before
+    assert bits_of(difference) == GOLDEN_FIRST
+
+
+def test_merge_that_overflows_is_reported_by_name() -> None:
+    replica = replica_of(np.array([-3e38], np.float32), np.zeros(1, np.float32))
+    with pytest.raises(Diverged, match="'w'"):
+        merge(replica, [Contribution(1, {"w": np.array([3e38], np.float32)})], DILOCO)
+
+
+def test_merge_of_what_no_outcome_contains_is_our_own_bug() -> None:
+    replica = replica_of(np.zeros(2, np.float32), np.zeros(2, np.float32))
+    good = np.zeros(2, np.float32)
+    for wrong in (
+        [],
+        [Contribution(0, {"w": good})],
+        [Contribution(1, {"x": good})],
+        [Contribution(1, {"w": np.zeros(3, np.float32)})],
+        [Contribution(1, {"w": np.zeros(2)})],  # type: ignore[dict-item]
+    ):
+        with pytest.raises(InternalError):
+            merge(replica, wrong, DILOCO)
+
+
+def test_arithmetic_of_this_thread_is_sound() -> None:
+    verify_arithmetic()
