@@ -151,11 +151,14 @@ async def _look_at(client: httpx.AsyncClient, url: str, spec: DatasetSpec) -> _R
 async def _answer(client: httpx.AsyncClient, url: str, start: int, stop: int) -> AsyncIterator[httpx.Response]:
     """The response to a request for bytes `[start, stop)`, its body still to be read; httpx's errors as ours."""
     try:
-        async with (
-            asyncio.timeout(ANSWER_TIMEOUT_S),
-            client.stream("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"}) as response,
-        ):
-            yield response
+        request = client.build_request("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            response = await client.send(request, stream=True)
+            try:
+                yield response
+            finally:
+                # A cancelled close would leave the connection busy in httpcore's pool for ever.
+                await asyncio.shield(response.aclose())
     except (TimeoutError, httpx.TimeoutException) as error:
         raise SourceUnavailable(f"{url} does not answer in time", url=url) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
@@ -207,7 +210,8 @@ def _check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> N
 async def _body(response: httpx.Response, url: str, length: int) -> bytearray:
     """The body, which must have exactly `length` bytes."""
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    async for chunk in response.stream:
         body += chunk
         if len(body) > length:
             break

@@ -1,5 +1,7 @@
 """What an operator's commands send the coordinator: a few plain requests over httpx."""
 
+import ssl
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,15 +21,23 @@ class OperatorClient:
     Args:
         url: the coordinator's base URL, or that of a run (`…/v1/runs/RUN_ID`).
         admin_token: for what only an operator may do.
+        tls_ca: a file with the certificate authorities to trust; None for the usual ones.
+
+    Raises:
+        InvalidInput: the URL, or the file, is none.
     """
 
-    def __init__(self, url: str, admin_token: str | None = None) -> None:
+    def __init__(self, url: str, admin_token: str | None = None, tls_ca: Path | None = None) -> None:
         base, _, run_id = url.rstrip("/").partition(f"{_RUNS}/")
         base = base.removesuffix(_RUNS)
         if not base.startswith(("http://", "https://")):
             raise InvalidInput(f"{url!r} is no URL of a coordinator; it begins with http:// or https://")
         headers = {} if admin_token is None else {"Authorization": f"Bearer {admin_token}"}
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=REQUEST_TIMEOUT_S)
+        try:
+            verify = True if tls_ca is None else ssl.create_default_context(cafile=tls_ca)
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=REQUEST_TIMEOUT_S, verify=verify)
+        except (httpx.InvalidURL, OSError) as error:  # ssl.SSLError is an OSError
+            raise InvalidInput(f"{tls_ca or url}: {error}") from error
         self._url = base
         self._run_id = run_id or None
 

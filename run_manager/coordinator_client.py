@@ -5,7 +5,9 @@ answer that cannot be one), or `CoordinatorUnreachable` (nothing is known; the c
 message is idempotent, so whoever retries (`run_manager/session.py`) need not know which. Routes: DESIGN, section 5.
 """
 
+import asyncio
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -138,7 +140,7 @@ class HttpCoordinatorClient:
         try:
             http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
-                verify=verify,
+                verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
                 follow_redirects=True,
                 limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             )
@@ -258,10 +260,11 @@ class HttpCoordinatorClient:
         headers = dict(self._headers)
         if content is not None:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
+        request = self._http.build_request(
+            method, path, params=params, content=content, headers=headers, timeout=timeout
+        )
         try:
-            answer = await self._http.request(
-                method, path, params=params, content=content, headers=headers, timeout=timeout
-            )
+            answer = await self._answer(request)
         except httpx.HTTPError as error:
             raise CoordinatorUnreachable(
                 f"{method} {path}: {str(error) or type(error).__name__}", url=str(self._http.base_url)
@@ -269,6 +272,21 @@ class HttpCoordinatorClient:
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
             return answer
         raise _error_of(answer, f"{method} {path}")
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        """The whole answer.
+
+        A step that is overtaken is often cancelled while its last answer is being closed. httpcore does not guard that
+        moment against `Task.cancel`: the connection would count as busy for ever, and a few dozen of them are the pool.
+        So the body is read here, where a cancellation is handled, and closing is out of its reach.
+        """
+        coming = await self._http.send(request, stream=True)
+        assert isinstance(coming.stream, httpx.AsyncByteStream)
+        try:
+            body = b"".join([piece async for piece in coming.stream])
+        finally:
+            await asyncio.shield(coming.aclose())
+        return httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
 
 
 def _json_of(answer: httpx.Response) -> Any:

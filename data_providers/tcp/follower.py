@@ -7,6 +7,7 @@ refusal only if the coordinator could be heard at all.
 """
 
 import asyncio
+import ssl
 import json
 import logging
 from collections import OrderedDict
@@ -70,7 +71,7 @@ class CoordinatorGate:
             verify: whether to verify TLS certificates, or a file with the authorities to trust.
         """
         self._url = coordinator_url.rstrip("/")
-        self._verify = verify
+        self._verify = ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
         self._run_id: str | None = None
         self._document: RunDocument | None = None
         self._config: StateFile | None = None

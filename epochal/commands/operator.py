@@ -1,6 +1,7 @@
 """`epochal status | pause | resume | eject`: what an operator asks and does."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,9 @@ AdminToken = Annotated[
 ]
 
 
+TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="Certificate authorities to trust for the coordinator.")]
+
+
 def _token(given: str | None) -> str:
     token = given or os.environ.get(ADMIN_TOKEN_VARIABLE)
     if not token:
@@ -31,25 +35,26 @@ def _token(given: str | None) -> str:
 def status(
     url: Url,
     as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Show a run: phase, progress, members, loss."""
-    with OperatorClient(url) as client:
+    with OperatorClient(url, tls_ca=tls_ca) as client:
         if as_json:
             typer.echo(client.status_json().decode())
         else:
             Console().print(status_panel(client.status()))
 
 
-def pause(url: Url, admin_token: AdminToken = None) -> None:
+def pause(url: Url, admin_token: AdminToken = None, tls_ca: TlsCa = None) -> None:
     """Finish the round, make a checkpoint, and hold."""
-    with OperatorClient(url, _token(admin_token)) as client:
+    with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.pause()
     typer.echo("the run will hold after this round")
 
 
-def resume(url: Url, admin_token: AdminToken = None) -> None:
+def resume(url: Url, admin_token: AdminToken = None, tls_ca: TlsCa = None) -> None:
     """Let a paused run go on."""
-    with OperatorClient(url, _token(admin_token)) as client:
+    with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.resume()
     typer.echo("the run goes on")
 
@@ -58,9 +63,10 @@ def eject(
     url: Url,
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's id, as `status` shows it.")],
     admin_token: AdminToken = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Remove a client from the run; its key may not join again."""
-    with OperatorClient(url, _token(admin_token)) as client:
+    with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.eject(client_id)
     typer.echo(f"client {client_id} is ejected")
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from state.intervals import BatchId
+from run_manager.coordinator_client import MAX_CONNECTIONS
+from state.intervals import BatchId, coalesce
 from state.phases import RunState
 from tests.support.processes import BOUND_S, in_phase, in_training, real_run
 
 SEQ_LEN = 16
 SEQUENCES = 400
+LAST_SEQUENCES = 3
 BAD_INDEX = 29
 
 
@@ -39,7 +41,7 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
     config = tmp_path / "data.toml"
     config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
     location = {"Server": f"127.0.0.1:{free_port()}"}
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 60, "model__LLM__data_location": location}
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 30, "model__LLM__data_location": location}
     async with real_run(tmp_path / "run", **overrides) as run:
         server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
         for _ in range(2):
@@ -47,10 +49,10 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
         await run.until(in_training(3))
         server.kill()
         assert await server.wait(BOUND_S) == -signal.SIGKILL
-        assert (await run.status()).step < 60, "it died in the middle of the run"
+        assert (await run.status()).step < 30, "it died in the middle of the run"
         server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
         report = await run.finish()
-        assert report.rounds == 60
+        assert report.rounds == 30
         assert report.quarantined == 0, "data that are unavailable are nobody's fault"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
@@ -78,22 +80,39 @@ async def test_sample_that_fails_on_every_client_is_quarantined_by_name_and_the_
         assert report.applied == 30 * 12 - 1 or report.rounds >= 30
 
 
-async def test_file_that_shrinks_under_the_clients_loses_what_is_gone_and_nothing_else(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "data")
+async def test_file_that_shrinks_under_the_clients_loses_its_samples_and_no_others(tmp_path: Path) -> None:
+    first = write_tokens(tmp_path / "data")
+    tokens = np.fromfile(first, "<u2")
+    last = tmp_path / "data" / "z.bin"
+    tokens[: LAST_SEQUENCES * SEQ_LEN].tofile(last)
     overrides = {
         "config__init_min_clients": 2,
         "config__total_steps": 36,
-        "model__LLM__data_location": {"Local": str(path)},
+        "model__LLM__data_location": {"Local": str(first.parent)},
     }
     async with real_run(tmp_path / "run", **overrides) as run:
         for _ in range(2):
             await run.start_client()
         await run.until(in_training(1))
-        with path.open("r+b") as file:
-            file.truncate((SEQUENCES - 1) * SEQ_LEN * 2)
+        last.write_bytes(last.read_bytes()[:-2])
         report = await run.finish()
-        assert (report.quarantined, report.unapplied) == (1, 0)
-        assert (await run.status()).quarantined == (BatchId(SEQUENCES - 1, SEQUENCES - 1),)
+        assert (report.quarantined, report.unapplied) == (LAST_SEQUENCES, 0)
+        lost = coalesce((await run.status()).quarantined)
+        assert lost == (BatchId(SEQUENCES, SEQUENCES + LAST_SEQUENCES - 1),)
+
+
+async def test_data_that_fail_for_ever_are_tried_for_ever_without_wearing_the_clients_out(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data")
+    overrides = {"config__init_min_clients": 2, "model__LLM__data_location": {"Local": str(path)}}
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(1))
+        path.write_bytes(path.read_bytes()[:-2])
+        worn = 3 * MAX_CONNECTIONS  # each failed step cancels requests; none may cost the client a connection
+        await run.until(lambda document: document.round is not None and document.round.attempt > worn)
+        assert [child.running for child in run.clients] == [True, True]
+        await run.prove()
 
 
 async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:

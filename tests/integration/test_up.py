@@ -22,7 +22,7 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     expected = {"duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0, "problems": [], "clients": 4}
     assert {key: report[key] for key in expected} == expected
     assert report["rounds"] >= 6
-    assert report["tokens"] == report["rounds"] * 48 * 2 * 512 or report["rounds"] > 6
+    assert 0 < report["tokens"] <= report["rounds"] * 48 * 2 * 512
     assert report["replicas_identical"] is True
     assert report["replay_identical"] is True
     assert report["killed_at_step"] >= 2

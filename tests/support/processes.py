@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -142,11 +143,11 @@ class RealRun:
         )
         if not self.url:
             self.url = address
-            trusted = True if verify is None else verify
+            trusted = ssl.create_default_context(cafile=verify)
             self.http = await self._stack.enter_async_context(
                 httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
             )
-            api = await HttpCoordinatorClient.connect(address, patience(), trusted)
+            api = await HttpCoordinatorClient.connect(address, patience(), True if verify is None else verify)
             self._stack.push_async_callback(api.aclose)
             self.watch = DocumentWatch(api)
         for line in self.printed:

@@ -1,0 +1,66 @@
+"""Every file in `examples/states` is valid, starts, and trains."""
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from state.phases import RunState
+from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.processes import in_training, prepared_run, run_command
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "states"
+FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/state.toml"))
+TOKENS = 600_000
+
+
+def test_examples_are_there() -> None:
+    assert {"demo", "http", "local", "tcp"} <= {folder.name for folder in FOLDERS}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+async def test_example_passes_check(folder: Path) -> None:
+    data_config = folder / "data.toml"
+    more = ("--data-config", str(data_config)) if data_config.exists() else ()
+    ran = await run_command("check", str(folder / "state.toml"), *more)
+    assert (ran.code, ran.err) == (0, "")
+
+
+@contextlib.asynccontextmanager
+async def token_server(path: Path) -> AsyncIterator[str]:
+    """A web server that answers range requests for one file."""
+    content = path.read_bytes()
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        first, last = request.byte_range() or (0, len(content) - 1)
+        part = content[first : last + 1]
+        return HttpReply(206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"})
+
+    async with http_server(answer) as url:
+        yield f"{url}/{path.name}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+async def test_example_starts_and_trains(tmp_path: Path, folder: Path) -> None:
+    async with prepared_run(tmp_path / "run") as run, contextlib.AsyncExitStack() as stack:
+        shutil.copytree(folder, run.folder, dirs_exist_ok=True)
+        data = run.folder / "data" / "tokens.bin"
+        data.parent.mkdir()
+        (np.arange(TOKENS) % 251).astype("<u2").tofile(data)
+        await run.start_coordinator()
+        location = str(data.parent)
+        if (run.folder / "data.toml").exists():
+            arguments = ("data-server", str(run.folder / "data.toml"), "--coordinator", run.url, "--port", "0")
+            location = f"tcp://{(await run.start_server('data-server', *arguments))[1]}"
+        elif folder.name == "http":
+            location = await stack.enter_async_context(token_server(data))
+        for _ in range(2):
+            await run.start_client("--data", location, trainer="null" if folder.name == "demo" else "numpy")
+        document = await run.until(in_training(4))
+        assert document.run_state is RunState.ROUND_TRAIN
+        assert document.quarantined_batches == 0
+        await run.stop_coordinator()
+        await run.prove()
