@@ -6,9 +6,10 @@ JSON has sorted keys, no spaces, ASCII only and no NaN; floats appear only in do
 
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import asdict, is_dataclass
 from functools import cache
-from typing import Any, NewType, TypeVar
+from typing import Any, NewType, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -65,7 +66,7 @@ def parse_document(kind: type[T], data: bytes | str) -> T:
         InvalidDocument: the bytes are not JSON or break a field's rule; the sender's fault, do not retry.
     """
     try:
-        document: T = _adapter(kind).validate_json(data)
+        document: T = _adapter(cast("Hashable", kind)).validate_json(data)
     except ValidationError as error:
         places = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or '(document)'}: {problem['msg']}"

@@ -7,9 +7,9 @@ refusal only if the coordinator could be heard at all.
 """
 
 import asyncio
-import ssl
 import json
 import logging
+import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ class NumpyTrainer:
         except MemoryError as error:
             raise TrainerFailed(f"step {plan.step}: no memory left to train", step=plan.step) from error
         finally:
-            local.abandoned.clear()
+            local.abandoned.set()
         if self._keeps_state:
             self._tentative = local.state
         return trained

@@ -104,7 +104,7 @@ async def test_run_document_waits_for_something_newer_and_says_304_when_nothing_
 
 
 async def test_run_document_of_another_lineage_is_answered_at_once(coordinator: Served) -> None:
-    params = {"after": 10**9, "wait_s": 60, "lineage": "of a backup"}
+    params: dict[str, int | str] = {"after": 10**9, "wait_s": 60, "lineage": "of a backup"}
     async with asyncio.timeout(5):
         answer = await coordinator.http.get(coordinator.run_url, params=params)
     assert answer.status_code == 200

@@ -30,9 +30,8 @@ async def test_example_passes_check(folder: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def token_server(path: Path) -> AsyncIterator[str]:
-    """A web server that answers range requests for one file."""
-    content = path.read_bytes()
+async def token_server(content: bytes) -> AsyncIterator[str]:
+    """The URL of one file on a web server that answers range requests."""
 
     async def answer(request: HttpRequest) -> HttpReply:
         first, last = request.byte_range() or (0, len(content) - 1)
@@ -40,7 +39,7 @@ async def token_server(path: Path) -> AsyncIterator[str]:
         return HttpReply(206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"})
 
     async with http_server(answer) as url:
-        yield f"{url}/{path.name}"
+        yield f"{url}/tokens.bin"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -56,7 +55,7 @@ async def test_example_starts_and_trains(tmp_path: Path, folder: Path) -> None:
             arguments = ("data-server", str(run.folder / "data.toml"), "--coordinator", run.url, "--port", "0")
             location = f"tcp://{(await run.start_server('data-server', *arguments))[1]}"
         elif folder.name == "http":
-            location = await stack.enter_async_context(token_server(data))
+            location = await stack.enter_async_context(token_server(data.read_bytes()))
         for _ in range(2):
             await run.start_client("--data", location, trainer="null" if folder.name == "demo" else "numpy")
         document = await run.until(in_training(4))

@@ -2,32 +2,39 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from state.errors import Refused
 from state.phases import RunState
-from tests.support.by_hand import hold_in, joined_by_hand
-from tests.support.processes import RealRun, real_run
+from tests.support.by_hand import ByHand, hold_in, joined_by_hand
+from tests.support.processes import RealRun, at_round, real_run
+
+TORN_BYTES = 7
+"""How much of a journal record still fits when the disk is full."""
 
 
-def fill_disk(run: RealRun) -> None:
-    """From now on no file of the coordinator may grow beyond the journal's present length."""
-    journal = max((run.run_dir / "journal").glob("*.log"))
-    length = journal.stat().st_size
-    assert run.coordinator.process.pid is not None
-    resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length + 7, length + 7))
+def fill_disk(run: RealRun, room_bytes: int) -> None:
+    """From now on no file of the coordinator may grow beyond the journal's present length and `room_bytes` more."""
+    length = max((run.run_dir / "journal").glob("*.log")).stat().st_size + room_bytes
+    resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length, length))
+
+
+def bearer(hand: ByHand) -> dict[str, str]:
+    return {"Authorization": f"Bearer {hand.session.session_token}"}
 
 
 async def test_full_disk_stops_the_coordinator_which_says_so_and_publishes_nothing_more(tmp_path: Path) -> None:
-    overrides = {"config__init_min_clients": 3, "config__total_steps": 5}
+    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5}
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
         before = await hold_in(hand, RunState.ROUND_TRAIN, 2)
         assert (await run.http.get("/readyz")).status_code == 200
 
-        fill_disk(run)
-        refusal = await run.http.delete(
-            "/v1/runs/test-run/clients/me", headers={"Authorization": f"Bearer {hand.session.session_token}"}
-        )
+        fill_disk(run, TORN_BYTES)
+        refusal = await run.http.delete("/v1/runs/test-run/clients/me", headers=bearer(hand))
         assert (refusal.status_code, refusal.json()["type"]) == (503, "urn:epochal:problem:store-failed")
         assert refusal.json()["retry"] is True
         assert refusal.headers["retry-after"] == "1"
@@ -39,21 +46,47 @@ async def test_full_disk_stops_the_coordinator_which_says_so_and_publishes_nothi
         assert shown["version"] == before.version, "nothing is published that could not be kept"
         (said,) = run.events(run.coordinator, "store_failed")
         assert said["level"] == "critical"
-        assert (await run.http.get("/v1/runs/test-run/clients/me", headers=bearer(hand.session.session_token))).json()
+        assert (await run.http.get("/v1/runs/test-run/clients/me", headers=bearer(hand))).json()
 
         await run.kill_coordinator()
         await run.start_coordinator()
         after = await hand.watch.next()
         assert (after.run_state, after.round) == (before.run_state, before.round)
         (dropped,) = run.events(run.coordinator, "journal_torn_record_dropped")
-        assert dropped["torn_bytes"] == 7
+        assert dropped["torn_bytes"] == TORN_BYTES
         await hand.api.withdraw()
         report = await run.finish()
         assert report.rounds == 5
 
 
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+async def test_disk_that_fills_under_an_upload_stops_the_coordinator_and_costs_nothing(tmp_path: Path) -> None:
+    model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
+    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}
+    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+        for _ in range(2):
+            await run.start_client()
+        document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
+        data, bound = await hand.result(document)
+        fill_disk(run, len(data) // 2)
+        await hand.api.commit_result(bound)
+        with pytest.raises(Refused) as caught:
+            await hand.api.put_blob(bound.result_sha256, data)
+        assert caught.value.kind == "store-failed"
+        assert "a blob could not be kept" in (await run.http.get("/readyz")).text
+        held = {path.name for path in (run.run_dir / "blobs").glob("??/*")}
+        assert bound.result_sha256 not in held, "whole or not at all"
+
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        await hand.watch.next()
+        await hand.api.put_blob(bound.result_sha256, data)
+        await hand.attest(document)
+        await hand.watch.until(at_round(2))
+        await hand.api.withdraw()
+        report = await run.finish()
+        assert report.rounds == 5
+        first = await run.watch.api.outcome(1)
+        assert hand.client_id in [entry.client_id for entry in first.entries]
 
 
 async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None:

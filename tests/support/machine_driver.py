@@ -179,5 +179,8 @@ class Driver:
             self.now_s += seconds_per_round
             self.play_round()
 
+    def in_phase(self, phase: RunState) -> bool:
+        return self.run.phase is phase
+
     def phases(self) -> list[str]:
         return [item.after.value for item in self.instructions if isinstance(item, PhaseChanged)]

@@ -130,7 +130,7 @@ class HandClient:
     def result(self, replica: Replica, difference: Tensors, **header: Any) -> bytes:
         current = self.served.service.run.round
         assert current is not None
-        fields = {
+        fields: dict[str, Any] = {
             "run_id": self.served.service.run.state_file.run_id,
             "step": current.step,
             "attempt": current.attempt,

@@ -22,6 +22,7 @@ from run_manager.progress import CoordinatorLost
 from state.errors import InvalidInput, Refused
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
+from state.wire import ClientId
 from tests.support.states import state_text
 
 COMMANDS = ("up", "coordinator", "data-server", "client", "check", "status", "pause", "resume", "eject", "audit")
@@ -185,7 +186,13 @@ def test_curve_of_many_values_is_as_wide_as_asked() -> None:
 
 def status_of(member_count: int, loss: float | None) -> RunStatus:
     member = MemberView(
-        client_id="ab" * 16, ready=True, in_roster=True, share=1, trainer="numpy", silent_s=0.4, last_loss=loss
+        client_id=ClientId("ab" * 16),
+        ready=True,
+        in_roster=True,
+        share=1,
+        trainer="numpy",
+        silent_s=0.4,
+        last_loss=loss,
     )
     return RunStatus(
         run_id="demo",

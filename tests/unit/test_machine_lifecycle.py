@@ -55,12 +55,12 @@ def test_waiting_with_too_few_members_stays_and_extra_time_counts_from_enough() 
     driver = Driver(state_file(config__init_min_clients=2, config__waiting_for_members_extra_time=5))
     driver.join(1)
     driver.pass_time(100)
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.join(2)
     driver.pass_time(4)
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.pass_time(1)
-    assert driver.run.phase is RunState.WARMUP
+    assert driver.in_phase(RunState.WARMUP)
 
 
 def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
@@ -69,9 +69,9 @@ def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
     driver.pass_time(2)
     first = current_checkpointer(driver.run)
     driver.pass_time(30)
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.pass_time(1)
-    assert driver.run.phase is RunState.WARMUP
+    assert driver.in_phase(RunState.WARMUP)
     assert first is not None
 
 
@@ -85,7 +85,7 @@ def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
     second = current_checkpointer(driver.run)
     assert second not in (None, first)
     driver.warm_up()
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
 
 
 def test_warmup_with_one_unready_member_starts_when_time_is_over() -> None:
@@ -94,9 +94,9 @@ def test_warmup_with_one_unready_member_starts_when_time_is_over() -> None:
     driver.pass_time(2)
     driver.make_checkpoint()
     driver.ready(client(1), client(2))
-    assert driver.run.phase is RunState.WARMUP
+    assert driver.in_phase(RunState.WARMUP)
     driver.pass_time(30)
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.round is not None
     assert {entry.client_id for entry in driver.run.round.roster.clients} == {client(1), client(2)}
 
@@ -118,9 +118,9 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
     driver.start_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     driver.attest(client(1), client(2))
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.send(ClientsFellSilent, client_ids=(client(3),))
-    assert driver.run.phase is RunState.ROUND_TRAIN, "the lost client's slot is filled by no later step"
+    assert driver.in_phase(RunState.ROUND_TRAIN), "the lost client's slot is filled by no later step"
     assert driver.run.step == 2
     assert driver.run.round is not None
     assert client(3) not in {entry.client_id for entry in driver.run.round.roster.clients}
@@ -141,13 +141,13 @@ def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
     driver = Driver(state_file(config__total_steps=100, config__epoch_time=61))
     driver.start_round(1, 2)
     driver.play_epoch(seconds_per_round=40)
-    assert driver.run.phase is RunState.COOLDOWN
+    assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     assert driver.run.epoch == 1
     driver.pass_time(2)
     driver.warm_up()
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.step == 3
 
 
@@ -155,15 +155,15 @@ def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> N
     driver = Driver(state_file())
     driver.start_round(1, 2)
     driver.send(PauseRequested)
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.play_round()
-    assert driver.run.phase is RunState.COOLDOWN
+    assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
-    assert driver.run.phase is RunState.PAUSED
+    assert driver.in_phase(RunState.PAUSED)
     driver.pass_time(10_000)
-    assert driver.run.phase is RunState.PAUSED
+    assert driver.in_phase(RunState.PAUSED)
     driver.send(ResumeRequested)
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
 @pytest.mark.parametrize("warming_up", [False, True])
@@ -173,7 +173,7 @@ def test_pause_before_the_first_round_holds_at_once(warming_up: bool) -> None:
     if warming_up:
         driver.pass_time(2)
     driver.send(PauseRequested)
-    assert driver.run.phase is RunState.PAUSED
+    assert driver.in_phase(RunState.PAUSED)
 
 
 def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
@@ -182,7 +182,7 @@ def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
     before = driver.run
     driver.now_s += 10_000_000
     driver.send(CoordinatorStarted)
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.round == before.round
     assert driver.run.members == before.members
     assert driver.run.phase_ends_s is not None
@@ -218,7 +218,7 @@ def test_cooldown_with_another_digest_than_the_quorum_asks_the_next_checkpointer
         CheckpointReported, client_id=liar, step=1, replica_digest=wrong, blob_sha256=digest_of("b"), size_bytes=9
     )
     driver.send(CheckpointHeld, client_id=liar, step=1, blob_sha256=digest_of("b"), size_bytes=9, replica_digest=wrong)
-    assert driver.run.phase is RunState.COOLDOWN
+    assert driver.in_phase(RunState.COOLDOWN)
     for member in driver.run.members:
         if member != liar:
             driver.send(
@@ -229,11 +229,11 @@ def test_cooldown_with_another_digest_than_the_quorum_asks_the_next_checkpointer
                 blob_sha256=None,
                 size_bytes=0,
             )
-    assert driver.run.phase is RunState.COOLDOWN
+    assert driver.in_phase(RunState.COOLDOWN)
     writer = current_checkpointer(driver.run)
     assert writer not in (None, liar)
     driver.make_checkpoint()
-    assert driver.run.phase is RunState.FINISHED
+    assert driver.in_phase(RunState.FINISHED)
     assert driver.run.checkpoint is not None
     assert driver.run.checkpoint.replica_digest == driver.replica_digest()
 
@@ -244,7 +244,7 @@ def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
     driver.play_round()
     driver.play_round()
     driver.pass_time(30)
-    assert driver.run.phase is RunState.FINISHED
+    assert driver.in_phase(RunState.FINISHED)
     assert set(driver.run.outcomes) == {1, 2}
     results = {entry.result_sha256 for outcome in driver.run.outcomes.values() for entry in outcome.entries}
     assert results <= blobs_needed(driver.run)
@@ -268,7 +268,7 @@ def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
     driver.start_round(1, 2)
     driver.send(BlobsNearedBound, total_bytes=10)
     driver.play_round()
-    assert driver.run.phase is RunState.COOLDOWN
+    assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
     assert not driver.run.blobs_near_bound
 
@@ -278,14 +278,14 @@ def test_finished_run_whose_total_steps_are_raised_goes_on() -> None:
     driver.start_round(1, 2)
     driver.play_round()
     driver.make_checkpoint()
-    assert driver.run.phase is RunState.FINISHED
+    assert driver.in_phase(RunState.FINISHED)
     driver.send(ConfigChanged, state_file=state_file(config__total_steps=2))
-    assert driver.run.phase is RunState.WAITING_FOR_MEMBERS
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
 def test_fresh_start_from_a_paused_state_file_waits_for_resume() -> None:
     driver = Driver(state_file(run_state="Paused"))
-    assert driver.run.phase is RunState.PAUSED
+    assert driver.in_phase(RunState.PAUSED)
 
 
 def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
@@ -373,7 +373,7 @@ def test_document_stays_small_with_many_members() -> None:
     driver.join(*range(1, 201))
     driver.pass_time(2)
     driver.warm_up()
-    assert driver.run.phase is RunState.ROUND_TRAIN
+    assert driver.in_phase(RunState.ROUND_TRAIN)
     assert len(canonical_json(document_of(driver.run, 10**9))) <= MAX_RUN_DOCUMENT_BYTES
     assert MAX_MEMBERS >= 10_000
 

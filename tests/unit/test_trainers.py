@@ -335,6 +335,7 @@ async def test_numpy_failed_round_leaves_the_inner_state_as_it_was() -> None:
     sequences = sequences_of(*[16] * 4)
     trainer, untouched = numpy_trainer(), numpy_trainer()
     start = await trainer.initial_parameters(SEED)
+    await trainer.train(plan_of(4), start, arriving(sequences))
     with pytest.raises(TrainerFailed):
         await trainer.train(plan_of(5), start, arriving(sequences))
     trainer.commit_inner_state()
