@@ -253,7 +253,7 @@ class CoordinatorService:
 
     def _publish(self, run: Run, document: RunDocument) -> None:
         before, self.run = self.run, run
-        if run.round is not before.round:
+        if run.round is not before.round or run.phase is not before.phase:
             self._documents.remember(run)
             self._results_news.set()
             self._results_news = asyncio.Event()
