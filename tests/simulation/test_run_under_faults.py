@@ -1,0 +1,160 @@
+"""The real coordinator and hundreds of real clients under seeded accidents, in virtual time.
+
+Safety is watched all along (`Witness`) and proved afterwards by the operator's audit; liveness is that the clients that
+last reach the end of the run. A seed that fails, fails again.
+"""
+
+import asyncio
+import random
+
+import pytest
+
+from run_manager.agent import EndReason
+from state.config import StateFile
+from state.phases import RunState
+from tests.support.simulated_coordinator import JournalInMemory
+from tests.support.simulated_network import Weather
+from tests.support.simulated_run import SafetyBroken, SimulatedClient, SimulatedRun, repeatedly, simulated_run
+from tests.support.states import state_file
+from tests.support.virtual_time import run_virtually
+
+TOTAL_STEPS = 8
+BOUND_S = 200_000.0
+STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
+
+
+def small_state(batches: int, **overrides: object) -> StateFile:
+    """A run of few short epochs over a tiny model."""
+    fields: dict[str, object] = {
+        "config__total_steps": TOTAL_STEPS,
+        "config__epoch_time": 90,
+        "config__warmup_time": 40,
+        "config__max_round_train_time": 40,
+        "config__init_min_clients": 3,
+        "config__min_clients": 2,
+        "config__client_timeout_s": 60,
+        "config__global_batch_size_start": batches,
+        "config__global_batch_size_end": batches,
+        "model__LLM__ngram": {"context": 2, "embedding": 2, "hidden": 2},
+    }
+    return state_file(**(fields | overrides))
+
+
+async def restart_often(run: SimulatedRun) -> None:
+    """Kills the coordinator at random instants; mostly it is back soon, now and then later than every deadline."""
+
+    async def restart() -> None:
+        await run.coordinator.restart_after(run.chance.choice([0.1, 1.0, 5.0, 5.0, 1000.0]))
+
+    await repeatedly(restart, run.chance, (5, 80))
+
+
+async def part_often(run: SimulatedRun, clients: list[SimulatedClient]) -> None:
+    """Cuts off a random part of the clients for a while."""
+
+    async def part() -> None:
+        away = run.chance.sample(clients, run.chance.randint(1, len(clients) // 2))
+        for client in away:
+            client.link.cut = True
+        await asyncio.sleep(run.chance.uniform(1, 120))
+        for client in away:
+            client.link.cut = False
+
+    await repeatedly(part, run.chance, (10, 100))
+
+
+async def set_the_clock(run: SimulatedRun) -> None:
+    """Somebody sets the coordinator's wall clock, back or forth by up to a day."""
+
+    async def step() -> None:
+        run.coordinator.clock.step_s += run.chance.uniform(-86_400, 86_400)
+
+    await repeatedly(step, run.chance, (5, 60))
+
+
+async def come_and_go(run: SimulatedRun, number: int) -> None:
+    """One key whose process is killed and started again, with any trainer."""
+    while True:
+        client = run.start_client(number, run.chance.choice(["null", "numpy"]))
+        await asyncio.sleep(run.chance.uniform(1, 90))
+        client.kill()
+        await asyncio.sleep(run.chance.uniform(0, 30))
+
+
+async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int) -> None:
+    """Everything at once, until the lasting clients are at the end of the run."""
+    run.weather, run.data_loss = STORM, 0.02
+    clients = run.start_clients(lasting, ("numpy", "null", "null", "null"))
+    troubles = [
+        run.tasks.create_task(restart_often(run)),
+        run.tasks.create_task(part_often(run, clients)),
+        run.tasks.create_task(set_the_clock(run)),
+        *(run.tasks.create_task(come_and_go(run, lasting + number)) for number in range(passing)),
+    ]
+    try:
+        ends = await run.ends(clients, BOUND_S)
+    finally:
+        for trouble in troubles:
+            trouble.cancel()
+    assert {end.reason for end in ends} == {EndReason.FINISHED}
+    # A client that was cut off at the very end may stop at an earlier replica; whoever has the last one has the same.
+    last = max(end.step or 0 for end in ends)
+    assert last >= TOTAL_STEPS
+    assert len({end.replica_digest for end in ends if end.step == last}) == 1
+
+
+async def prove(run: SimulatedRun) -> None:
+    """The audit finds nothing, and what it recomputes is what clients held."""
+    report = await run.audit()
+    assert report.problems == ()
+    assert report.replay_identical
+    assert report.replicas_identical
+    assert report.rounds >= TOTAL_STEPS
+    assert (report.duplicates, report.missing) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
+    async def main() -> None:
+        async with simulated_run(small_state(batches=20), seed) as run:
+            await weather_the_storm(run, lasting=10, passing=6)
+            await prove(run)
+            assert run.coordinator.starts > 1
+
+    run_virtually(main())
+
+
+@pytest.mark.timeout(400)
+def test_run_of_hundreds_of_clients_under_everything_at_once_is_finished_and_proved() -> None:
+    async def main() -> None:
+        async with simulated_run(small_state(batches=40), seed=2026) as run:
+            await weather_the_storm(run, lasting=200, passing=40)
+            await prove(run)
+            assert run.coordinator.starts > 1
+            assert len(run.clients) >= 240
+
+    run_virtually(main())
+
+
+class ForgetfulJournal(JournalInMemory):
+    """A broken store: what it kept last is gone when the machine stops, though it said that it was safe."""
+
+    def lose_power(self) -> None:
+        last = self._segments[-1]
+        if last.records:
+            self._segments[-1] = type(last)(last.number, last.snapshot, last.records[:-1], 0)
+
+
+def test_store_that_forgets_what_it_kept_is_caught() -> None:
+    async def main() -> None:
+        async with simulated_run(small_state(batches=6), seed=1, store=ForgetfulJournal) as run:
+            clients = run.start_clients(4, ("numpy", "null"))
+            for step in range(2, TOTAL_STEPS):
+                await run.coordinator.reached(RunState.ROUND_TRAIN, step)
+                await run.coordinator.restart_after(1.0)
+            await run.ends(clients, BOUND_S)
+            await run.audit()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_virtually(main())
+    assert caught.group_contains(SafetyBroken)

@@ -1,0 +1,204 @@
+"""A coordinator that dies and comes back, in virtual time: the real service and desk over a store that outlives them.
+
+What a kill may interrupt is made wide: keeping a record takes a while before it counts and a while after, so that a
+kill finds records that are not kept, and records that are kept and not published.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from coordinator.desk import Desk
+from coordinator.identity import AdminToken, Identity
+from coordinator.layouts import Layouts
+from coordinator.replay import RecordBody, SnapshotBody
+from coordinator.service import CoordinatorService, ServiceParts
+from coordinator.store.memory import MemoryBlobs, MemoryStore
+from coordinator.store.protocol import JournalRecord, Snapshot
+from state.config import StateFile
+from state.errors import CoordinatorUnreachable, EpochalError
+from state.phases import RunState
+from state.wire import Sha256, parse_document
+from tests.support.virtual_time import VirtualClock
+
+MAX_FSYNC_S = 0.02
+RESTART_S = 2.0
+ADMIN = "the operator's token"
+
+T = TypeVar("T")
+
+
+class JournalInMemory(MemoryStore):
+    """A store that takes time, and knows which documents its records vouch for."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+        self.kept: dict[int, Sha256] = {}
+        """The digest of each version of the run document that a kept entry vouches for."""
+
+    async def append(self, record: JournalRecord) -> None:
+        await asyncio.sleep(self._chance.uniform(0, MAX_FSYNC_S))
+        await self._keep(record)
+        body = parse_document(RecordBody, record.body)
+        self.kept[body.version] = body.document_sha256
+        await asyncio.sleep(self._chance.uniform(0, MAX_FSYNC_S))
+
+    async def _keep(self, record: JournalRecord) -> None:
+        await super().append(record)
+
+    async def open_segment(self, snapshot: Snapshot) -> None:
+        await asyncio.sleep(self._chance.uniform(0, MAX_FSYNC_S))
+        await super().open_segment(snapshot)
+        body = parse_document(SnapshotBody, snapshot.body)
+        self.kept[body.version] = body.document_sha256
+        await asyncio.sleep(self._chance.uniform(0, MAX_FSYNC_S))
+
+    def lose_power(self) -> None:
+        """What a sound store does when its machine stops: nothing that it kept is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """One process: from a start to its kill."""
+
+    desk: Desk
+    tasks: asyncio.TaskGroup
+
+
+class SimulatedCoordinator:
+    """One run's coordinator, over as many lives as it takes.
+
+    Args:
+        state: the state file that each start reads.
+        chance: seeds, and the time that keeping takes.
+        store: where the run is kept.
+    """
+
+    def __init__(self, state: StateFile, chance: random.Random, store: JournalInMemory | None = None) -> None:
+        self.state = state
+        self.store = store or JournalInMemory(chance)
+        self.blobs = MemoryBlobs(state.blobs.max_total_bytes)
+        self.clock = VirtualClock()
+        self.starts = 0
+        self.phases: list[RunState] = []
+        self._chance = chance
+        self._identity = Identity(chance.randbytes(32), state.run_id)
+        self._life: _Life | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def service(self) -> CoordinatorService:
+        """The living process's service."""
+        assert self._life is not None, "the coordinator is down"
+        return self._life.desk.service
+
+    async def run(self) -> None:
+        """Lives until cancelled. After a kill it starts again when `start` is called."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._living = tasks.create_task(self._live())
+                await asyncio.wait({self._living})
+                if not self._living.cancelled():
+                    self._living.result()
+                await self._wait_for(lambda: self._living is None)
+
+    def kill(self) -> None:
+        """Ends the process at this instant; what is under way breaks off."""
+        self._life = None
+        self.store.lose_power()
+        if self._living is not None:
+            self._living.cancel()
+
+    def start(self) -> None:
+        """Starts the process again."""
+        self._living = None
+        self._tell()
+
+    async def restart_after(self, away_s: float) -> None:
+        """Kills the process and starts it again `away_s` seconds later."""
+        self.kill()
+        await asyncio.sleep(away_s)
+        self.start()
+
+    async def _live(self) -> None:
+        def new_seed() -> str:
+            return self._chance.randbytes(32).hex()
+
+        key = self._identity.public_key_hex
+        service = await CoordinatorService.open(
+            ServiceParts(self.store, self.blobs, self.clock, key, new_seed=new_seed), self.state
+        )
+        admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
+        desk = Desk(service, self._identity, admin, Layouts(), _in_place)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(service.serve())
+            tasks.create_task(self._watch(service))
+            await service.started.wait()
+            self.starts += 1
+            self._life = _Life(desk, tasks)
+            self._tell()
+
+    async def _watch(self, service: CoordinatorService) -> None:
+        """Notes every phase that is published."""
+        version = -1
+        while True:
+            published = await service.wait_published(version, None, 3600.0)
+            if published is not None:
+                version = published.version
+                if not self.phases or self.phases[-1] is not published.document.run_state:
+                    self.phases.append(published.document.run_state)
+                self._tell()
+
+    async def ask(self, act: Callable[[Desk], Awaitable[T]]) -> T:
+        """Lets the living process answer a request, which goes on when the asker goes away, and breaks with the process.
+
+        Raises:
+            CoordinatorUnreachable: there is no process, or it died on the way.
+            EpochalError: the answer.
+        """
+        life = self._life
+        if life is None:
+            raise CoordinatorUnreachable("the coordinator is down")
+
+        async def answer() -> T | EpochalError:
+            try:
+                return await act(life.desk)
+            except EpochalError as error:
+                return error
+
+        task = life.tasks.create_task(answer())
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise CoordinatorUnreachable("the coordinator died")
+        found = task.result()
+        if isinstance(found, EpochalError):
+            raise found
+        return found
+
+    async def reached(self, phase: RunState, step: int = 0) -> None:
+        """Returns when this phase of this step or a later one is published."""
+
+        def there() -> bool:
+            if self._life is None:
+                return False
+            document = self.service.published.document
+            return document.run_state is phase and document.step >= step
+
+        await self._wait_for(there)
+
+    async def _wait_for(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+async def _in_place(work: Callable[[], object]) -> object:
+    return work()

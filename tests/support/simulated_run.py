@@ -1,0 +1,188 @@
+"""A whole run in virtual time: the real coordinator, the real clients, a bad network, and witnesses of what must hold.
+
+`Witness` watches what clients see and hold while the run goes on. It raises `SafetyBroken` when a client is shown a
+document that no kept record vouches for, when a document goes back, or when two replicas of one step differ.
+`SimulatedRun.audit` then proves the ledger and the replay from the journal, as an operator would.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from coordinator.audit import AuditReport, audit
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
+from run_manager.agent import Agent, ClientEnd
+from run_manager.key import ClientKey
+from run_manager.progress import Event, ReplicaHeld
+from run_manager.run_manager import DataRequest, Equipment
+from run_manager.session import Admission
+from run_manager.trainers.registry import open_trainer
+from run_manager.worker_thread import InlineWorker
+from state.config import StateFile
+from state.documents import RunDocument
+from state.intervals import BatchId
+from state.messages import Capabilities
+from state.wire import Sha256, document_digest
+from tests.support.simulated_coordinator import JournalInMemory, SimulatedCoordinator
+from tests.support.simulated_network import Link, SimulatedApi, Weather
+from tests.support.virtual_time import VirtualClock
+
+RECONNECT_BOUND_S = 1_000_000.0
+CALM = Weather()
+
+
+class SafetyBroken(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Witness:
+    """Everything that any client saw or held."""
+
+    def __init__(self, store: JournalInMemory) -> None:
+        self._store = store
+        self._shown: dict[int, RunDocument] = {}
+        self.digests: dict[int, Sha256] = {}
+        """The digest of each replica that anybody held."""
+
+    def saw(self, document: RunDocument) -> None:
+        """A client was shown this document."""
+        if document.version in self._shown:
+            if self._shown[document.version] != document:
+                raise SafetyBroken(f"version {document.version} was two different documents")
+            return
+        self._check_kept(document)
+        self._shown[document.version] = document
+
+    def _check_kept(self, document: RunDocument) -> None:
+        if self._store.kept.get(document.version) != document_digest(document):
+            raise SafetyBroken(f"version {document.version} was shown, and no kept record vouches for it")
+
+    def event(self, event: Event) -> None:
+        """Something that a client reports of itself."""
+        if isinstance(event, ReplicaHeld):
+            digest = self.digests.setdefault(event.step, event.replica_digest)
+            # Initial parameters that lost the election are nobody's replica until they are published.
+            if digest != event.replica_digest and event.origin != "initial":
+                raise SafetyBroken(f"two replicas of step {event.step} differ")
+
+    def check(self) -> None:
+        """Raises `SafetyBroken` if a document that was shown is not what the store vouches for now."""
+        for document in self._shown.values():
+            self._check_kept(document)
+
+
+class BadDataProvider(DummyDataProvider):
+    """A source that fails now and then, and always for some batches."""
+
+    def __init__(self, sequence_length: int, chance: random.Random, loss: float) -> None:
+        super().__init__(DatasetSpec(2, sequence_length))
+        self._chance = chance
+        self._loss = loss
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        await asyncio.sleep(self._chance.uniform(0, 0.5))
+        if self._chance.random() < self._loss:
+            raise SourceUnavailable("the source stalls")
+        return await super().get_samples(data_ids)
+
+
+@dataclass(eq=False)
+class SimulatedClient:
+    """One client process."""
+
+    number: int
+    agent: Agent
+    link: Link
+    events: list[Event]
+    task: asyncio.Task[ClientEnd] | None = None
+
+    def kill(self) -> None:
+        """Ends the process without a word."""
+        self.link.cut = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass
+class SimulatedRun:
+    """A coordinator and its clients. Make one with `simulated_run`."""
+
+    coordinator: SimulatedCoordinator
+    witness: Witness
+    chance: random.Random
+    tasks: asyncio.TaskGroup
+    weather: Weather = CALM
+    data_loss: float = 0.0
+    clients: list[SimulatedClient] = field(default_factory=list)
+
+    def start_client(self, number: int, trainer: str = "null") -> SimulatedClient:
+        """A process that joins with the key of this number."""
+        chance = random.Random(self.chance.random())
+        link = Link(chance, self.weather)
+        events: list[Event] = []
+
+        def observe(event: Event) -> None:
+            events.append(event)
+            self.witness.event(event)
+
+        async def open_provider(request: DataRequest) -> DataProvider:
+            return BadDataProvider(request.state.model.LLM.max_seq_len, chance, self.data_loss)
+
+        equipment = Equipment(
+            clock=VirtualClock(),
+            jitter=chance.random,
+            new_worker=lambda name: InlineWorker(),
+            open_provider=open_provider,
+            open_trainer=partial(open_trainer, trainer),
+            observer=observe,
+        )
+        api = SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw)
+        key = ClientKey.from_seed(hashlib.sha256(b"client %d" % number).digest())
+        agent = Agent(api, key, Admission(Capabilities()), equipment, RECONNECT_BOUND_S)
+        client = SimulatedClient(number, agent, link, events)
+        client.task = self.tasks.create_task(agent.run())
+        self.clients.append(client)
+        return client
+
+    def start_clients(self, count: int, trainers: tuple[str, ...] = ("null",)) -> list[SimulatedClient]:
+        """Processes 0 to `count − 1`, which take the trainers in turn."""
+        return [self.start_client(number, trainers[number % len(trainers)]) for number in range(count)]
+
+    async def ends(self, clients: list[SimulatedClient], bound_s: float) -> list[ClientEnd]:
+        """How these clients ended, all within `bound_s` seconds."""
+        async with asyncio.timeout(bound_s):
+            return [await client.task for client in clients if client.task is not None]
+
+    async def audit(self) -> AuditReport:
+        """The operator's audit, parameters recomputed."""
+        self.witness.check()
+        return await audit(self.coordinator.store.history(), self.coordinator.blobs)
+
+
+@asynccontextmanager
+async def simulated_run(
+    state: StateFile, seed: int, store: Callable[[random.Random], JournalInMemory] = JournalInMemory
+) -> AsyncIterator[SimulatedRun]:
+    """A run whose every accident follows from `seed`; everything in it ends with the context."""
+    chance = random.Random(seed)
+    coordinator = SimulatedCoordinator(state, chance, store(chance))
+    async with asyncio.TaskGroup() as tasks:
+        run = SimulatedRun(coordinator, Witness(coordinator.store), chance, tasks)
+        background = tasks.create_task(coordinator.run())
+        yield run
+        for client in run.clients:
+            client.kill()
+        coordinator.kill()
+        background.cancel()
+
+
+async def repeatedly(act: Callable[[], Awaitable[None]], chance: random.Random, every_s: tuple[float, float]) -> None:
+    """Does something again and again, at random times, until cancelled."""
+    while True:
+        await asyncio.sleep(chance.uniform(*every_s))
+        await act()
