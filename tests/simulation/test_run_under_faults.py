@@ -5,39 +5,27 @@ last reach the end of the run. A seed that fails, fails again.
 """
 
 import asyncio
-import random
 
 import pytest
 
 from run_manager.agent import EndReason
-from state.config import StateFile
 from state.phases import RunState
 from tests.support.simulated_coordinator import JournalInMemory
 from tests.support.simulated_network import Weather
-from tests.support.simulated_run import SafetyBroken, SimulatedClient, SimulatedRun, repeatedly, simulated_run
-from tests.support.states import state_file
+from tests.support.simulated_run import (
+    BOUND_S,
+    TOTAL_STEPS,
+    SafetyBroken,
+    SimulatedClient,
+    SimulatedRun,
+    prove,
+    repeatedly,
+    simulated_run,
+    small_state,
+)
 from tests.support.virtual_time import run_virtually
 
-TOTAL_STEPS = 8
-BOUND_S = 200_000.0
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
-
-
-def small_state(batches: int, **overrides: object) -> StateFile:
-    """A run of few short epochs over a tiny model."""
-    fields: dict[str, object] = {
-        "config__total_steps": TOTAL_STEPS,
-        "config__epoch_time": 90,
-        "config__warmup_time": 40,
-        "config__max_round_train_time": 40,
-        "config__init_min_clients": 3,
-        "config__min_clients": 2,
-        "config__client_timeout_s": 60,
-        "config__global_batch_size_start": batches,
-        "config__global_batch_size_end": batches,
-        "model__LLM__ngram": {"context": 2, "embedding": 2, "hidden": 2},
-    }
-    return state_file(**(fields | overrides))
 
 
 async def restart_often(run: SimulatedRun) -> None:
@@ -101,16 +89,6 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int) -> No
     last = max(end.step or 0 for end in ends)
     assert last >= TOTAL_STEPS
     assert len({end.replica_digest for end in ends if end.step == last}) == 1
-
-
-async def prove(run: SimulatedRun) -> None:
-    """The audit finds nothing, and what it recomputes is what clients held."""
-    report = await run.audit()
-    assert report.problems == ()
-    assert report.replay_identical
-    assert report.replicas_identical
-    assert report.rounds >= TOTAL_STEPS
-    assert (report.duplicates, report.missing) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))

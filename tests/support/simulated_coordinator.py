@@ -155,7 +155,7 @@ class SimulatedCoordinator:
                 self._tell()
 
     async def ask(self, act: Callable[[Desk], Awaitable[T]]) -> T:
-        """Lets the living process answer a request, which goes on when the asker goes away, and breaks with the process.
+        """Lets the living process answer. A request outlives an asker who goes away, and dies with the process.
 
         Raises:
             CoordinatorUnreachable: there is no process, or it died on the way.

@@ -30,10 +30,31 @@ from state.messages import Capabilities
 from state.wire import Sha256, document_digest
 from tests.support.simulated_coordinator import JournalInMemory, SimulatedCoordinator
 from tests.support.simulated_network import Link, SimulatedApi, Weather
+from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock
 
 RECONNECT_BOUND_S = 1_000_000.0
 CALM = Weather()
+TOTAL_STEPS = 8
+BOUND_S = 200_000.0
+"""Long after the end of any run that makes headway."""
+
+
+def small_state(batches: int, **overrides: object) -> StateFile:
+    """A run of few short epochs over a tiny model."""
+    fields: dict[str, object] = {
+        "config__total_steps": TOTAL_STEPS,
+        "config__epoch_time": 90,
+        "config__warmup_time": 40,
+        "config__max_round_train_time": 40,
+        "config__init_min_clients": 3,
+        "config__min_clients": 2,
+        "config__client_timeout_s": 60,
+        "config__global_batch_size_start": batches,
+        "config__global_batch_size_end": batches,
+        "model__LLM__ngram": {"context": 2, "embedding": 2, "hidden": 2},
+    }
+    return state_file(**(fields | overrides))
 
 
 class SafetyBroken(AssertionError):
@@ -174,11 +195,23 @@ async def simulated_run(
     async with asyncio.TaskGroup() as tasks:
         run = SimulatedRun(coordinator, Witness(coordinator.store), chance, tasks)
         background = tasks.create_task(coordinator.run())
-        yield run
-        for client in run.clients:
-            client.kill()
-        coordinator.kill()
-        background.cancel()
+        try:
+            yield run
+        finally:
+            for client in run.clients:
+                client.kill()
+            coordinator.kill()
+            background.cancel()
+
+
+async def prove(run: SimulatedRun) -> None:
+    """The audit finds nothing, and what it recomputes is what clients held."""
+    report = await run.audit()
+    assert report.problems == ()
+    assert report.replay_identical
+    assert report.replicas_identical
+    assert report.rounds >= TOTAL_STEPS
+    assert (report.duplicates, report.missing) == (0, 0)
 
 
 async def repeatedly(act: Callable[[], Awaitable[None]], chance: random.Random, every_s: tuple[float, float]) -> None:
