@@ -14,7 +14,7 @@ from coordinator.run import (
     agreed_checkpoint_digest,
     current_checkpointer,
 )
-from coordinator.stimuli import CheckpointHeld, CheckpointReported, Instruction, SweepBlobs
+from coordinator.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, Instruction, SweepBlobs
 from state.documents import CheckpointRef, Roster, RosterEntry
 from state.errors import Refused
 from state.wire import Seed
@@ -75,6 +75,22 @@ def hold(run: Run, event: CheckpointHeld, instructions: list[Instruction]) -> Ru
         return run
     making = replace(making, held={**making.held, event.client_id: ref})
     return _verified(replace(run, checkpointing=making), making, instructions)
+
+
+def reject(run: Run, event: CheckpointRejected, instructions: list[Instruction]) -> Run:
+    """Take the word of the coordinator's own check that the bytes of a claim are no checkpoint: another writes it.
+
+    Raises:
+        Refused: `not-now`, `stale-round` or `not-committed`.
+    """
+    del instructions
+    making = _making(run, event.step)
+    claim = making.claims.get(event.client_id)
+    if claim is None or claim.blob_sha256 != event.blob_sha256:
+        raise Refused("not-committed", f"client {event.client_id} did not announce blob {event.blob_sha256}")
+    if event.client_id in making.rejected:
+        return run
+    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id}))
 
 
 def _making(run: Run, step: int) -> Checkpointing:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from coordinator.layouts import Layouts
 from coordinator.run import Commitment, ExpectedBlob, Run, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
-from coordinator.stimuli import CheckpointHeld, ResultRejected, ResultVerified
+from coordinator.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.replica import Replica, parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
@@ -128,7 +128,7 @@ class Deliveries:
                     "the checkpoint's tensors have other names or shapes than the run's", rule="layout"
                 )
         except InvalidDocument as error:
-            await self._drop_unless_needed(expected.sha256, replace(self._service.run, checkpointing=None))
+            await self._reject_checkpoint(expected, str(error.context.get("rule", "form")))
             raise Refused("result-invalid", str(error), **error.context) from error
         await self._service.submit(
             lambda stamp: CheckpointHeld(
@@ -141,6 +141,19 @@ class Deliveries:
                 replica_digest=digest,
             )
         )
+
+    async def _reject_checkpoint(self, expected: ExpectedBlob, rule: str) -> None:
+        await self._service.submit(
+            lambda stamp: CheckpointRejected(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=expected.client_id,
+                step=expected.step,
+                blob_sha256=expected.sha256,
+                rule=rule,
+            )
+        )
+        await self._drop_unless_needed(expected.sha256, replace(self._service.run, checkpointing=None))
 
     async def _checked_checkpoint(self, data: bytes) -> tuple[Replica, Sha256]:
         def check() -> tuple[Replica, Sha256]:

@@ -132,6 +132,10 @@ class Desk:
                 invitation_sha256=invitation,
             )
         )
+        member = self.service.run.members.get(client_id)
+        if member is None or member.nonce != request.nonce:
+            # Two joins of one key were kept together: the session is the later one's alone.
+            raise Refused("unauthorized", "a later join of the same key has superseded this one")
         self.service.heard(client_id)
         return self.renew(client_id)
 

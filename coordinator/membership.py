@@ -38,6 +38,7 @@ def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
         share=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
         joined_s=run.now_s,
+        nonce=event.nonce,
     )
     instructions.append(MembershipChanged(event.client_id, "joined" if before is None else "joined again"))
     members = {**run.members, event.client_id: member}

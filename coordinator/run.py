@@ -44,6 +44,7 @@ class Member:
 
     Attributes:
         session: counts its joins; a session token of an earlier one is superseded.
+        nonce: of its last join.
         ready_step: the replica that it said it holds in this epoch; None until it said so.
     """
 
@@ -53,6 +54,7 @@ class Member:
     share: int
     trainer: str
     joined_s: float
+    nonce: str
     ready_step: int | None = None
     last_loss: float | None = None
 
@@ -188,6 +190,7 @@ class Checkpointing:
     Attributes:
         step: the replica to be kept.
         held: the claims whose bytes are held, with the digest computed from the bytes, by client.
+        rejected: the clients whose bytes broke a rule; they are not asked again.
     """
 
     step: int
@@ -197,6 +200,7 @@ class Checkpointing:
     witness_nodes: int
     claims: Mapping[ClientId, CheckpointClaim] = field(default_factory=dict)
     held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
+    rejected: frozenset[ClientId] = frozenset()
 
     def order(self) -> tuple[ClientId, ...]:
         """The clients in the order in which they are asked to write it."""
@@ -323,7 +327,7 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
 def current_checkpointer(run: Run) -> ClientId | None:
     """Who should write a checkpoint now: the first in order that is still a member and has not failed at it.
 
-    It failed when its bytes do not hold the replica that it claimed, or when a quorum claims another replica.
+    It failed when its bytes break a rule or do not hold the replica that it claimed, or when a quorum claims another.
     """
     making = run.checkpointing
     if making is None:
@@ -331,9 +335,13 @@ def current_checkpointer(run: Run) -> ClientId | None:
     agreed = None if making.genesis else agreed_checkpoint_digest(making)
     for client_id in making.order():
         claim, held = making.claims.get(client_id), making.held.get(client_id)
-        failed = claim is not None and (
-            (held is not None and held.replica_digest != claim.replica_digest)
-            or (agreed is not None and claim.replica_digest != agreed)
+        failed = (
+            client_id in making.rejected
+            or (claim is not None
+            and (
+                (held is not None and held.replica_digest != claim.replica_digest)
+                or (agreed is not None and claim.replica_digest != agreed)
+            ))
         )
         if client_id in run.members and not failed:
             return client_id

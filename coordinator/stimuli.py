@@ -178,6 +178,17 @@ class CheckpointHeld(Stamp):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected(Stamp):
+    """The bytes of a reported checkpoint break a rule; its writer has failed at it."""
+
+    client_id: ClientId
+    step: int
+    blob_sha256: Sha256
+    rule: str
+    type: Literal["checkpoint_rejected"] = "checkpoint_rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRequested(Stamp):
     """An operator wants the run to hold after this round."""
 
@@ -222,6 +233,7 @@ Stimulus: TypeAlias = (
     | StepFailed
     | CheckpointReported
     | CheckpointHeld
+    | CheckpointRejected
     | PauseRequested
     | ResumeRequested
     | BlobsNearedBound

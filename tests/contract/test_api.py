@@ -5,61 +5,31 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from coordinator.api.exchange import MAX_BODY_BYTES
-from coordinator.api.problems import STATUS_OF_KIND, TYPE_PREFIX
 from coordinator.identity import SESSION_LIFETIME_S
-from coordinator.run import current_checkpointer
 from state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
 from state.phases import RunState
-from state.replica import Replica
 from state.wire import parse_document, sha256_hex
-from tests.support.served import ADMIN, HandClient, Served, served
+from tests.support.served import (
+    ADMIN,
+    DIFFERENCE,
+    REPLICA,
+    HandClient,
+    Served,
+    problem,
+    served,
+    training,
+)
 from tests.support.states import state_file
-
-REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
-DIFFERENCE = {"w": np.full((2, 3), 0.5, np.float32)}
 
 
 @pytest.fixture
 async def coordinator() -> AsyncIterator[Served]:
     async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
         yield running
-
-
-def problem(answer: httpx.Response) -> str:
-    """The kind of a problem, once its form is checked."""
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
-    kind = str(body["type"]).removeprefix(TYPE_PREFIX)
-    assert (body["status"], answer.status_code) == (STATUS_OF_KIND[kind],) * 2
-    assert body["detail"]
-    return kind
-
-
-async def phase(coordinator: Served, wanted: RunState) -> None:
-    async with asyncio.timeout(20):
-        version = -1
-        while coordinator.service.run.phase is not wanted:
-            published = await coordinator.service.wait_published(version, None, 1.0)
-            version = version if published is None else published.version
-
-
-async def training(coordinator: Served, count: int = 2) -> list[HandClient]:
-    """That many clients in the first RoundTrain."""
-    clients = [HandClient(coordinator, number) for number in range(1, count + 1)]
-    for client in clients:
-        await client.join()
-    await phase(coordinator, RunState.WARMUP)
-    writer = current_checkpointer(coordinator.service.run)
-    await next(client for client in clients if client.client_id == writer).publish_checkpoint(REPLICA)
-    for client in clients:
-        assert (await client.ready(REPLICA)).status_code == 200
-    await phase(coordinator, RunState.ROUND_TRAIN)
-    return clients
 
 
 async def test_runs_lists_the_one_run(coordinator: Served) -> None:
@@ -130,6 +100,18 @@ async def test_join_gives_a_session_and_a_replayed_one_is_refused(coordinator: S
     assert first.status_code == 200
     assert first.json()["client_id"] == client.client_id
     assert problem(await client.send("POST", "/clients", request)) == "nonce-consumed"
+
+
+async def test_two_joins_of_one_key_at_once_leave_one_session(coordinator: Served) -> None:
+    client = HandClient(coordinator, 1)
+    requests = [client.join_request(await client.challenge()) for _ in range(2)]
+    async with asyncio.TaskGroup() as tasks:
+        joins = [tasks.create_task(client.send("POST", "/clients", request)) for request in requests]
+    refused, accepted = sorted((join.result() for join in joins), key=lambda answer: answer.status_code)[::-1]
+    assert problem(refused) == "unauthorized"
+    assert accepted.status_code == 200
+    answer = await client.send("GET", "/clients/me", token=accepted.json()["session_token"])
+    assert answer.status_code == 200
 
 
 async def test_join_with_a_wrong_signature_or_another_protocol_is_refused(coordinator: Served) -> None:

@@ -12,8 +12,7 @@ from coordinator.run import current_checkpointer
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes
 from state.wire import sha256_hex
-from tests.contract.test_api import DIFFERENCE, REPLICA, phase, problem, training
-from tests.support.served import HandClient, Served, served
+from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, phase, problem, served, training
 from tests.support.states import state_file
 
 
@@ -120,13 +119,15 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
 
 
 @pytest.mark.parametrize("spoiled", ["garbage", "step", "not finite"])
-async def test_first_checkpoint_that_is_none_is_refused_and_dropped(coordinator: Served, spoiled: str) -> None:
+async def test_first_checkpoint_that_is_none_is_refused_and_dropped_and_the_next_client_is_asked(
+    coordinator: Served, spoiled: str
+) -> None:
     clients = [HandClient(coordinator, number) for number in (1, 2)]
     for client in clients:
         await client.join()
     await phase(coordinator, RunState.WARMUP)
     wanted = current_checkpointer(coordinator.service.run)
-    writer = next(client for client in clients if client.client_id == wanted)
+    writer, other = sorted(clients, key=lambda client: client.client_id != wanted)
     data = {
         "garbage": b"no checkpoint",
         "step": checkpoint_bytes(dataclasses.replace(REPLICA, step=5)),
@@ -138,7 +139,8 @@ async def test_first_checkpoint_that_is_none_is_refused_and_dropped(coordinator:
     assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
     assert problem(await writer.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
     assert not await coordinator.service.blobs.contains(sha256_hex(data))
-    await writer.publish_checkpoint(REPLICA)
+    assert current_checkpointer(coordinator.service.run) == other.client_id
+    await other.publish_checkpoint(REPLICA)
     assert coordinator.service.run.checkpoint is not None
 
 

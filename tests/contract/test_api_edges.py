@@ -12,8 +12,7 @@ import pytest
 from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.api.problems import STATUS_OF_KIND
 from state.errors import Refused
-from tests.contract.test_api import problem, training
-from tests.support.served import HandClient, Served, served
+from tests.support.served import HandClient, Served, problem, served, training
 from tests.support.states import state_file
 
 

@@ -9,24 +9,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.app import create_app
+from coordinator.api.problems import STATUS_OF_KIND, TYPE_PREFIX
 from coordinator.clock import SystemClock
 from coordinator.desk import Desk
 from coordinator.identity import AdminToken, Identity
 from coordinator.layouts import Layouts
+from coordinator.run import current_checkpointer
 from coordinator.service import CoordinatorService, ServiceParts
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import BlobStore, Store
 from state.config import StateFile
 from state.messages import Capabilities, JoinRequest, join_message
+from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
 from state.wire import ClientId, Sha256, canonical_json, client_id_of, sha256_hex
 
 ADMIN = "the admin token"
+REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
+DIFFERENCE = {"w": np.full((2, 3), 0.5, np.float32)}
 
 
 async def in_place(work: Callable[[], object]) -> object:
@@ -151,3 +157,35 @@ class HandClient:
             "metrics": {"loss": 1.0, "tokens": 1, "train_s": 0.1},
         }
         return await self.send("POST", "/results", report)
+
+
+def problem(answer: httpx.Response) -> str:
+    """The kind of a problem, once its form is checked."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    kind = str(body["type"]).removeprefix(TYPE_PREFIX)
+    assert (body["status"], answer.status_code) == (STATUS_OF_KIND[kind],) * 2
+    assert body["detail"]
+    return kind
+
+
+async def phase(coordinator: Served, wanted: RunState) -> None:
+    async with asyncio.timeout(20):
+        version = -1
+        while coordinator.service.run.phase is not wanted:
+            published = await coordinator.service.wait_published(version, None, 1.0)
+            version = version if published is None else published.version
+
+
+async def training(coordinator: Served, count: int = 2) -> list[HandClient]:
+    """That many clients in the first RoundTrain."""
+    clients = [HandClient(coordinator, number) for number in range(1, count + 1)]
+    for client in clients:
+        await client.join()
+    await phase(coordinator, RunState.WARMUP)
+    writer = current_checkpointer(coordinator.service.run)
+    await next(client for client in clients if client.client_id == writer).publish_checkpoint(REPLICA)
+    for client in clients:
+        assert (await client.ready(REPLICA)).status_code == 200
+    await phase(coordinator, RunState.ROUND_TRAIN)
+    return clients
