@@ -8,7 +8,8 @@ Timers are upper bounds only (DESIGN, section 4): each phase first asks whether 
 
 from dataclasses import dataclass
 
-from coordinator.run import Round, RoundPlan, Run, agreed_checkpoint_digest, current_checkpointer, plan_of
+from coordinator.round import Round, RoundPlan, plan_of
+from coordinator.run import Run, agreed_checkpoint_digest, current_checkpointer
 from state.phases import RunState
 from state.wire import ClientId
 

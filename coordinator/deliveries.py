@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from coordinator.layouts import Layouts
-from coordinator.run import Commitment, ExpectedBlob, Run, blobs_needed, expected_blob
+from coordinator.round import Commitment
+from coordinator.run import Run
+from coordinator.run_views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
 from coordinator.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed

@@ -4,7 +4,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from coordinator.presence import Presence
-from coordinator.run import Run, plan_of
+from coordinator.round import plan_of
+from coordinator.run import Run
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
 from state.errors import InternalError, Refused
 from state.intervals import total_batches
@@ -158,3 +159,21 @@ def status_of(
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,
     )
+
+
+class TokenRate:
+    """Tokens per second over the last rounds."""
+
+    WINDOW = 16
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now_s: float, tokens: int) -> None:
+        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
+
+    def per_s(self) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.machine import handle
-from coordinator.run import Run, document_of, parse_snapshot, snapshot_bytes
+from coordinator.run import Run, parse_snapshot, snapshot_bytes
+from coordinator.run_views import document_of
 from coordinator.stimuli import RULES_VERSION, STIMULI, Instruction, Stimulus
 from coordinator.store.protocol import JournalRecord, Segment, Snapshot
 from state.documents import RunDocument

@@ -6,7 +6,8 @@ is known changes nothing.
 
 from dataclasses import replace
 
-from coordinator.run import Attested, Commitment, Failure, Round, Run, plan_of
+from coordinator.round import Attested, Commitment, Failure, Round, plan_of
+from coordinator.run import Run
 from coordinator.stimuli import (
     AttestationReceived,
     Instruction,

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.run import LOSS_HISTORY_LENGTH, Failure, Member, Quarantined, Round, RoundPlan, Run, Suspect, plan_of
+from coordinator.round import Failure, Round, RoundPlan, plan_of
+from coordinator.run import LOSS_HISTORY_LENGTH, Member, Quarantined, Run, Suspect
 from coordinator.stimuli import BatchesQuarantined, Instruction, OutcomeDecided
 from state.documents import IsolatedWork, Outcome, OutcomeEntry, Roster, RosterEntry, WorkList
 from state.intervals import BatchId, coalesce, first_overlap, subtract, take_positions, total_batches

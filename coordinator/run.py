@@ -1,4 +1,4 @@
-"""The run as the coordinator holds it: one immutable value, its snapshot, and the document that it publishes.
+"""The run as the coordinator holds it: one immutable value, and its snapshot.
 
 Mappings inside are never changed in place: `coordinator/machine.py` makes a new `Run` that shares what stayed the same.
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
@@ -8,34 +8,27 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator.round import Round
 from coordinator.stimuli import RULES_VERSION
-from state.assignment import DataAssignments, assign_data_for_state
 from state.config import StateFile
 from state.documents import (
-    DOCUMENT_FORMAT,
-    MAX_REASON_CHARS,
     CheckpointRef,
     Outcome,
     Roster,
-    RoundHead,
-    RunDocument,
-    WorkList,
 )
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
-from state.intervals import BatchId, total_batches
-from state.messages import ResultMetrics
-from state.phases import ROUND_PHASES, RunState
+from state.intervals import BatchId
+from state.phases import RunState
 from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
 
 KEEP_CHECKPOINTS = 2
 """Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer."""
 LOSS_HISTORY_LENGTH = 512
-PLAN_CACHE_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,103 +68,6 @@ class Quarantined:
     batch_id: BatchId
     tried: tuple[ClientId, ...]
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Commitment:
-    """A client's one result of the round under way. Verified when `replica_digest` is known; else maybe `rejected`."""
-
-    result_sha256: Sha256
-    size_bytes: int
-    metrics: ResultMetrics
-    replica_digest: Sha256 | None = None
-    rejected: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Attested:
-    """A witness's latest attestation. `received` is a bit set in hex; `closing` says that it came in RoundWitness."""
-
-    replica_digest: Sha256
-    received: str
-    closing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A client's report that it could not take the step; `batch_id` narrows the blame."""
-
-    kind: str
-    message: str
-    batch_id: BatchId | None
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The round under way.
-
-    Attributes:
-        cursor: the first batch number beyond the round's fresh interval.
-        pending: assigned clients of whom neither result nor failure nor departure is known.
-        verified: clients whose result is held and checked, in order of arrival.
-    """
-
-    step: int
-    attempt: int
-    height: int
-    seed: Seed
-    cursor: int
-    roster: Roster
-    work: WorkList
-    roster_sha256: Sha256
-    work_sha256: Sha256
-    witness_nodes: int
-    pending: frozenset[ClientId]
-    verified: tuple[ClientId, ...] = ()
-    commitments: Mapping[ClientId, Commitment] = field(default_factory=dict)
-    attestations: Mapping[ClientId, Attested] = field(default_factory=dict)
-    failures: Mapping[ClientId, Failure] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPlan:
-    """What follows from a round's roster, work list and seed."""
-
-    assignments: DataAssignments
-    positions: dict[ClientId, int]
-    witnesses: tuple[ClientId, ...]
-    quorum: int
-
-
-class _PlanKey:
-    """Names a round's plan by digests, so that the cache need not hash a roster of thousands."""
-
-    def __init__(self, current: Round) -> None:
-        self.round = current
-        self._name = (current.roster_sha256, current.work_sha256, current.seed, current.witness_nodes)
-
-    def __hash__(self) -> int:
-        return hash(self._name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _PlanKey) and other._name == self._name
-
-
-@lru_cache(maxsize=PLAN_CACHE_SIZE)
-def _plan(key: _PlanKey) -> RoundPlan:
-    current = key.round
-    count = witness_count(len(current.roster.clients), current.witness_nodes)
-    return RoundPlan(
-        assignments=assign_data_for_state(current.roster, current.work, current.seed),
-        positions={entry.client_id: position for position, entry in enumerate(current.roster.clients)},
-        witnesses=elect_witnesses(current.roster, current.seed, count),
-        quorum=quorum(count),
-    )
-
-
-def plan_of(current: Round) -> RoundPlan:
-    """Assignments, witnesses and quorum of the round; computed once per round."""
-    return _plan(_PlanKey(current))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,107 +231,16 @@ def current_checkpointer(run: Run) -> ClientId | None:
     agreed = None if making.genesis else agreed_checkpoint_digest(making)
     for client_id in making.order():
         claim, held = making.claims.get(client_id), making.held.get(client_id)
-        failed = (
-            client_id in making.rejected
-            or (claim is not None
+        failed = client_id in making.rejected or (
+            claim is not None
             and (
                 (held is not None and held.replica_digest != claim.replica_digest)
                 or (agreed is not None and claim.replica_digest != agreed)
-            ))
+            )
         )
         if client_id in run.members and not failed:
             return client_id
     return None
-
-
-def document_of(run: Run, version: int) -> RunDocument:
-    """The run document that the run publishes, as `version`."""
-    current = run.round if run.phase in ROUND_PHASES else None
-    last = run.outcomes.get(run.replica_step)
-    k = run.state_file.config.data_indices_per_batch
-    return RunDocument(
-        format=DOCUMENT_FORMAT,
-        run_id=run.state_file.run_id,
-        lineage=run.lineage,
-        version=version,
-        run_state=run.phase,
-        phase_started_s=run.phase_started_s,
-        phase_ends_s=run.phase_ends_s,
-        reason=run.reason[:MAX_REASON_CHARS],
-        epoch=run.epoch,
-        step=run.step,
-        total_steps=run.state_file.config.total_steps,
-        cursor=run.cursor,
-        epoch_start_data_index=run.epoch_start_batch * k,
-        data_indices_applied=run.batches_applied * k,
-        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
-        round=None if current is None else _round_head(current),
-        last_outcome_sha256=None if last is None else document_digest(last),
-        rebuild=run.rebuild,
-        checkpointer=current_checkpointer(run),
-        checkpoint=run.checkpoint,
-        config_sha256=run.config_sha256,
-        data_fingerprint=run.data_fingerprint,
-        coordinator_key=run.coordinator_key,
-    )
-
-
-def _round_head(current: Round) -> RoundHead:
-    return RoundHead(
-        step=current.step,
-        attempt=current.attempt,
-        height=current.height,
-        seed=current.seed,
-        cursor=current.cursor,
-        batches=current.work.batch_count(),
-        roster_sha256=current.roster_sha256,
-        roster_count=len(current.roster.clients),
-        work_sha256=current.work_sha256,
-        witness_count=len(plan_of(current).witnesses),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedBlob:
-    """A blob that the run waits for: who may upload it, how long it is, and what it is."""
-
-    kind: Literal["result", "checkpoint"]
-    client_id: ClientId
-    sha256: Sha256
-    size_bytes: int
-    step: int
-    attempt: int
-    work_sha256: Sha256 | None
-
-
-def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
-    """The blob that this client announced under this digest and has not delivered yet, or None."""
-    current = run.round
-    if current is not None and run.phase is RunState.ROUND_TRAIN:
-        found = current.commitments.get(client_id)
-        if found is not None and found.result_sha256 == sha256 and found.rejected is None:
-            return ExpectedBlob(
-                "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
-            )
-    making = run.checkpointing
-    if making is not None and current_checkpointer(run) == client_id:
-        claim = making.claims.get(client_id)
-        if claim is not None and claim.blob_sha256 == sha256:
-            return ExpectedBlob("checkpoint", client_id, sha256, claim.size_bytes, making.step, 0, None)
-    return None
-
-
-def blobs_needed(run: Run) -> frozenset[Sha256]:
-    """The blobs that may not be swept: kept checkpoints, results of kept outcomes, and all of the round under way."""
-    needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
-    for outcome in run.outcomes.values():
-        needed.update(entry.result_sha256 for entry in outcome.entries)
-    if run.round is not None:
-        needed.update(c.result_sha256 for c in run.round.commitments.values() if c.rejected is None)
-    if run.checkpointing is not None:
-        needed.update(c.blob_sha256 for c in run.checkpointing.claims.values() if c.blob_sha256 is not None)
-    return frozenset(needed)
 
 
 @lru_cache(maxsize=1)

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.clock import Clock, RunClock
+from coordinator.housekeeping import Housekeeping
 from coordinator.machine import handle
 from coordinator.presence import Presence
-from coordinator.published import Published, RoundDocuments, results_page, standing_of, status_of
+from coordinator.published import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
 from coordinator.replay import encode_record, encode_snapshot, replay
-from coordinator.run import Run, blobs_needed, config_json, document_of, new_run
+from coordinator.run import Run, config_json, new_run
+from coordinator.run_views import document_of
 from coordinator.stimuli import (
     BatchesQuarantined,
     BlobsNearedBound,
@@ -37,7 +39,7 @@ from coordinator.stimuli import (
     Ticked,
 )
 from coordinator.store.protocol import BlobStore, Store
-from state.config import Progress, StateFile, dump_state
+from state.config import StateFile
 from state.config_changes import runtime_changes
 from state.documents import Outcome, RunDocument
 from state.errors import EpochalError, InvalidInput, Refused, StoreFailed
@@ -97,11 +99,9 @@ class CoordinatorService:
         self._news = asyncio.Event()
         self._results_news = asyncio.Event()
         self._documents = RoundDocuments()
-        self._rate = _TokenRate()
+        self._rate = TokenRate()
         self._edited: StateFile | None = None
-        self._house_work = asyncio.Event()
-        self._state_file_stale = False
-        self._sweep_due = False
+        self._house = Housekeeping(parts.store, parts.blobs, lambda: self.run, self.fail)
         self._readers_released = False
         self.run = run
         self.published = Published.of(document_of(run, version))
@@ -155,7 +155,7 @@ class CoordinatorService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commit_groups())
                 tasks.create_task(self._tick())
-                tasks.create_task(self._keep_house())
+                tasks.create_task(self._house.run())
         finally:
             self.accepting = False
 
@@ -273,8 +273,7 @@ class CoordinatorService:
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
-                self._state_file_stale = True
-                self._house_work.set()
+                self._house.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
                 self._rate.add(self._clock.now_s(), self._tokens_applied())
@@ -287,47 +286,18 @@ class CoordinatorService:
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SweepBlobs():
-                self._sweep_due = True
-                self._house_work.set()
+                self._house.sweep()
             case SegmentEnded(epoch=epoch):
                 log.debug("segment_ended", extra={"epoch": epoch})
 
-    async def _keep_house(self) -> None:
-        """What nobody waits for: the kept `state.toml`, and blobs that are no longer needed."""
-        while True:
-            await self._house_work.wait()
-            self._house_work.clear()
-            try:
-                await self.save_state_file()
-                if self._sweep_due:
-                    self._sweep_due = False
-                    await self._sweep()
-            except StoreFailed as error:
-                self.fail(error)
-
     async def save_state_file(self) -> None:
-        """Bring the kept `state.toml` up to date, if the phase has changed since.
+        """Bring the kept `state.toml` up to date, if the phase has changed since and anything can be kept.
 
         Raises:
             StoreFailed: it could not be written.
         """
-        if self._state_file_stale and self.failure is None:
-            self._state_file_stale = False
-            await self._store.save_state_file(dump_state(self._state_file_now()))
-
-    async def _sweep(self) -> None:
-        unneeded = await self.blobs.held() - blobs_needed(self.run)
-        for sha256 in unneeded:
-            if sha256 not in blobs_needed(self.run):
-                await self.blobs.delete(sha256)
-        if unneeded:
-            log.info("blobs_swept", extra={"count": len(unneeded)})
-
-    def _state_file_now(self) -> StateFile:
-        run = self.run
-        k = run.state_file.config.data_indices_per_batch
-        progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_batch * k)
-        return run.state_file.with_progress(run.phase, progress)
+        if self.failure is None:
+            await self._house.save_state_file()
 
     async def _tick(self) -> None:
         while True:
@@ -437,21 +407,3 @@ def _fell_silent(client_ids: tuple[ClientId, ...]) -> Make:
 
 def _near_bound(total_bytes: int) -> Make:
     return lambda stamp: BlobsNearedBound(now_s=stamp.now_s, seed=stamp.seed, total_bytes=total_bytes)
-
-
-class _TokenRate:
-    """Tokens per second over the last rounds."""
-
-    WINDOW = 16
-
-    def __init__(self) -> None:
-        self._points: list[tuple[float, int]] = []
-
-    def add(self, now_s: float, tokens: int) -> None:
-        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
-
-    def per_s(self) -> float:
-        if len(self._points) < 2:
-            return 0.0
-        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
-        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

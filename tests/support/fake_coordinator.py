@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from coordinator.machine import handle
 from coordinator.published import results_page, standing_of
 from coordinator.rounds import ledger_gaps
-from coordinator.run import Run, config_json, document_of, expected_blob, new_run
+from coordinator.run import Run, config_json, new_run
+from coordinator.run_views import document_of, expected_blob
 from coordinator.stimuli import (
     AttestationReceived,
     CheckpointHeld,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.machine import handle
+from coordinator.round import plan_of
 from coordinator.rounds import ledger_gaps
-from coordinator.run import Run, current_checkpointer, new_run, parse_snapshot, plan_of, snapshot_bytes
+from coordinator.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
 from coordinator.stimuli import (
     AttestationReceived,
     CheckpointHeld,

@@ -5,7 +5,9 @@ import pytest
 from coordinator.machine import handle
 from coordinator.membership import MAX_MEMBERS
 from coordinator.phase_table import TRANSITIONS, destination, state_diagram
-from coordinator.run import blobs_needed, current_checkpointer, document_of, expected_blob, plan_of
+from coordinator.round import plan_of
+from coordinator.run import current_checkpointer
+from coordinator.run_views import blobs_needed, document_of, expected_blob
 from coordinator.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,

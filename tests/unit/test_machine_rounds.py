@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.decisions import DRAIN_ROUNDS
+from coordinator.round import plan_of
 from coordinator.rounds import ATTEMPTS_BEFORE_QUARANTINE
-from coordinator.run import plan_of
 from coordinator.stimuli import (
     AttestationReceived,
     BatchesQuarantined,
