@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -30,6 +31,8 @@ class DirectoryBlobs:
         self._disk = disk
         self._total_bytes = total_bytes
         self._numbers = itertools.count()
+        self._naming = threading.Lock()
+        """Held while a blob gets its name, so that of several equal uploads in several threads one is counted."""
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
@@ -98,9 +101,10 @@ class DirectoryBlobs:
             opened.flush()
             self._disk.sync(opened.fileno())
         path = self._path(sha256)
-        is_new = not path.exists()
         path.parent.mkdir(exist_ok=True)
-        partial.replace(path)
+        with self._naming:
+            is_new = not path.exists()
+            partial.replace(path)
         sync_folder(path.parent, self._disk)
         return is_new
 
