@@ -128,10 +128,10 @@ class MergeConfig(Section):
         max_abs: the largest magnitude allowed in a result; a larger one is refused.
     """
 
-    local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 4
+    local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
     outer_lr: Annotated[float, Field(gt=0, le=1000, description="a number above 0, at most 1000")] = 0.7
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    inner_state: Literal["keep", "reset"] = "keep"
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    inner_state: Literal["keep", "reset"] = "reset"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
 
 

@@ -1,9 +1,12 @@
 """The Warmup step: getting the model, making it where there is none yet, and reporting to be ready."""
 
 import hashlib
+import math
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from run_manager.checkpointing import publish_checkpoint
 from run_manager.replica_builder import HeldReplica
@@ -12,7 +15,7 @@ from state.documents import RunDocument
 from state.errors import InvalidDocument, InvalidInput
 from state.model_config import LocalCheckpoint
 from state.replica import Replica, parse_checkpoint, replica_digest
-from state.tensors import InvalidTensorFile, Tensors, layout_of, parse_tensor_file
+from state.tensors import InvalidTensorFile, Tensors, check_values, layout_of, parse_tensor_file
 from state.wire import Sha256
 
 GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
@@ -59,7 +62,7 @@ class WarmupStep:
 
 
 def _first_replica(step: int, parameters: Tensors) -> HeldReplica:
-    momentum = {name: values * 0 for name, values in parameters.items()}
+    momentum = {name: np.zeros_like(values) for name, values in parameters.items()}
     replica = Replica(step, parameters, momentum)
     return HeldReplica(replica, Sha256(replica_digest(replica)))
 
@@ -79,6 +82,10 @@ def load_parameters(path: Path) -> Tensors:
     with suppress(InvalidDocument):
         return parse_checkpoint(data).parameters
     try:
-        return parse_tensor_file(data).tensors()
+        tensors = parse_tensor_file(data).tensors()
     except InvalidTensorFile as error:
         raise InvalidInput(f"initial parameters {path}: {error.message}", path=str(path)) from error
+    for name, values in tensors.items():
+        if check_values(values.reshape(-1), math.inf) is not None:
+            raise InvalidInput(f"initial parameters {path}: {name!a} has values that are not finite", path=str(path))
+    return tensors

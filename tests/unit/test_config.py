@@ -148,7 +148,7 @@ def test_parse_state_file_without_additions_gets_every_default() -> None:
     assert state.config.on_bad_data == "quarantine"
     assert state.model.LLM.ngram == NgramConfig(context=8, embedding=16, hidden=64)
     assert state.access == Access(mode="open", keys=(), invitations=())
-    assert state.merge == MergeConfig(local_steps=4, outer_lr=0.7, outer_momentum=0.9, inner_state="keep", max_abs=1e4)
+    assert state.merge == MergeConfig(local_steps=8, outer_lr=0.7, outer_momentum=0.8, inner_state="reset", max_abs=1e4)
     assert state.client == ClientConfig(fetch_attempts=6, fetch_timeout_s=30.0, prefetch_requests=2)
     assert state.blobs == BlobsConfig(max_total_bytes=4294967296)
 
@@ -404,7 +404,7 @@ def test_plain_state_as_json_document_parses_to_an_equal_state(state: StateFile)
 def test_dump_state_spells_out_every_default() -> None:
     text = dump_state(parse_state(AS_PSYCHE_WRITES, "state.toml"))
     assert "client_timeout_s = 30.0" in text
-    assert "outer_momentum = 0.9" in text
+    assert "outer_momentum = 0.8" in text
     assert "revision" not in text
 
 

@@ -1,0 +1,51 @@
+"""The wheel that users install: built for real, and looked into."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"coordinator", "data_providers", "epochal", "run_manager", "state"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_wheel_holds_the_five_packages_and_nothing_else_at_its_top(wheel: zipfile.ZipFile) -> None:
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    assert len(tops) == len(PACKAGES) + 1
+
+
+def test_wheel_holds_every_module_and_the_demo_state_file(wheel: zipfile.ZipFile) -> None:
+    held = set(wheel.namelist())
+    sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert sources <= held
+    assert "epochal/demo_state.toml" in held
+    assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/"))]
+
+
+def test_wheel_declares_the_command_and_carries_the_licence(wheel: zipfile.ZipFile) -> None:
+    def text(ending: str) -> str:
+        (name,) = [name for name in wheel.namelist() if name.endswith(ending)]
+        return wheel.read(name).decode()
+
+    assert "epochal = epochal.main:main" in text(".dist-info/entry_points.txt")
+    assert "Apache License" in text("licenses/LICENSE")
+    metadata = text(".dist-info/METADATA")
+    assert "Requires-Python: >=3.11" in metadata
+    assert "Requires-Dist: fastapi" in metadata
