@@ -1,42 +1,37 @@
-"""`python -m benchmarks`: the assignment for a large roster, beside the hashing that any keyed permutation needs."""
+"""`python -m benchmarks [NAME…]`: the project's figures, each beside a bare baseline of the same run."""
 
-import hashlib
-import statistics
-import sys
-import time
+import argparse
+import asyncio
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
-from state.assignment import assign_data_for_state
-from state.documents import Roster, RosterEntry, WorkList
-from state.intervals import BatchId
-from state.wire import ClientId, Seed
-
-CLIENTS = 10_000
-BATCHES = 100_000
-REPEATS = 9
+from benchmarks import assignment, members, rounds
+from benchmarks.figures import Figure, show
 
 
-def median_ms(work: Callable[[], object]) -> float:
-    """The median time of `REPEATS` calls, in milliseconds."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1000
+def _in_folder(measure: Callable[[Path], object]) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
+        figures: list[Figure] = asyncio.run(measure(Path(folder)))  # type: ignore[arg-type]
+    return figures
+
+
+BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+    "assignment": assignment.measure,
+    "rounds": lambda: _in_folder(rounds.measure),
+    "members": lambda: _in_folder(members.measure),
+}
 
 
 def main() -> None:
-    """Measure and print."""
-    roster = Roster(tuple(RosterEntry(ClientId(f"{number:032x}"), 1) for number in range(CLIENTS)))
-    work = WorkList((), (BatchId(0, BATCHES - 1),))
-    seed = Seed(hashlib.sha256(b"benchmark").hexdigest())
-    baseline = median_ms(lambda: sorted(hashlib.blake2b(b"%d" % number).digest() for number in range(CLIENTS)))
-    measured = median_ms(lambda: assign_data_for_state(roster, work, seed))
-    sys.stdout.write(
-        f"assign_data_for_state, {CLIENTS:,} clients: {measured:.1f} ms "
-        f"({measured / baseline:.1f} x hashing and sorting them, {baseline:.1f} ms)\n"
-    )
+    """Measure what was asked for, or everything, and print it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    names: list[str] = parser.parse_args().names or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    show([figure for name in names for figure in BENCHMARKS[name]()])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""A round of three clients that do no arithmetic, as real processes, beside its bare requests and fsyncs."""
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.load import Connection, all_answered, connections, request_bytes
+from benchmarks.servers import bare_process, coordinator_process
+from coordinator.replay import replay
+from coordinator.run import Run
+from coordinator.run_views import document_of
+from coordinator.stimuli import Instruction
+from coordinator.store.directory import RunDirectory
+from state.errors import EpochalError
+from state.phases import RunState
+from state.wire import canonical_json
+
+CLIENTS = 3
+ROUNDS = 100
+FIRST_MEASURED = 10
+"""The first rounds warm the processes up."""
+RUN_TIMEOUT_S = 120.0
+RESULT_BYTES = 120_000
+"""About as long as a result of the embedded model."""
+
+
+async def _round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
+    """When RoundTrain of each step began, by the run's own journal; and the longest run document, in bytes."""
+    starts: dict[int, float] = {}
+    longest_bytes = 0
+
+    def watch(run: Run, _instructions: list[Instruction]) -> None:
+        nonlocal longest_bytes
+        longest_bytes = max(longest_bytes, len(canonical_json(document_of(run, version=10**9))))
+        if run.phase is RunState.ROUND_TRAIN:
+            starts.setdefault(run.step, run.phase_started_s)
+
+    store = RunDirectory.open(run_dir)
+    try:
+        async for segment in store.history():
+            replay(segment, watch)
+    finally:
+        await store.aclose()
+    return starts, longest_bytes
+
+
+async def _bare_round(connection: Connection) -> None:
+    """What one client asks in a round: the document, roster and work list; a result, its bytes, an attestation."""
+    read = request_bytes("GET", "/")
+    for request in (
+        *(read, read, read),
+        request_bytes("POST", "/commit", b"x" * 300),
+        request_bytes("POST", "/blob", b"x" * RESULT_BYTES),
+        *(read, read, read),
+        request_bytes("POST", "/attest", b"x" * 300),
+    ):
+        await all_answered([connection.send(request)])
+
+
+async def _bare_rounds(url: str) -> float:
+    """The median time of a bare round, in seconds."""
+    times = []
+    async with connections(url, CLIENTS) as opened:
+        for _ in range(ROUNDS):
+            start_s = time.perf_counter()
+            async with asyncio.TaskGroup() as tasks:
+                for connection in opened:
+                    tasks.create_task(_bare_round(connection))
+            times.append(time.perf_counter() - start_s)
+    return statistics.median(times[FIRST_MEASURED:])
+
+
+async def measure(folder: Path) -> list[Figure]:
+    """The median time from one RoundTrain to the next."""
+    async with coordinator_process(folder, init_min_clients=CLIENTS, total_steps=ROUNDS) as process:
+        clients = [
+            await process.children.start(f"client-{number}", "client", process.url, "--trainer", "null")
+            for number in range(CLIENTS)
+        ]
+        for client in clients:
+            if await client.wait(RUN_TIMEOUT_S) != 0:
+                raise EpochalError(f"{client.name} did not finish:\n{client.log_tail()}")
+    starts, longest_bytes = await _round_starts(process.run_dir)
+    steps = range(FIRST_MEASURED, ROUNDS)
+    median_s = statistics.median(starts[step + 1] - starts[step] for step in steps)
+    async with bare_process(folder) as url:
+        bare_s = await _bare_rounds(url)
+    name = f"a round, {CLIENTS} null clients"
+    bare_name = f"{CLIENTS} x 6 reads and 3 fsynced writes on bare uvicorn"
+    return [
+        Figure(name, median_s * 1000, "ms", "≤ 100 ms", bare_s * 1000, bare_name),
+        Figure("the run document, at its longest", longest_bytes / 1024, "KiB", "≤ 4 KiB"),
+    ]
