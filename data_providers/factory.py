@@ -16,9 +16,10 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from data_providers.dummy import DummyDataProvider
-from data_providers.http import HttpDataProvider
+from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
+from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from state.config import StateFile, parse_data_config
 from state.data_location import (
@@ -78,7 +79,7 @@ async def open_provider(state: StateFile, ticket: Callable[[], str], override: s
     if isinstance(location, Server):
         return await _open_tcp(DataServerAddress(location.host, location.port, state.run_id), ticket, spec)
     if isinstance(location, SingleUrl):
-        return await HttpDataProvider.open([location.url], spec)
+        return await RangedDataProvider.open(await HttpSource.open([location.url]), spec)
     if isinstance(location, Local):
         return await asyncio.to_thread(_open_local, Path(location.path), spec)
     if isinstance(location, Registered):

@@ -15,6 +15,7 @@ from typing import Any
 
 from data_providers.order import DataFile
 from data_providers.protocol import CorruptData, DatasetSpec
+from data_providers.source import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
 
 RAW_SUFFIXES = (".bin", ".ds")
 NPY_SUFFIX = ".npy"
@@ -40,6 +41,29 @@ class TokenFile(DataFile):
 def is_token_file(name: str) -> bool:
     """Whether the name's ending is one that `layout_of` reads."""
     return name.endswith(SUFFIXES)
+
+
+async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
+    """The source's token files.
+
+    Raises:
+        CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
+        SourceUnavailable, Rejected: as `ByteSource.read`.
+    """
+    found: list[TokenFile] = []
+
+    async def look_at(file: SourceFile) -> None:
+        head = await source.read(file.name, 0, min(HEAD_BYTES, file.size_bytes)) if needs_head(file.name) else b""
+        found.append(layout_of(file.name, file.size_bytes, bytes(head), spec))
+
+    wanted = [file for file in source.files if is_token_file(file.name)]
+    await run_bounded(look_at, wanted, MAX_CONCURRENT_READS)
+    return found
+
+
+def needs_head(name: str) -> bool:
+    """Whether a file's layout follows from its first bytes, and not from its size alone."""
+    return name.endswith(NPY_SUFFIX)
 
 
 def layout_of(name: str, size_bytes: int, head: bytes, spec: DatasetSpec) -> TokenFile:

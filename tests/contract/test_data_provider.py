@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from data_providers.dummy import DUMMY_VOCABULARY, DummyDataProvider
-from data_providers.http import HttpDataProvider
+from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
 from data_providers.order import MAX_PASSES
 from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, DatasetSpec, OutOfRange, Rejected, TokenBatch
+from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
@@ -36,7 +37,8 @@ async def open_local(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvi
 @asynccontextmanager
 async def open_http(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
     async with http_server(FileServer(folder)) as url:
-        provider = await HttpDataProvider.open([f"{url}/some/{name}?x=1" for name in FILE_TOKENS], spec)
+        source = await HttpSource.open([f"{url}/some/{name}?x=1" for name in FILE_TOKENS])
+        provider = await RangedDataProvider.open(source, spec)
         yield provider
         await provider.aclose()
 

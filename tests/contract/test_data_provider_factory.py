@@ -9,9 +9,9 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.factory import Registered, open_described, open_provider, parse_location
-from data_providers.http import HttpDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
+from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
@@ -89,7 +89,7 @@ async def test_factory_opens_one_url_with_its_token_size_and_shuffle(tmp_path: P
             }
         }
         provider = await opened(location)
-        assert isinstance(provider, HttpDataProvider)
+        assert isinstance(provider, RangedDataProvider)
         assert provider.order.spec == DatasetSpec(4, 16, SEED)
         local = await opened(location, override=str(tmp_path / "a.bin"))
         assert local.fingerprint == provider.fingerprint

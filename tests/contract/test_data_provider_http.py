@@ -1,21 +1,25 @@
-"""`HttpDataProvider` against servers on a bad day: each its own clear error, over real sockets."""
+"""Data over HTTP against servers on a bad day: each its own clear error, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import data_providers.http
-from data_providers.formats import HEAD_BYTES
-from data_providers.http import MAX_CONNECTIONS, MAX_WHOLE_FILE_BYTES, HttpDataProvider
+import data_providers.http.answers
+from data_providers.http.answers import MAX_WHOLE_FILE_BYTES
+from data_providers.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.ranged import RangedDataProvider
 from data_providers.ranges import MAX_RANGE_BYTES
-from state.errors import DataError
+from data_providers.retries import Retries, retry_after_s
+from data_providers.source import MAX_CONCURRENT_READS
+from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED
 from tests.support.data_http import Answer, FileServer, HttpReply, HttpRequest, http_server
@@ -30,10 +34,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def no_wait(seconds: float) -> None:
+    """Time that passes at once."""
+
+
+ONE_TRY = HttpOptions(retries=Retries(attempts=1))
+FOUR_TRIES = HttpOptions(retries=Retries(attempts=4, sleep=no_wait))
+
+
+async def open_url(url: str, spec: DatasetSpec = SPEC, options: HttpOptions = ONE_TRY) -> RangedDataProvider:
+    return await RangedDataProvider.open(await HttpSource.open([url], options), spec)
+
+
 @asynccontextmanager
-async def opened(answer: Answer, spec: DatasetSpec = SPEC) -> AsyncIterator[HttpDataProvider]:
+async def opened(
+    answer: Answer, spec: DatasetSpec = SPEC, options: HttpOptions = ONE_TRY
+) -> AsyncIterator[RangedDataProvider]:
     async with http_server(answer) as url:
-        provider = await HttpDataProvider.open([f"{url}/a.bin"], spec)
+        provider = await open_url(f"{url}/a.bin", spec, options)
         try:
             yield provider
         finally:
@@ -117,7 +135,7 @@ async def test_http_hanging_server_is_unavailable_in_bounded_time(
 ) -> None:
     answer = Faulty(folder)
     async with opened(answer) as provider:
-        monkeypatch.setattr(data_providers.http, "ANSWER_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(data_providers.http.answers, "ANSWER_TIMEOUT_S", 0.05)
         answer.fault = lambda reply: replace(reply, body=reply.body[:10], announced_bytes=len(reply.body), hangs=True)
         with pytest.raises(SourceUnavailable, match="in time"):
             await provider.get_samples(BatchId(0, 0))
@@ -125,18 +143,18 @@ async def test_http_hanging_server_is_unavailable_in_bounded_time(
 
 async def test_http_server_that_is_away_is_unavailable(folder: Path) -> None:
     async with http_server(FileServer(folder)) as url:
-        provider = await HttpDataProvider.open([f"{url}/a.bin"], SPEC)
+        provider = await open_url(f"{url}/a.bin")
     with pytest.raises(SourceUnavailable):
         await provider.get_samples(BatchId(0, 0))
     await provider.aclose()
     with pytest.raises(SourceUnavailable):
-        await HttpDataProvider.open([f"{url}/a.bin"], SPEC)
+        await open_url(f"{url}/a.bin")
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/a.bin", "http://[::1/a.bin"])
-async def test_http_url_that_cannot_be_asked_is_rejected(url: str) -> None:
-    with pytest.raises(Rejected):
-        await HttpDataProvider.open([url], SPEC)
+@pytest.mark.parametrize(("url", "error"), [("ftp://127.0.0.1/a.bin", Rejected), ("http://[::1/a.bin", InvalidInput)])
+async def test_http_url_that_cannot_be_asked_is_refused(url: str, error: type[EpochalError]) -> None:
+    with pytest.raises(error):
+        await open_url(url)
 
 
 async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path) -> None:
@@ -172,7 +190,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
         nonlocal active, most_active
         active += 1
         most_active = max(most_active, active)
-        if active == MAX_CONNECTIONS:
+        if active == MAX_CONCURRENT_READS:
             crowded.set()
         if len(files.requests):  # all but the first look at the file wait for each other
             await crowded.wait()
@@ -183,7 +201,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
         batch = await provider.get_samples(BatchId(0, provider.sequence_count - 1))
         assert np.array_equal(batch.input_ids, tokens)
     assert len(files.requests) == 1 + 10
-    assert most_active == MAX_CONNECTIONS
+    assert most_active == MAX_CONCURRENT_READS
 
 
 async def test_http_shuffled_requests_take_few_ranges(tmp_path: Path) -> None:
@@ -208,7 +226,7 @@ async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch:
     calm = FileServer(folder)
 
     async def answer(request: HttpRequest) -> HttpReply:
-        if request.byte_range() == (0, HEAD_BYTES - 1):
+        if request.byte_range() == (0, 0):
             return await calm(request)
         if request.byte_range() == (0, 127):
             return HttpReply(403)
@@ -217,3 +235,132 @@ async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch:
     async with opened(answer) as provider, asyncio.timeout(5):
         with pytest.raises(Rejected):
             await provider.get_samples(BatchId(0, 4))
+
+
+def broken_after(count: int) -> Callable[[HttpReply], HttpReply]:
+    """Answers that break off after so many bytes."""
+    return lambda reply: replace(reply, body=reply.body[:count], announced_bytes=len(reply.body))
+
+
+async def test_http_broken_body_is_continued_where_it_broke(folder: Path) -> None:
+    answer = Faulty(folder)
+    async with opened(answer, options=FOUR_TRIES) as provider:
+        answer.fault, answer.files.requests = broken_after(50), []
+        assert (await provider.get_samples(BatchId(3, 4))).input_ids.tolist() == TOKENS[3 * 64 : 5 * 64].tolist()
+    begin, last = 3 * 128, 5 * 128 - 1
+    ranges = [request.byte_range() for request in answer.files.requests]
+    assert ranges == [(begin + 50 * number, last) for number in range(6)]
+
+
+async def test_http_source_that_fails_in_passing_is_asked_again_within_the_bound(folder: Path) -> None:
+    answer, left = Faulty(folder), 3
+
+    def fail_three_times(reply: HttpReply) -> HttpReply:
+        nonlocal left
+        left -= 1
+        return HttpReply(500) if left >= 0 else reply
+
+    async with opened(answer, options=FOUR_TRIES) as provider:
+        answer.fault = fail_three_times
+        assert (await provider.get_samples(BatchId(0, 0))).sample_count == 1
+        left = 4
+        with pytest.raises(SourceUnavailable, match="500"):
+            await provider.get_samples(BatchId(0, 0))
+        assert left == 0, "asked four times and no more"
+
+
+async def test_http_file_that_changes_between_two_parts_of_a_body_is_corrupt(folder: Path) -> None:
+    answer = Faulty(folder)
+
+    def break_and_change(reply: HttpReply) -> HttpReply:
+        answer.fault = lambda reply: with_header(reply, "ETag", '"new"')
+        return broken_after(10)(reply)
+
+    async with opened(answer, options=FOUR_TRIES) as provider:
+        answer.fault = break_and_change
+        with pytest.raises(CorruptData, match="changed"):
+            await provider.get_samples(BatchId(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"), [("3", [3.0, 3.0, 3.0]), ("900", [30.0, 30.0, 30.0]), (None, [0.25, 0.5, 1.0])]
+)
+async def test_http_retries_wait_as_long_as_the_server_asks_and_no_longer_than_the_bound(
+    folder: Path, asked: str | None, waits: list[float]
+) -> None:
+    waited: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waited.append(seconds)
+
+    answer = Faulty(folder)
+    options = HttpOptions(retries=Retries(attempts=4, sleep=note, jitter=lambda: 1.0))
+    async with opened(answer, options=options) as provider:
+        answer.fault = lambda reply: HttpReply(503, headers={} if asked is None else {"Retry-After": asked})
+        with pytest.raises(SourceUnavailable):
+            await provider.get_samples(BatchId(0, 0))
+    assert waited == waits
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("0", 0.0), ("17", 17.0), ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0), ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0)]
+    + [(value, 0.0) for value in (None, "", "soon", "-3", "²")],
+)
+def test_retry_after_is_a_number_or_a_date_or_nothing(value: str | None, seconds: float) -> None:
+    assert retry_after_s(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+
+
+async def test_http_headers_from_the_environment_go_to_the_locations_servers_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HEADERS_VARIABLE, '{"Authorization": "Bearer secret", "X-Key": "secret"}')
+    home, abroad = FileServer(folder), FileServer(folder)
+    async with http_server(abroad) as other_url:
+
+        async def redirect(request: HttpRequest) -> HttpReply:
+            await home(request)
+            return HttpReply(302, headers={"Location": f"{other_url}/a.bin"})
+
+        async with http_server(redirect) as url:
+            provider = await RangedDataProvider.open(await HttpSource.open([f"{url}/a.bin"]), SPEC)
+            await provider.get_samples(BatchId(0, 0))
+            await provider.aclose()
+    assert all(request.headers["x-key"] == "secret" for request in home.requests)
+    assert abroad.requests
+    assert not [
+        request for request in abroad.requests if "x-key" in request.headers or "authorization" in request.headers
+    ]
+
+
+@pytest.mark.parametrize("text", ["Bearer secret", "[1]", '{"a": 1}'])
+def test_http_headers_variable_with_something_else_is_refused_without_repeating_it(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HEADERS_VARIABLE, text)
+    with pytest.raises(InvalidInput, match=HEADERS_VARIABLE) as refused:
+        HttpOptions.from_environment()
+    assert text not in str(refused.value)
+
+
+async def test_http_error_shows_no_credentials(folder: Path) -> None:
+    async with http_server(FileServer(folder)) as url:
+        with pytest.raises(Rejected) as refused:
+            await open_url(f"{url}/missing.bin?key=secret".replace("http://", "http://user:secret@"))
+    assert "secret" not in str(refused.value) + str(refused.value.context)
+    assert "missing.bin" in str(refused.value)
+
+
+def test_file_names_are_last_parts_or_what_tells_the_files_apart() -> None:
+    assert list(file_names(["http://h/x/a.bin?k=1", "http://g/y/b%20b.bin"]).values()) == ["a.bin", "b b.bin"]
+    urls = ["http://h/data/en/0.bin", "http://h/data/de/0.bin", "http://h/data/1.bin"]
+    assert list(file_names(urls).values()) == ["en/0.bin", "de/0.bin", "1.bin"]
+    assert list(file_names(["http://g/0.bin", "http://h/0.bin"]).values()) == ["g/0.bin", "h/0.bin"]
+
+
+@pytest.mark.parametrize(
+    "urls", [["http://h/a.bin"] * 2, ["http://h/a.bin?x=1", "http://h/a.bin?x=2"], ["http://h/"], ["http://[::1/a"]]
+)
+def test_file_names_that_cannot_be_told_apart_are_refused(urls: list[str]) -> None:
+    with pytest.raises(InvalidInput):
+        file_names(urls)

@@ -1,0 +1,1 @@
+"""Token files behind HTTP servers."""

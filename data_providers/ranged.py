@@ -1,0 +1,78 @@
+"""Samples from token files of any `ByteSource`: the one order, few range requests, every byte at its place."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from data_providers.formats import TokenFile, discover
+from data_providers.order import DataOrder
+from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
+from data_providers.ranges import ByteRange, plan_ranges
+from data_providers.source import MAX_CONCURRENT_READS, ByteSource, run_bounded
+from state.errors import InternalError
+from state.intervals import BatchId
+
+
+class RangedDataProvider:
+    """A `DataProvider` over the token files of a source. Make one with `open`."""
+
+    def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        self.order = DataOrder(files, spec)
+        by_name = {file.name: file for file in files}
+        self._files = [by_name[file.name] for file in self.order.files]
+        self._source = source
+        self._closed = False
+
+    @classmethod
+    async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
+        """A provider over every token file of the source, which it closes.
+
+        Raises:
+            SourceUnavailable: the source does not answer now; retry.
+            CorruptData: there are no token files, or one of them is not in its format; the data's owner's fault.
+            Rejected: the source refuses.
+        """
+        try:
+            files = await discover(source, spec)
+            if not files:
+                raise CorruptData(f"{source.location} holds no token files", location=source.location)
+            return cls(source, files, spec)
+        except BaseException:
+            await source.aclose()
+            raise
+
+    @property
+    def sequence_count(self) -> int:
+        return self.order.sequence_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self.order.fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`.
+
+        Raises:
+            SourceUnavailable: no answer within the source's own retries; retry.
+            CorruptData: a file is no longer the one that was opened.
+            OutOfRange: no such data index.
+            Rejected: the source refuses; or too many data indices at a time.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        tokens = self.order.spec.empty_tokens(data_ids)
+        view = tokens.view(np.uint8).data
+
+        async def read(wanted: ByteRange) -> None:
+            found = memoryview(await self._source.read(self._files[wanted.file].name, wanted.start, wanted.stop))
+            for source, target, length in wanted.pieces:
+                view[target : target + length] = found[source : source + length]
+
+        ranges = plan_ranges(self.order.locate(data_ids), self._files, self.order.spec)
+        await run_bounded(read, ranges, MAX_CONCURRENT_READS)
+        return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._source.aclose()
