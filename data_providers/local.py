@@ -6,18 +6,23 @@ read that would wait for the disk goes to a thread, so that the event loop never
 """
 
 import asyncio
+import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from data_providers.formats import HEAD_BYTES, TokenFile, is_token_file, layout_of
+from data_providers.formats.discovery import SUFFIXES, Part, discovery
+from data_providers.formats.mds import INDEX_NAME
+from data_providers.formats.megatron import INDEX_SUFFIX
+from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder, Run
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
+from data_providers.source import SourceFile
 from state.errors import InternalError
 from state.intervals import BatchId
 
@@ -64,15 +69,20 @@ class LocalDataProvider:
             CorruptData: there are no token files, or one of them is not in its format; the data's owner's fault.
         """
         try:
-            if path.is_dir():
-                paths = {entry.name: entry for entry in path.iterdir() if is_token_file(entry.name) and entry.is_file()}
-            else:
-                paths = {path.name: path}
-            if not paths:
-                raise CorruptData(f"{path} holds no token files (.bin, .ds, .npy)", path=str(path))
-            layouts = [_read_layout(name, file, spec) for name, file in paths.items()]
+            folder = path if path.is_dir() else path.parent
+            paths = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+            if folder is not path:
+                # A file alone is a dataset; what lies beside it matters only if it is the file's own index.
+                paths = {name: entry for name, entry in paths.items() if name in (path.name, path.stem + INDEX_SUFFIX)}
+                if path.name not in paths:
+                    raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+            layouts = _discovered(paths, spec)
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+        if not layouts:
+            raise CorruptData(
+                f"{path} holds no token files ({', '.join(SUFFIXES)}, or an MDS {INDEX_NAME})", path=str(path)
+            )
         return cls(paths, layouts, spec)
 
     @property
@@ -130,16 +140,11 @@ class LocalDataProvider:
             file = self._file(run.file, may_open=not flags)
             if file is None:
                 return False
-            offset = self._files[run.file][1].offset_bytes(run.sequence, spec)
-            end = begin + run.length * spec.sequence_bytes
-            while begin < end:
-                count = os.preadv(file.fd, [view[begin:end]], offset, flags)
-                begin, offset = begin + count, offset + count
-                if begin < end and flags:
+            path, layout = self._files[run.file]
+            for offset, length in layout.stretches(run.sequence, run.length, spec):
+                if not _read_into(view[begin : begin + length], file.fd, offset, flags, path):
                     return False
-                if not count:
-                    path = self._files[run.file][0]
-                    raise CorruptData(f"{path} ends at byte {offset}; it was longer", path=str(path))
+                begin += length
         return True
 
     def _file(self, number: int, may_open: bool) -> _OpenFile | None:
@@ -160,6 +165,33 @@ class LocalDataProvider:
         return file
 
 
-def _read_layout(name: str, path: Path, spec: DatasetSpec) -> TokenFile:
+def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:
+    """Fills the view from the file; with flags, says False when it cannot be filled at once."""
+    begin = 0
+    while begin < len(view):
+        count = os.preadv(fd, [view[begin:]], offset, flags)
+        begin, offset = begin + count, offset + count
+        if begin < len(view) and flags:
+            return False
+        if not count:
+            raise CorruptData(f"{path} ends at byte {offset}; it was longer", path=str(path))
+    return True
+
+
+def _discovered(paths: Mapping[str, Path], spec: DatasetSpec) -> list[TokenFile]:
+    """The token files among these files."""
+    files = [SourceFile(name, path.stat().st_size, str(path)) for name, path in paths.items()]
+    asking = discovery(files, spec)
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send([_read_part(paths[part.name], part) for part in wanted])
+    except StopIteration as finished:
+        found: list[TokenFile] = finished.value
+        return found
+
+
+def _read_part(path: Path, part: Part) -> bytes:
     with path.open("rb") as file:
-        return layout_of(name, os.fstat(file.fileno()).st_size, file.read(HEAD_BYTES), spec)
+        file.seek(part.start)
+        return file.read(part.stop - part.start)

@@ -5,7 +5,8 @@ from typing import Self
 
 import numpy as np
 
-from data_providers.formats import TokenFile, discover
+from data_providers.formats.discovery import discover
+from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
 from data_providers.ranges import ByteRange, plan_ranges

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from data_providers.formats import TokenFile
+from data_providers.formats.token_file import TokenFile
 from data_providers.order import Run
 from data_providers.protocol import DatasetSpec
 
@@ -69,10 +69,9 @@ def _cut_long(runs: Sequence[Run], files: Sequence[TokenFile], spec: DatasetSpec
     parts: list[tuple[int, int, int, int]] = []
     target = 0
     for run in runs:
-        offset = files[run.file].offset_bytes(run.sequence, spec)
-        left = run.length * spec.sequence_bytes
-        while left:
-            length = min(left, MAX_RANGE_BYTES)
-            parts.append((run.file, offset, target, length))
-            offset, target, left = offset + length, target + length, left - length
+        for offset, left in files[run.file].stretches(run.sequence, run.length, spec):
+            while left:
+                length = min(left, MAX_RANGE_BYTES)
+                parts.append((run.file, offset, target, length))
+                offset, target, left = offset + length, target + length, left - length
     return parts

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from state.config_report import Rule, broken_rules, known_places, parse_file, show
-from state.data_location import DataConfig, Gcp, Http, NumberedFiles, Preprocessed, Server, WeightedHttp
+from state.data_location import MAX_FILES, DataConfig, NumberedFiles, Server
 from state.errors import InternalError, InvalidConfig, Mistake, Unsupported
 from state.model_config import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
 from state.phases import RunState
@@ -341,12 +341,10 @@ def ensure_supported(state: StateFile, source: str) -> None:
             '`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }` or `optimizer = "Dummy"`'
         )
         refused.append(("model.LLM.optimizer", found["optimizer"], line))
-    if isinstance(llm.data_location, WeightedHttp | Preprocessed):
-        line = '`data_location = { Server = "host:port" }`, `{ Local = "path" }`, `{ Http = … }` or `"Dummy"`'
-        refused.append(("model.LLM.data_location", found["data_location"], line))
-    if isinstance(llm.data_location, Http) and isinstance(llm.data_location.location, NumberedFiles | Gcp):
-        value = found["data_location"]["Http"]["location"]
-        refused.append(("model.LLM.data_location.Http.location", value, '`location = { SingleUrl = "https://…" }`'))
+    location = getattr(llm.data_location, "location", None)
+    if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:
+        path = "model.LLM.data_location.Http.location.NumberedFiles.num_files"
+        refused.append((path, location.num_files, f"`num_files = {MAX_FILES}` or fewer"))
     if refused:
         raise Unsupported(source, tuple(Mistake(path, show(value), line) for path, value, line in refused))
 

@@ -13,6 +13,8 @@ from state.toml_schema import Natural, Positive, Section, SingleValue, TaggedEnu
 SEED_BYTES = 32
 MAX_PORT = 65_535
 MAX_PAD_ZEROS = 255
+MAX_FILES = 100_000
+"""Files of one location that this version reads."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -40,6 +42,10 @@ Address = Annotated[
     Field(description='"host:port" with a port from 1 to 65535; an IPv6 host in brackets'),
 ]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$", description="a URL that starts with http:// or https://")]
+UrlList = Annotated[
+    tuple[Url, ...],
+    Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one"),
+]
 UrlTemplate = Annotated[
     str,
     AfterValidator(_check_template),
@@ -88,6 +94,16 @@ class SingleUrl(SingleValue[Url]):
         return self.root
 
 
+class Urls(SingleValue[UrlList]):
+    """Several token files, each at its URL. Epochal's own variant."""
+
+    variant: ClassVar[str] = "Urls"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.root
+
+
 class NumberedFiles(Section):
     """`num_files` token files whose URLs differ in a number, counted from `start_index`."""
 
@@ -97,6 +113,12 @@ class NumberedFiles(Section):
     start_index: Natural
     n_left_pad_zeros: Annotated[int, Field(ge=0, le=MAX_PAD_ZEROS)]
     num_files: Positive
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every file's URL: its number, padded with zeros to `n_left_pad_zeros` digits, in place of the `{}`."""
+        numbers = range(self.start_index, self.start_index + self.num_files)
+        return tuple(self.url_template.replace("{}", str(number).zfill(self.n_left_pad_zeros)) for number in numbers)
 
 
 class Gcp(Section):
@@ -108,7 +130,38 @@ class Gcp(Section):
     filter_directory: str
 
 
-HttpLocation = Annotated[SingleUrl | NumberedFiles | Gcp, TaggedEnum()]
+class S3(Section):
+    """The token files of a bucket of Amazon S3, or of any server that speaks its protocol. Epochal's own variant.
+
+    Attributes:
+        region: None takes `AWS_REGION`, or us-east-1.
+        endpoint: the server's URL, where it is not Amazon's.
+    """
+
+    variant: ClassVar[str] = "S3"
+
+    bucket_name: Text
+    filter_directory: str = ""
+    region: Text | None = None
+    endpoint: Url | None = None
+
+
+class Azure(Section):
+    """The token files of a container of Azure Blob Storage. Epochal's own variant.
+
+    Attributes:
+        endpoint: the server's URL, where it is not Azure's.
+    """
+
+    variant: ClassVar[str] = "Azure"
+
+    account_name: Text
+    container_name: Text
+    filter_directory: str = ""
+    endpoint: Url | None = None
+
+
+HttpLocation = Annotated[SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, TaggedEnum()]
 
 
 class DummyData(Section):
@@ -151,13 +204,13 @@ class Http(Section):
     shuffle: Shuffle
 
 
-class WeightedHttp(SingleValue[Url]):
-    """A JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
+class WeightedHttp(SingleValue[Text]):
+    """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
 
     variant: ClassVar[str] = "WeightedHttp"
 
     @property
-    def url(self) -> str:
+    def place(self) -> str:
         return self.root
 
 

@@ -278,6 +278,9 @@ http_locations = st.one_of(
             }
         ),
     ),
+    variant("Urls", st.lists(st.just("https://h/x"), min_size=1, max_size=3)),
+    variant("S3", st.fixed_dictionaries({"bucket_name": text}, optional={"region": text})),
+    variant("Azure", st.fixed_dictionaries({"account_name": text, "container_name": text})),
     variant("Gcp", st.fixed_dictionaries({"bucket_name": text, "filter_directory": text | st.just("")})),
 )
 data_locations = st.one_of(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from state.config import ensure_supported
+from state.data_location import MAX_FILES
 from state.errors import Unsupported
 from tests.support.states import state_file
 
@@ -35,12 +36,6 @@ DISTRO = {"compression_decay": 0.999, "compression_topk": 8, "compression_chunk"
             for name in ("Gcs", "P2PGcs")
         ),
         ("model.LLM.optimizer", {"Distro": DISTRO}, "`optimizer = { AdamW = "),
-        (
-            "model.LLM.data_location",
-            {"WeightedHttp": "https://h/mix.json"},
-            '`data_location = { Server = "host:port" }`',
-        ),
-        ("model.LLM.data_location", {"Preprocessed": "p"}, '`data_location = { Server = "host:port" }`'),
     ],
 )
 def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: Any, line: str) -> None:
@@ -53,13 +48,24 @@ def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: 
 
 
 @pytest.mark.parametrize(
-    "location", [{"NumberedFiles": NUMBERED}, {"Gcp": {"bucket_name": "b", "filter_directory": ""}}]
+    "location",
+    [
+        {"NumberedFiles": NUMBERED},
+        {"Urls": ["https://h/a.bin", "https://h/b.bin"]},
+        {"Gcp": {"bucket_name": "b", "filter_directory": ""}},
+        {"S3": {"bucket_name": "b", "endpoint": "http://127.0.0.1:9000"}},
+        {"Azure": {"account_name": "a", "container_name": "c", "filter_directory": "d"}},
+    ],
 )
-def test_http_location_of_many_files_is_refused_by_name(location: Any) -> None:
+def test_http_location_of_many_files_is_carried_out(location: Any) -> None:
+    ensure_supported(state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}}), "state.toml")
+
+
+def test_more_numbered_files_than_are_read_are_refused_by_name() -> None:
+    location = {"NumberedFiles": {**NUMBERED, "num_files": MAX_FILES + 1}}
     state = state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}})
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(Unsupported, match="num_files"):
         ensure_supported(state, "state.toml")
-    assert [mistake.path for mistake in caught.value.mistakes] == ["model.LLM.data_location.Http.location"]
 
 
 def test_everything_unsupported_is_named_at_once() -> None:

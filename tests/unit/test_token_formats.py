@@ -1,4 +1,4 @@
-"""`data_providers/formats.py`: where the tokens are in a file, `ranges.py`, and the shape of what comes back."""
+"""`data_providers/formats/`: where the tokens are in a file, `ranges.py`, and the shape of what comes back."""
 
 import io
 from typing import Any
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_providers.formats import HEAD_BYTES, TokenFile, layout_of
+from data_providers.formats import npy
+from data_providers.formats.discovery import raw_layout
+from data_providers.formats.token_file import TokenFile
 from data_providers.order import Run
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
@@ -19,8 +21,10 @@ from data_providers.protocol import (
     TokenBatch,
 )
 from data_providers.ranges import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
+from data_providers.source import SourceFile
 from state.errors import InvalidInput
 from state.intervals import BatchId
+from tests.support.data_formats import discovered
 
 TWO_BYTES = DatasetSpec(2, 8)
 
@@ -32,23 +36,28 @@ def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def layout_of_bytes(data: bytes, spec: DatasetSpec = TWO_BYTES, name: str = "x.npy") -> TokenFile:
-    return layout_of(name, len(data), data[:HEAD_BYTES], spec)
+    return npy.layout_of(SourceFile(name, len(data), name), data[: npy.HEAD_BYTES], spec)
 
 
 @pytest.mark.parametrize("name", ["x.bin", "x.ds"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_raw_file_is_tokens_from_its_first_byte(name: str, size: int) -> None:
-    assert layout_of(name, 40, b"", DatasetSpec(size, 8)) == TokenFile(name, 40, 40 // size, 0)
+    assert discovered({name: bytes(40)}, DatasetSpec(size, 8)) == [TokenFile(name, 40, 40 // size, 0)]
 
 
 def test_raw_file_with_half_a_token_is_corrupt() -> None:
     with pytest.raises(CorruptData, match="41 bytes"):
-        layout_of("x.bin", 41, b"", TWO_BYTES)
+        raw_layout(SourceFile("x.bin", 41, "x.bin"), TWO_BYTES)
 
 
-def test_file_of_unknown_kind_is_corrupt_and_names_the_known_ones() -> None:
-    with pytest.raises(CorruptData, match=r"\.npy"):
-        layout_of("x.txt", 40, b"", TWO_BYTES)
+def test_file_of_unknown_kind_is_no_token_file() -> None:
+    assert discovered({"x.txt": bytes(40), "x.ds.index": bytes(40)}) == []
+
+
+def test_npy_without_a_header_is_nothing_but_tokens() -> None:
+    assert discovered({"x.npy": bytes(40)}) == [TokenFile("x.npy", 40, 20, 0)]
+    with pytest.raises(CorruptData, match="41 bytes"):
+        discovered({"x.npy": bytes(41)})
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i2"])
@@ -99,7 +108,7 @@ def test_npy_of_another_size_than_its_header_says_is_corrupt(change: int) -> Non
 @example(b"\x93NUMPY\x02\x00\xff\xff\xff\xff", 400)
 def test_npy_of_arbitrary_bytes_is_corrupt(data: bytes, size_bytes: int) -> None:
     with pytest.raises(CorruptData):
-        layout_of("x.npy", size_bytes, data, TWO_BYTES)
+        npy.layout_of(SourceFile("x.npy", size_bytes, "x.npy"), data, TWO_BYTES)
 
 
 @given(st.text(max_size=100), st.integers(0, 1000))
@@ -107,7 +116,7 @@ def test_npy_with_an_arbitrary_header_is_read_or_corrupt(text: str, token_count:
     header = text.encode("utf-8", "surrogatepass")
     head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     with pytest.raises(CorruptData):
-        layout_of("x.npy", len(head) + 2 * token_count, head, TWO_BYTES)
+        npy.layout_of(SourceFile("x.npy", len(head) + 2 * token_count, "x.npy"), head, TWO_BYTES)
 
 
 @pytest.mark.parametrize(("size", "length"), [(3, 8), (2, 0), (2, 2**23 + 1), (4, 2**22 + 1)])

@@ -1,0 +1,143 @@
+"""Which files of a place are token files, in which format: the same from a disk, over HTTP and in a bucket.
+
+Theory of operation. What a format needs to know stands in a file's first bytes or in a small file beside it, and where
+the bytes come from is nobody's business here: `discovery` is a generator that yields the parts of files that it wants
+to see, is sent their bytes, and returns the layouts. `discover` drives it over a `ByteSource`.
+
+* `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
+* `.bin` beside an `.idx` of the same name: Megatron's indexed dataset (`formats/megatron.py`).
+* `.npy`: NumPy's format (`formats/npy.py`); without NumPy's first bytes it is nothing but tokens
+  (datatrove writes such files).
+* `index.json` and the shards that it names: MosaicML's MDS (`formats/mds.py`).
+"""
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from data_providers.formats import mds, megatron, npy
+from data_providers.formats.token_file import TokenFile
+from data_providers.protocol import CorruptData, DatasetSpec
+from data_providers.source import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
+
+RAW_SUFFIXES = (".bin", ".ds")
+SUFFIXES = (*RAW_SUFFIXES, npy.SUFFIX)
+
+
+class Part(NamedTuple):
+    """Bytes `[start, stop)` of a file."""
+
+    name: str
+    start: int
+    stop: int
+
+
+Discovery = Generator[list[Part], list[bytes], list[TokenFile]]
+"""Yields what it wants to see, is sent it in that order, and returns the token files."""
+
+
+def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
+    """The token files among these files.
+
+    Raises:
+        CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
+    """
+    by_name = {file.name: file for file in files}
+    indexes = sorted(name for name in by_name if name.rpartition("/")[2] == mds.INDEX_NAME)
+    if indexes:
+        return (yield from _mds_files(indexes, by_name, spec))
+    found: list[TokenFile] = []
+    pairs = yield from _megatron_pairs(by_name)
+    found += yield from _megatron_files(pairs, by_name, spec)
+    headed = [file for file in files if file.name.endswith(npy.SUFFIX)]
+    heads = yield [Part(file.name, 0, min(npy.HEAD_BYTES, file.size_bytes)) for file in headed]
+    for file, head in zip(headed, heads, strict=True):
+        is_npy = head.startswith(npy.MAGIC)
+        found.append(npy.layout_of(file, head, spec) if is_npy else raw_layout(file, spec))
+    raw = (file for file in files if file.name.endswith(RAW_SUFFIXES) and file.name not in pairs)
+    return found + [raw_layout(file, spec) for file in raw]
+
+
+def raw_layout(file: SourceFile, spec: DatasetSpec) -> TokenFile:
+    """A file that is nothing but tokens.
+
+    Raises:
+        CorruptData: it ends within a token.
+    """
+    count, rest = divmod(file.size_bytes, spec.token_size_bytes)
+    if rest:
+        raise CorruptData(
+            f"{file.name} has {file.size_bytes} bytes, no whole number of {spec.token_size_bytes}-byte tokens",
+            name=file.name,
+        )
+    return TokenFile(file.name, file.size_bytes, count, 0)
+
+
+def _mds_files(indexes: Sequence[str], by_name: dict[str, SourceFile], spec: DatasetSpec) -> Discovery:
+    for name in indexes:
+        if by_name[name].size_bytes > mds.MAX_INDEX_BYTES:
+            raise CorruptData(f"{name} has {by_name[name].size_bytes} bytes; at most {mds.MAX_INDEX_BYTES}", name=name)
+    texts = yield [Part(name, 0, by_name[name].size_bytes) for name in indexes]
+    shards = [
+        shard for name, text in zip(indexes, texts, strict=True) for shard in mds.shards_of(name, text, by_name, spec)
+    ]
+    headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in shards]
+    return [mds.layout_of(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
+
+
+def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:
+    """The `.bin` files that have an `.idx` of Megatron's beside them, each with the index's header."""
+    candidates = [file for file in by_name.values() if file.name.endswith(megatron.INDEX_SUFFIX)]
+    heads = yield [Part(file.name, 0, min(megatron.HEADER_BYTES, file.size_bytes)) for file in candidates]
+    pairs: dict[str, bytes] = {}
+    for file, head in zip(candidates, heads, strict=True):
+        if not head.startswith(megatron.MAGIC):
+            continue
+        tokens = file.name.removesuffix(megatron.INDEX_SUFFIX) + megatron.TOKENS_SUFFIX
+        if tokens not in by_name:
+            raise CorruptData(f"{file.name} is the index of {tokens}, which is not there", name=file.name)
+        pairs[tokens] = head
+    return pairs
+
+
+def _megatron_files(pairs: dict[str, bytes], by_name: dict[str, SourceFile], spec: DatasetSpec) -> Discovery:
+    indexes = {
+        name: megatron.index_of(_index_of(name, by_name), head, by_name[name], spec) for name, head in pairs.items()
+    }
+    wanted = [(name, part) for name, index in indexes.items() for part in index.last_parts]
+    ends = yield [Part(_index_of(name, by_name).name, *part) for name, part in wanted]
+    found: list[TokenFile] = []
+    for name, index in indexes.items():
+        mine = [end for (owner, _), end in zip(wanted, ends, strict=True) if owner == name]
+        found.append(megatron.layout_of(index, mine))
+    return found
+
+
+def _index_of(name: str, by_name: dict[str, SourceFile]) -> SourceFile:
+    return by_name[name.removesuffix(megatron.TOKENS_SUFFIX) + megatron.INDEX_SUFFIX]
+
+
+async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
+    """The source's token files.
+
+    Raises:
+        CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
+        SourceUnavailable, Rejected: as `ByteSource.read`.
+    """
+    asking = discovery(source.files, spec)
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send(await _read_all(source, wanted))
+    except StopIteration as finished:
+        found: list[TokenFile] = finished.value
+        return found
+
+
+async def _read_all(source: ByteSource, parts: Sequence[Part]) -> list[bytes]:
+    read: dict[int, bytes] = {}
+
+    async def look_at(number: int) -> None:
+        read[number] = bytes(await source.read(*parts[number]))
+
+    await run_bounded(look_at, range(len(parts)), MAX_CONCURRENT_READS)
+    return [read[number] for number in range(len(parts))]

@@ -1,0 +1,159 @@
+"""MosaicML Streaming's MDS: `index.json` names the shards and their columns; a shard is an offset table and samples.
+
+A shard (little-endian): u32 number of samples *n*, *n* + 1 u32 offsets of the samples within the file, the column
+description again, then the samples. A sample begins with a u32 size for each column of variable size; then the columns'
+bytes follow in their order. The tokens are the column `tokens` or `input_ids`, of encoding `ndarray:uint16:SHAPE`,
+`ndarray:uint32:SHAPE` (or signed), or `bytes` (tokens of the described size). Every sample of a shard must be equally
+long, so that a sample's place follows from its number; that is how tokenised text is written.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_providers.formats.token_file import TokenFile
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from data_providers.source import SourceFile
+
+INDEX_NAME = "index.json"
+MAX_INDEX_BYTES = 64 * 1024**2
+MAX_SHARD_SAMPLES = 2**24
+VERSION = 2
+COLUMNS = ("tokens", "input_ids")
+_SIZE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard as the index describes it.
+
+    Attributes:
+        fixed_before_bytes: from a sample's begin to its tokens.
+        sample_tokens: of one sample; None when the shard's own offsets tell.
+        fixed_other_bytes: of a sample, all but its tokens.
+    """
+
+    file: SourceFile
+    sample_count: int
+    fixed_before_bytes: int
+    fixed_other_bytes: int
+    sample_tokens: int | None
+
+    @property
+    def header_bytes(self) -> int:
+        """So many first bytes of the file are what `layout_of` needs."""
+        return min(self.file.size_bytes, _SIZE_BYTES * (self.sample_count + 2))
+
+
+def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: DatasetSpec) -> list[Shard]:
+    """The shards of an index.
+
+    Args:
+        name: of the index, within its source.
+        text: its whole content.
+        files: every file of the source, by name.
+
+    Raises:
+        CorruptData: it is no MDS index, or names a shard that is missing or has another size.
+        Rejected: the shards are compressed, or their columns are not of a kind that is read here.
+    """
+    try:
+        index = json.loads(text)
+        entries = index["shards"]
+        version = index.get("version")
+        if version != VERSION or not isinstance(entries, list):
+            raise CorruptData(f"{name} is an MDS index of version {version!r}; allowed: {VERSION}", name=name)
+        folder = name.removesuffix(INDEX_NAME)
+        return [_shard(name, folder, entry, files, spec) for entry in entries]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"{name} is no MDS index: {type(error).__name__} {error}", name=name) from error
+
+
+def _shard(name: str, folder: str, entry: Any, files: Mapping[str, SourceFile], spec: DatasetSpec) -> Shard:
+    if entry["format"] != "mds":
+        raise Rejected(f"{name}: shards of format {entry['format']!r} are not read; allowed: mds", name=name)
+    if entry.get("compression") is not None or entry.get("zip_data") is not None:
+        raise Rejected(f"{name}: compressed shards are not read; write them with compression=None", name=name)
+    shard_name = folder + entry["raw_data"]["basename"]
+    file = files.get(shard_name)
+    if file is None:
+        raise CorruptData(f"{name} names {shard_name}, which is not there", name=name)
+    if file.size_bytes != entry["raw_data"]["bytes"]:
+        raise CorruptData(
+            f"{shard_name} has {file.size_bytes} bytes, {name} says {entry['raw_data']['bytes']}", name=shard_name
+        )
+    count = entry["samples"]
+    if type(count) is not int or not 0 <= count <= MAX_SHARD_SAMPLES:
+        raise CorruptData(f"{name}: {shard_name} has {count!r} samples; allowed: 0 to {MAX_SHARD_SAMPLES}", name=name)
+    columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
+    return _with_columns(name, file, count, columns, spec)
+
+
+def _with_columns(
+    name: str, file: SourceFile, count: int, columns: list[tuple[str, str, Any]], spec: DatasetSpec
+) -> Shard:
+    held = [column for column, _, _ in columns if column in COLUMNS]
+    if len(held) != 1:
+        allowed = " or ".join(COLUMNS)
+        raise CorruptData(f"{name}: columns {[column for column, _, _ in columns]}; one must be {allowed}", name=name)
+    position = next(number for number, (column, _, _) in enumerate(columns) if column in COLUMNS)
+    encoding, size = columns[position][1:]
+    others = [other for number, (_, _, other) in enumerate(columns) if number != position]
+    if not all(type(other) is int and other >= 0 for other in others):
+        raise Rejected(f"{name}: a column beside {held[0]} varies in size; write the tokens alone", name=name)
+    tokens = _sample_tokens(name, held[0], encoding, size, spec)
+    sizes_bytes = _SIZE_BYTES * sum(column_size is None for _, _, column_size in columns)
+    before = sizes_bytes + sum(others[:position])
+    return Shard(file, count, before, sizes_bytes + sum(others), tokens)
+
+
+def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: DatasetSpec) -> int | None:
+    """How many tokens a sample has by its encoding; None for `bytes`."""
+    if encoding == "bytes" and size is None:
+        return None
+    kind, _, rest = encoding.partition(":")
+    dtype, _, shape = rest.partition(":")
+    bits = 8 * spec.token_size_bytes
+    if kind != "ndarray" or dtype not in (f"uint{bits}", f"int{bits}") or not shape:
+        allowed = f"ndarray:uint{bits}:LENGTH or bytes"
+        raise Rejected(f"{name}: column {column} has encoding {encoding!r}; allowed: {allowed}", name=name)
+    tokens = math.prod(int(extent) for extent in shape.split(","))
+    if size != tokens * spec.token_size_bytes:
+        raise CorruptData(f"{name}: column {column} of {encoding} has size {size!r}", name=name)
+    return tokens
+
+
+def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
+    """Where the tokens of a shard are, once its first `header_bytes` are known.
+
+    Raises:
+        CorruptData: the offset table contradicts the index, or the samples do not hold whole sequences.
+    """
+    name = shard.file.name
+    numbers = np.frombuffer(header[: len(header) // _SIZE_BYTES * _SIZE_BYTES], dtype="<u4").astype(np.int64)
+    if len(numbers) < shard.sample_count + 2 or numbers[0] != shard.sample_count:
+        raise CorruptData(f"{name} does not begin with the offsets of {shard.sample_count} samples", name=name)
+    if not shard.sample_count:
+        return TokenFile(name, shard.file.size_bytes, 0, 0)
+    offsets = numbers[1 : shard.sample_count + 2]
+    lengths = np.diff(offsets)
+    if offsets[-1] != shard.file.size_bytes or offsets[0] < 0 or (lengths != lengths[0]).any():
+        raise CorruptData(
+            f"{name} does not hold samples of one length up to its end; they are not read here", name=name
+        )
+    stride = int(lengths[0])
+    tokens, rest = divmod(stride - shard.fixed_other_bytes, spec.token_size_bytes)
+    if rest or tokens <= 0 or shard.sample_tokens not in (None, tokens):
+        raise CorruptData(f"{name} has samples of {stride} bytes, which its columns do not explain", name=name)
+    if tokens % spec.sequence_length:
+        raise CorruptData(
+            f"{name} has samples of {tokens} tokens; allowed: a multiple of the sequence length {spec.sequence_length}",
+            name=name,
+        )
+    begin = int(offsets[0]) + shard.fixed_before_bytes
+    count = shard.sample_count * tokens
+    return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length)

@@ -1,0 +1,42 @@
+"""A token file as the order and the ranges see it: how many tokens, and at which byte each sample begins."""
+
+from dataclasses import dataclass
+
+from data_providers.order import DataFile
+from data_providers.protocol import DatasetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile(DataFile):
+    """A token file and the places of its samples.
+
+    Its samples follow each other without a gap, or stand in records of equal length: sample *i* is number
+    `i mod samples_per_record` of record `i div samples_per_record`.
+
+    Attributes:
+        data_offset_bytes: where the first sample begins.
+        stride_bytes: from one record's first sample to the next one's; None without records.
+        samples_per_record: 1 or more; 0 without records.
+    """
+
+    data_offset_bytes: int
+    stride_bytes: int | None = None
+    samples_per_record: int = 0
+
+    def offset_bytes(self, sequence: int, spec: DatasetSpec) -> int:
+        """The byte at which the file's sample of this number begins."""
+        if self.stride_bytes is None:
+            return self.data_offset_bytes + sequence * spec.sequence_bytes
+        record, rest = divmod(sequence, self.samples_per_record)
+        return self.data_offset_bytes + record * self.stride_bytes + rest * spec.sequence_bytes
+
+    def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
+        """Neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
+        if self.stride_bytes is None:
+            return [(self.offset_bytes(sequence, spec), length * spec.sequence_bytes)]
+        found: list[tuple[int, int]] = []
+        while length:
+            here = min(length, self.samples_per_record - sequence % self.samples_per_record)
+            found.append((self.offset_bytes(sequence, spec), here * spec.sequence_bytes))
+            sequence, length = sequence + here, length - here
+        return found

@@ -1,0 +1,162 @@
+"""A manifest of content hashes: what a dataset's owner says its bytes are, checked as they arrive.
+
+`epochal data manifest FOLDER` writes `epochal-manifest.json` beside the files: for every file its size and the first 16
+bytes of the SHA-256 of each block. A source that holds such a file is read block by block, each compared before anybody
+sees a byte of it; so a truncated, damaged or replaced file is an error and never a wrong sample.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_providers.protocol import CorruptData
+from data_providers.source import ByteSource, SourceFile
+from state.errors import InvalidInput
+
+MANIFEST_NAME = "epochal-manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024**2
+DEFAULT_BLOCK_BYTES = 256 * 1024
+MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
+_FORMAT = "epochal/manifest/v1"
+_HASH_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file as the manifest has it; `hashes` has `_HASH_BYTES` for each block."""
+
+    size_bytes: int
+    hashes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A parsed manifest: the files by name, all hashed in blocks of one size."""
+
+    block_bytes: int
+    files: Mapping[str, ListedFile]
+
+
+def block_hash(block: bytes | memoryview) -> bytes:
+    """The hash of one block: the first 16 bytes of its SHA-256."""
+    return hashlib.sha256(block).digest()[:_HASH_BYTES]
+
+
+def parse_manifest(text: bytes, place: str) -> Manifest:
+    """The manifest in a file.
+
+    Raises:
+        CorruptData: it is none; the data's owner's fault.
+    """
+    try:
+        found = json.loads(text)
+        if found["format"] != _FORMAT:
+            raise CorruptData(f"{place} is a manifest of format {found['format']!r}; allowed: {_FORMAT}")
+        block_bytes = found["block_bytes"]
+        if type(block_bytes) is not int or not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
+            raise CorruptData(f"{place}: block_bytes {block_bytes!r}; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
+        files = {str(name): _listed(place, name, entry, block_bytes) for name, entry in found["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"{place} is no manifest: {type(error).__name__} {error}", place=place) from error
+    return Manifest(block_bytes, files)
+
+
+def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
+    size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
+    if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
+        raise CorruptData(f"{place}: {name} has {size_bytes!r} bytes and {len(hashes) // _HASH_BYTES} hashes")
+    return ListedFile(size_bytes, hashes)
+
+
+def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
+    """Write the manifest of these files of a folder. Blocks.
+
+    Raises:
+        InvalidInput: a file cannot be read, or the block size is not allowed; the user's fault.
+    """
+    if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
+        raise InvalidInput(f"blocks of {block_bytes} bytes; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
+    files: dict[str, Any] = {}
+    path = folder / MANIFEST_NAME
+    try:
+        for name in sorted(names):
+            hashes, size_bytes = bytearray(), 0
+            with (folder / name).open("rb") as file:
+                while block := file.read(block_bytes):
+                    hashes += block_hash(block)
+                    size_bytes += len(block)
+            files[name] = {"size_bytes": size_bytes, "hashes": base64.b64encode(hashes).decode()}
+        document = {"format": _FORMAT, "block_bytes": block_bytes, "files": files}
+        path.write_text(json.dumps(document, sort_keys=True, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
+    return path
+
+
+class VerifiedSource:
+    """A `ByteSource` whose every byte was compared with a manifest; it closes the source that it reads.
+
+    Raises:
+        CorruptData: the source's files are not those of the manifest.
+    """
+
+    def __init__(self, source: ByteSource, manifest: Manifest) -> None:
+        self._source = source
+        self._manifest = manifest
+        self._files = [file for file in source.files if file.name != MANIFEST_NAME]
+        by_name = {file.name: file for file in self._files}
+        for name, listed in manifest.files.items():
+            if name not in by_name:
+                raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
+            if by_name[name].size_bytes != listed.size_bytes:
+                raise CorruptData(
+                    f"{by_name[name].place} has {by_name[name].size_bytes} bytes, "
+                    f"the manifest says {listed.size_bytes}",
+                    name=name,
+                )
+
+    @classmethod
+    async def where_listed(cls, source: ByteSource) -> ByteSource:
+        """The source itself, or a verified one where the source holds a manifest.
+
+        Raises:
+            CorruptData: the manifest is none, or the source's files are not those that it lists.
+            SourceUnavailable, Rejected: as `ByteSource.read`.
+        """
+        held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
+        if held is None:
+            return source
+        if held.size_bytes > MAX_MANIFEST_BYTES:
+            raise CorruptData(f"{held.place} has {held.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
+        text = bytes(await source.read(held.name, 0, held.size_bytes))
+        return cls(source, parse_manifest(text, held.place))
+
+    @property
+    def location(self) -> str:
+        return self._source.location
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return self._files
+
+    async def read(self, name: str, start: int, stop: int) -> memoryview:
+        """As `ByteSource.read`; whole blocks are fetched and compared. A file that is not listed is not compared."""
+        listed, size = self._manifest.files.get(name), self._manifest.block_bytes
+        if listed is None:
+            return memoryview(await self._source.read(name, start, stop))
+        begin, end = start // size * size, min(-(-stop // size) * size, listed.size_bytes)
+        body = memoryview(await self._source.read(name, begin, end))
+        for at in range(begin, end, size):
+            number = at // size
+            expected = listed.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
+            if block_hash(body[at - begin : at - begin + size]) != expected:
+                place = next(file.place for file in self._files if file.name == name)
+                raise CorruptData(f"{place}: block {number} of {size} bytes is not what the manifest says", name=name)
+        return body[start - begin : stop - begin]
+
+    async def aclose(self) -> None:
+        await self._source.aclose()

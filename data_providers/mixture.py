@@ -1,0 +1,129 @@
+"""Which source of a mix a data index means, and which of its samples: a pure function of the weights.
+
+Weights become whole counts in a period of `PERIOD` data indices, and each period serves every source exactly so often.
+Within the period the sources take turns so that in *every* prefix of the order each source is within one sample of its
+share. That is the uniprocessor case of proportionate-fair scheduling (Baruah, Cohen, Plaxton and Varvel, 1996): sample
+*j* of a source with count *c* may stand anywhere in `[⌊j·P/c⌋, ⌈(j+1)·P/c⌉)`, and taking the earliest end first meets
+every such window. Whoever holds the same weights computes the same order; golden vectors pin it.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.protocol import OutOfRange
+from state.errors import InvalidInput
+from state.intervals import MAX_BATCH_NUMBER, BatchId
+
+PERIOD = 65_536
+MAX_SOURCES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A contiguous part of one source's own data indices, and where in the answer each of them belongs.
+
+    Attributes:
+        source: the source's position in the mix.
+        local: the source's data indices.
+        rows: int64, `(count,)`: the row of the answer of each of them, ascending.
+    """
+
+    source: int
+    local: BatchId
+    rows: NDArray[np.int64]
+
+
+def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """How often each source stands in a period: the weights' shares of `PERIOD`, rounded by largest remainder.
+
+    A source is there at least once, however small its weight; the earlier of two equal remainders is rounded up.
+
+    Raises:
+        InvalidInput: no source, too many, or a weight that is not a finite number above 0; the mix's author's fault.
+    """
+    if not 1 <= len(weights) <= MAX_SOURCES:
+        raise InvalidInput(f"a mix of {len(weights)} sources; allowed: 1 to {MAX_SOURCES}")
+    for number, weight in enumerate(weights):
+        if not np.isfinite(weight) or weight <= 0:
+            raise InvalidInput(f"source {number} of the mix has weight {weight}; allowed: a finite number above 0")
+    exact = [Fraction(weight) for weight in weights]
+    total = sum(exact)
+    shares = [weight * PERIOD / total for weight in exact]
+    counts = [max(1, int(share)) for share in shares]
+    while sum(counts) != PERIOD:
+        step = 1 if sum(counts) < PERIOD else -1
+        # Who is furthest below (or above) its share gives or takes one; a source keeps at least one.
+        open_to_change = [number for number in range(len(counts)) if step > 0 or counts[number] > 1]
+        chosen = max(open_to_change, key=lambda number: (step * (shares[number] - counts[number]), -number))
+        counts[chosen] += step
+    return tuple(counts)
+
+
+def quantisation_error(weights: Sequence[float]) -> float:
+    """The largest difference between a source's weight and its share of the period, as a share of the whole."""
+    total = sum(Fraction(weight) for weight in weights)
+    pairs = zip(weights, counts_of(weights), strict=True)
+    return float(max(abs(Fraction(weight) / total - Fraction(count, PERIOD)) for weight, count in pairs))
+
+
+class MixtureOrder:
+    """The order of a mix. Memory: `PERIOD` small integers, whatever the number of data indices."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        """`counts` are those of `counts_of`: positive, `PERIOD` in all."""
+        self.counts = np.array(counts, dtype=np.int64)
+        self._sources = _period(tuple(counts))
+        # The rank of each place among those of its source: places sorted by source keep their order.
+        by_source = np.argsort(self._sources, kind="stable")
+        starts = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
+        self._ranks = np.empty(PERIOD, dtype=np.int64)
+        self._ranks[by_source] = np.arange(PERIOD) - np.repeat(starts, self.counts)
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The source of each data index, and the source's own data index; both int64, shaped like `indices`."""
+        periods, places = np.divmod(indices, PERIOD)
+        sources = self._sources[places].astype(np.int64)
+        return sources, periods * self.counts[sources] + self._ranks[places]
+
+    def shares(self, data_ids: BatchId) -> list[Share]:
+        """What each source contributes to a closed interval of data indices: one contiguous part of its own.
+
+        Raises:
+            OutOfRange: beyond the largest number that a data index may have.
+        """
+        if data_ids.end > MAX_BATCH_NUMBER:
+            raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_BATCH_NUMBER}")
+        sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
+        order = np.argsort(sources, kind="stable")
+        found: list[Share] = []
+        for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
+            local = BatchId(int(locals_[rows[0]]), int(locals_[rows[-1]]))
+            found.append(Share(int(sources[rows[0]]), local, rows))
+        return found
+
+
+@lru_cache(maxsize=16)
+def _period(counts: tuple[int, ...]) -> NDArray[np.uint16]:
+    """The source at each place of the period: the one whose next sample's window ends first."""
+    places = np.empty(PERIOD, dtype=np.uint16)
+    waiting = [(0, number) for number in range(len(counts))]  # by the begin of the next sample's window
+    ready: list[tuple[int, int]] = []  # by its end
+    taken = [0] * len(counts)
+    heapq.heapify(waiting)
+    for place in range(PERIOD):
+        while waiting and waiting[0][0] <= place:
+            _, number = heapq.heappop(waiting)
+            heapq.heappush(ready, (-(-(taken[number] + 1) * PERIOD // counts[number]), number))
+        _, number = heapq.heappop(ready)
+        places[place] = number
+        taken[number] += 1
+        if taken[number] < counts[number]:
+            heapq.heappush(waiting, (taken[number] * PERIOD // counts[number], number))
+    places.setflags(write=False)
+    return places

@@ -1,0 +1,145 @@
+"""A mix of data: several providers, each delivering its weight's share, in an order that everyone computes alike."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.mixture import MixtureOrder, Share, counts_of, quantisation_error
+from data_providers.protocol import CorruptData, DataProvider, TokenBatch
+from data_providers.source import MAX_CONCURRENT_READS, run_bounded
+from state.errors import DataError
+from state.intervals import BatchId
+from state.wire import document_digest
+
+_FINGERPRINT_FORMAT = "epochal/mixture/v1"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """One source of a mix. `name` is for messages."""
+
+    name: str
+    provider: DataProvider
+    weight: float
+
+
+class WeightedDataProvider:
+    """A `DataProvider` over others, which it closes.
+
+    Raises:
+        InvalidInput: a weight is not allowed; the mix's author's fault.
+    """
+
+    def __init__(self, sources: Sequence[Weighted]) -> None:
+        weights = [source.weight for source in sources]
+        counts = counts_of(weights)
+        self.quantisation_error = quantisation_error(weights)
+        self._sources = tuple(sources)
+        self._order = MixtureOrder(counts)
+        described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
+        self._fingerprint = document_digest({"format": _FINGERPRINT_FORMAT, "sources": described})
+        log.info(
+            "mix_opened",
+            extra={
+                "counts": dict(zip([source.name for source in sources], counts, strict=True)),
+                "quantisation_error": self.quantisation_error,
+                "fingerprint": self._fingerprint,
+            },
+        )
+
+    @property
+    def sequence_count(self) -> None:
+        """A mix has no passes of its own: each source is walked pass after pass."""
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`; an error names the source.
+
+        Raises:
+            SourceUnavailable, CorruptData, OutOfRange, Rejected: as the source says. `CorruptData` too when only some
+                sources have labels (or positions, or lengths of documents): their samples do not go together.
+        """
+        shares = self._order.shares(data_ids)
+        found: dict[int, TokenBatch] = {}
+
+        async def ask(share: Share) -> None:
+            source = self._sources[share.source]
+            try:
+                found[share.source] = await source.provider.get_samples(share.local)
+            except DataError as error:
+                raise type(error)(f"source {source.name} of the mix: {error.message}", **error.context) from error
+
+        await run_bounded(ask, shares, MAX_CONCURRENT_READS)
+        return interleaved([(found[share.source], share.rows) for share in shares])
+
+    async def aclose(self) -> None:
+        for source in self._sources:
+            await source.provider.aclose()
+
+
+def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenBatch:
+    """The samples of several batches as one, each at its row.
+
+    Args:
+        parts: a batch, and int64 `(sample_count,)` rows; all rows together are 0, 1, 2, … without a gap.
+
+    Raises:
+        CorruptData: only some of the batches have labels, position ids or sequence lengths.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    rows = np.concatenate([rows for _, rows in parts])
+    lengths = np.empty(len(rows), dtype=np.int64)
+    lengths[rows] = np.concatenate([np.diff(batch.offsets) for batch, _ in parts])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    sources = _token_sources(parts, lengths)
+    flat = {name: _gathered([getattr(batch, name) for batch, _ in parts], sources, name) for name in _FLAT_PARTS}
+    assert flat["input_ids"] is not None
+    return TokenBatch(flat["input_ids"], offsets, flat["labels"], flat["position_ids"], _documents(parts))
+
+
+_FLAT_PARTS = ("input_ids", "labels", "position_ids")
+
+
+def _token_sources(
+    parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]], lengths: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each token of the answer, where it stands in the parts written one after the other."""
+    begins = np.empty(len(lengths), dtype=np.int64)
+    before = 0
+    for batch, rows in parts:
+        begins[rows] = batch.offsets[:-1] + before
+        before += len(batch.input_ids)
+    ends = np.cumsum(lengths)
+    return np.repeat(begins - (ends - lengths), lengths) + np.arange(before, dtype=np.int64)
+
+
+def _gathered(flats: Sequence[NDArray[np.integer] | None], sources: NDArray[np.int64], name: str) -> NDArray | None:  # type: ignore[type-arg]
+    held = [flat for flat in flats if flat is not None]
+    if not held:
+        return None
+    if len(held) != len(flats):
+        raise CorruptData(f"only some sources of the mix have {name}")
+    return np.concatenate(held)[sources]
+
+
+def _documents(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> NDArray[np.int64] | None:
+    """The documents' lengths in the order of the answer."""
+    held = [batch.sequence_lengths for batch, _ in parts if batch.sequence_lengths is not None]
+    if not held:
+        return None
+    if len(held) != len(parts):
+        raise CorruptData("only some sources of the mix have sequence_lengths")
+    by_row: list[tuple[int, NDArray[np.int64]]] = []
+    for batch, rows in parts:
+        lengths = np.asarray(batch.sequence_lengths, dtype=np.int64)
+        cuts = np.searchsorted(np.cumsum(lengths), batch.offsets[1:-1], side="right")
+        by_row += list(zip(rows.tolist(), np.split(lengths, cuts), strict=True))
+    return np.concatenate([lengths for _, lengths in sorted(by_row, key=lambda pair: pair[0])])

@@ -1,0 +1,174 @@
+"""Megatron's and MosaicML's files: read as they were written, and every damage named. The readers are fuzzed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from state.errors import DataError
+from state.intervals import BatchId
+from tests.support.data_formats import discovered, write_mds, write_megatron
+
+SPEC = DatasetSpec(2, 8)
+FOUR_BYTES = DatasetSpec(4, 8)
+
+
+def rows_of(count: int, length: int, dtype: str = "<u2", begin: int = 0) -> np.ndarray[Any, Any]:
+    return np.arange(begin, begin + count * length, dtype=dtype).reshape(count, length)
+
+
+async def all_tokens(folder: Path, spec: DatasetSpec = SPEC) -> list[int]:
+    provider = LocalDataProvider.open(folder, spec)
+    batch = await provider.get_samples(BatchId(0, provider.sequence_count - 1))
+    await provider.aclose()
+    found: list[int] = batch.input_ids.tolist()
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "spec"), [("<u2", SPEC), ("<i2", SPEC), ("<i4", FOUR_BYTES)])
+async def test_megatron_documents_are_one_stream_of_tokens(tmp_path: Path, dtype: str, spec: DatasetSpec) -> None:
+    tokens = np.arange(50, dtype=dtype)
+    write_megatron(tmp_path, "text_document", [tokens[:3], tokens[3:31], tokens[31:]])
+    assert await all_tokens(tmp_path, spec) == list(range(48))
+    assert await all_tokens(tmp_path / "text_document.bin", spec) == list(range(48))
+
+
+def damaged(change: Callable[[dict[str, bytes]], object]) -> Callable[[Path], dict[str, bytes]]:
+    def files(folder: Path) -> dict[str, bytes]:
+        write_megatron(folder, "a", [np.arange(20, dtype="<u2"), np.arange(12, dtype="<u2")])
+        held = {path.name: path.read_bytes() for path in folder.iterdir()}
+        change(held)
+        return held
+
+    return files
+
+
+def put(name: str, at: int, data: bytes) -> Callable[[dict[str, bytes]], object]:
+    return lambda held: held.update({name: held[name][:at] + data + held[name][at + len(data) :]})
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (damaged(lambda held: held.pop("a.bin")), "is the index of a.bin, which is not there"),
+        (damaged(lambda held: held.update({"a.bin": held["a.bin"][:-2]})), "a.bin has 62 bytes, a.idx says 64"),
+        (damaged(lambda held: held.update({"a.bin": held["a.bin"] + b"xx"})), "a.bin has 66 bytes, a.idx says 64"),
+        (damaged(lambda held: held.update({"a.idx": held["a.idx"][:-1]})), "its header says"),
+        (damaged(lambda held: held.update({"a.idx": held["a.idx"][:20]})), "a Megatron index has 34 or more"),
+        (damaged(put("a.idx", 9, b"\x02")), "version 2; allowed: 1"),
+        (damaged(put("a.idx", 17, b"\x04")), "holds int32; the description allows int16 or uint16"),
+        (damaged(put("a.idx", 17, b"\xff")), "holds type 255"),
+        (damaged(put("a.idx", 18, b"\xff" * 8)), "its header says"),
+    ],
+)
+def test_megatron_files_that_do_not_belong_together_are_corrupt(
+    tmp_path: Path, files: Callable[[Path], dict[str, bytes]], message: str
+) -> None:
+    with pytest.raises(CorruptData, match=message):
+        discovered(files(tmp_path))
+
+
+def test_bin_beside_another_kind_of_idx_is_nothing_but_tokens() -> None:
+    assert [file.token_count for file in discovered({"a.bin": bytes(64), "a.idx": b"something else"})] == [32]
+
+
+@pytest.mark.parametrize("encoding", ["", "bytes"])
+@pytest.mark.parametrize("extra_column", [False, True])
+@pytest.mark.parametrize(("dtype", "spec"), [("<u2", SPEC), ("<u4", FOUR_BYTES)])
+@pytest.mark.parametrize("length", [8, 24])
+async def test_mds_samples_are_read_in_order_whatever_stands_between_them(
+    tmp_path: Path, encoding: str, extra_column: bool, dtype: str, spec: DatasetSpec, length: int
+) -> None:
+    shards = [rows_of(5, length, dtype), rows_of(3, length, dtype, 5 * length)]
+    write_mds(tmp_path, shards, encoding, extra_column)
+    assert await all_tokens(tmp_path, spec) == list(range(8 * length))
+
+
+def mds_files(folder: Path, change: Callable[[Any], object], **options: Any) -> dict[str, bytes]:
+    """The files of a small MDS dataset, its index changed."""
+    index = write_mds(folder, [rows_of(4, 8)], **options)
+    change(index)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files | {"index.json": json.dumps(index).encode()}
+
+
+def shard_entry(**changes: Any) -> Callable[[Any], object]:
+    return lambda index: index["shards"][0].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda index: index.update(version=1), CorruptData, "version 1; allowed: 2"),
+        (lambda index: index.pop("shards"), CorruptData, "no MDS index"),
+        (shard_entry(format="json"), Rejected, "format 'json'"),
+        (shard_entry(compression="zstd"), Rejected, "compressed shards are not read; write them with compression=None"),
+        (shard_entry(raw_data={"basename": "gone.mds", "bytes": 1}), CorruptData, "names gone.mds, which is not there"),
+        (shard_entry(raw_data={"basename": "shard.00000.mds", "bytes": 1}), CorruptData, "index.json says 1"),
+        (shard_entry(samples=5), CorruptData, "does not begin with the offsets of 5 samples"),
+        (shard_entry(samples=-1), CorruptData, "allowed: 0 to"),
+        (shard_entry(column_names=["text"]), CorruptData, "one must be tokens or input_ids"),
+        (shard_entry(column_encodings=["ndarray:float32:8"]), Rejected, "allowed: ndarray:uint16:LENGTH or bytes"),
+        (shard_entry(column_encodings=["ndarray:uint16"], column_sizes=[None]), Rejected, "ndarray:uint16:LENGTH"),
+        (shard_entry(column_sizes=[3]), CorruptData, "has size 3"),
+        (shard_entry(column_encodings=["ndarray:uint16:6"], column_sizes=[12]), CorruptData, "do not explain"),
+        (shard_entry(column_names=["tokens", "x"]), CorruptData, "no MDS index"),
+    ],
+)
+def test_mds_index_that_is_not_read_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Any], object], error: type[DataError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        discovered(mds_files(tmp_path, change))
+
+
+def test_mds_samples_that_hold_no_whole_sequences_are_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(CorruptData, match="samples of 8 tokens; allowed: a multiple of the sequence length 5"):
+        discovered(mds_files(tmp_path, lambda index: None), DatasetSpec(2, 5))
+
+
+def test_mds_truncated_shard_is_corrupt(tmp_path: Path) -> None:
+    files = mds_files(tmp_path, lambda index: None)
+    files["shard.00000.mds"] = files["shard.00000.mds"][:-1]
+    with pytest.raises(CorruptData, match=r"shard\.00000\.mds has \d+ bytes, index\.json says"):
+        discovered(files)
+
+
+def mutated(data: bytes, changes: list[tuple[int, int]], cut: int | None) -> bytes:
+    spoiled = bytearray(data)
+    for at, value in changes:
+        spoiled[at % len(spoiled)] = value
+    return bytes(spoiled[:cut])
+
+
+mutations = st.tuples(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6), st.none() | st.integers(0, 400)
+)
+
+
+@given(mutation=mutations, name=st.sampled_from(["a.idx", "a.bin", "index.json", "shard.00000.mds", "b.npy"]))
+def test_files_with_any_damage_are_read_within_their_bounds_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, mutation: Any, name: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "fuzzed"
+    if not folder.exists():
+        write_mds(folder / "mds", [rows_of(4, 8)])
+        write_megatron(folder, "a", [np.arange(20, dtype="<u2"), np.arange(12, dtype="<u2")])
+        np.save(folder / "b.npy", np.arange(40, dtype="<u2"))
+    place = folder / "mds" if name in ("index.json", "shard.00000.mds") else folder
+    files = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    files[name] = mutated(files[name], *mutation)
+    try:
+        found = discovered(files)
+    except DataError:
+        return
+    for file in found:
+        stretches = file.stretches(0, file.token_count // 8, SPEC)
+        assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
