@@ -25,6 +25,7 @@ from state.errors import InvalidInput
 
 BLOCK_BYTES = 256 * 1024
 """A miss fetches whole blocks, so a sample costs at most its own bytes and two blocks."""
+DEFAULT_CACHE_BYTES = 16 * 1024**3
 MIN_CACHE_BYTES = 64 * BLOCK_BYTES
 MAX_STRETCH_BLOCKS = 16
 """Neighbouring blocks that are missing are fetched as one range, up to 4 MiB."""

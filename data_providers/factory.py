@@ -1,44 +1,62 @@
 """From a location to an open provider: what a state file's `data_location` says, or `--data` in its place.
 
-`--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, the path of a token file,
-of a folder of them or of a `data.toml`, or `name://…` for a provider that another package registers as the entry point
-*name* in the group `epochal.data_providers`: a callable `(location: str, spec: DatasetSpec)` that is awaited for the
-provider.
+`--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder` or
+`gs://bucket/folder`, the path of a token file, of a folder of them, of a parquet file or of a `data.toml`, or
+`name://…` for a provider that another package registers as the entry point *name* in the group
+`epochal.data_providers`: a callable `(location: str, spec: DatasetSpec)` that is awaited for the provider.
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
 from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
+from data_providers.manifest import MANIFEST_NAME, VerifiedSource
+from data_providers.mixture import MAX_SOURCES
+from data_providers.object_store import ObjectStoreSource
+from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
+from data_providers.preprocessed import PreprocessedDataProvider
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
+from data_providers.source import ByteSource
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.weighted import Weighted, WeightedDataProvider
 from state.config import StateFile, parse_data_config
 from state.data_location import (
+    S3,
+    Azure,
     DataConfig,
     DataLocation,
     DummyData,
+    Gcp,
     Http,
     HttpLocation,
     Local,
+    NumberedFiles,
+    Preprocessed,
     Seeded,
     Server,
     SingleUrl,
+    Urls,
+    WeightedHttp,
 )
-from state.errors import InvalidInput, Mistake, Unsupported
+from state.errors import EpochalError, InvalidInput
+from state.toml_schema import Section
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
 DEFAULT_TOKEN_SIZE_BYTES = 2
 """Of files whose location does not say: `Local = "path"` has no place for it."""
+MAX_MIX_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +67,29 @@ class Registered:
     location: str
 
 
-Override: TypeAlias = DummyData | Server | SingleUrl | Local | Registered
+Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Local | Registered
+AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
 
-async def open_provider(state: StateFile, ticket: Callable[[], str], override: str | None = None) -> DataProvider:
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a client brings to open its data with.
+
+    Attributes:
+        run_id: names the run to a data server.
+        ticket: gives the client's current ticket for data servers.
+        cache: where what comes from HTTP servers and buckets is kept; None keeps nothing.
+    """
+
+    run_id: str
+    ticket: Callable[[], str]
+    cache: BlockCache | None = None
+
+
+async def open_provider(
+    state: StateFile, ticket: Callable[[], str], override: str | None = None, cache: BlockCache | None = None
+) -> DataProvider:
     """The provider of the run's data for one client; it is the caller's to close.
 
     The size of tokens and the shuffle of token files are those of the run's `Http` location, or of a `data.toml`; else
@@ -63,29 +99,66 @@ async def open_provider(state: StateFile, ticket: Callable[[], str], override: s
         state: the run's state file.
         ticket: gives the client's current ticket for data servers.
         override: what `--data` says, in place of the run's location.
+        cache: as in `Access`.
 
     Raises:
         SourceUnavailable: the source does not answer now; retry.
         CorruptData: what the source holds is not the run's data; nothing will change by itself.
         Rejected: the source refuses this client.
-        InvalidInput: `override`, or the `data.toml` that it names, is wrong; the user's fault.
-        Unsupported: this version does not carry out this kind of location.
+        InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
     """
     run_location = state.model.LLM.data_location
-    spec = _spec_for(run_location, state.model.LLM.max_seq_len)
-    location = _without_format(run_location) if override is None else parse_location(override)
+    spec = spec_for(run_location, state.model.LLM.max_seq_len)
+    location: AnyLocation = run_location if override is None else parse_location(override)
+    if isinstance(location, Local) and isinstance(run_location, Preprocessed):
+        location = Preprocessed(location.path)
+    return await open_location(location, spec, Access(state.run_id, ticket, cache))
+
+
+async def open_location(location: AnyLocation, spec: DatasetSpec, access: Access) -> DataProvider:
+    """The provider of one location's data. Raises what `open_provider` does."""
+    if isinstance(location, Http):
+        return await open_location(location.location, spec_for(location, spec.sequence_length), access)
     if isinstance(location, DummyData):
         return DummyDataProvider(spec)
     if isinstance(location, Server):
-        return await _open_tcp(DataServerAddress(location.host, location.port, state.run_id), ticket, spec)
-    if isinstance(location, SingleUrl):
-        return await RangedDataProvider.open(await HttpSource.open([location.url]), spec)
+        return await _open_tcp(DataServerAddress(location.host, location.port, access.run_id), access.ticket, spec)
+    if isinstance(location, SingleUrl | Urls | NumberedFiles):
+        urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
+        return await _open_ranged(await _http_files(urls), spec, access, is_whole=False)
+    if isinstance(location, Gcp | S3 | Azure):
+        return await _open_ranged(await ObjectStoreSource.open(location), spec, access, is_whole=True)
     if isinstance(location, Local):
         return await asyncio.to_thread(_open_local, Path(location.path), spec)
-    if isinstance(location, Registered):
-        return await _registered(location.name)(location.location, spec)
-    found = Mistake("model.LLM.data_location", location.variant, "another kind of location")
-    raise Unsupported(state.run_id, (found,))
+    if isinstance(location, Preprocessed):
+        return await asyncio.to_thread(PreprocessedDataProvider.open, Path(location.path), spec.sequence_length)
+    if isinstance(location, WeightedHttp):
+        return await _open_mix(location.place, spec, access)
+    return await _open_registered(location, spec)
+
+
+async def _open_ranged(source: ByteSource, spec: DatasetSpec, access: Access, *, is_whole: bool) -> DataProvider:
+    """A provider over a source, checked by its manifest if it has one, and kept in the cache if there is one.
+
+    `is_whole`: the source lists everything that is there, so that a listed file that it lacks is missing.
+    """
+    try:
+        checked = await VerifiedSource.where_listed(source, is_whole=is_whole)
+    except BaseException:
+        await source.aclose()
+        raise
+    return await RangedDataProvider.open(checked if access.cache is None else CachedSource(checked, access.cache), spec)
+
+
+async def _http_files(urls: tuple[str, ...]) -> ByteSource:
+    """The files at these URLs, and the manifest beside the first one if there is one."""
+    beside = urls[0].partition("?")[0].rpartition("/")[0] + "/" + MANIFEST_NAME
+    try:
+        source = await HttpSource.open([beside])
+        await source.aclose()
+    except (Rejected, SourceUnavailable):
+        return await HttpSource.open(urls)
+    return await HttpSource.open([*urls, beside])
 
 
 def parse_location(text: str) -> Override:
@@ -100,6 +173,10 @@ def parse_location(text: str) -> Override:
             return DummyData()
         if scheme in ("http", "https") and separator:
             return SingleUrl(text)
+        if scheme in ("s3", "gs") and separator:
+            bucket, _, folder = rest.partition("/")
+            kind = S3 if scheme == "s3" else Gcp
+            return kind(bucket_name=bucket, filter_directory=folder)
         if scheme == "tcp" and separator:
             return Server(rest)
         return Registered(scheme, rest) if separator else Local(text)
@@ -122,18 +199,77 @@ def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
     return LocalDataProvider.open(folder / config.dir, spec)
 
 
-def _spec_for(location: DataLocation, sequence_length: int) -> DatasetSpec:
+def spec_for(location: AnyLocation, sequence_length: int) -> DatasetSpec:
+    """How the files of a location are read: what it says of them itself, or two-byte tokens in the files' order."""
     if not isinstance(location, Http):
         return DatasetSpec(DEFAULT_TOKEN_SIZE_BYTES, sequence_length)
     seed = location.shuffle.seed if isinstance(location.shuffle, Seeded) else None
     return DatasetSpec(location.token_size_in_bytes.size_bytes, sequence_length, seed)
 
 
-def _without_format(location: DataLocation) -> DataLocation | HttpLocation:
-    return location.location if isinstance(location, Http) else location
+class _MixEntry(Section):
+    """One line of a mix."""
+
+    location: DataLocation
+    weight: Annotated[float, Field(gt=0)]
+
+
+_MIX = TypeAdapter(Annotated[list[_MixEntry], Field(min_length=1, max_length=MAX_SOURCES)])
+
+
+async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvider:
+    entries = _parse_mix(await _mix_text(place), place)
+    folder = None if "://" in place else Path(place).parent
+    sources: list[Weighted] = []
+    try:
+        for number, entry in enumerate(entries):
+            location = entry.location
+            if folder is not None and isinstance(location, Local | Preprocessed):
+                location = type(location)(str(folder / location.path))  # relative to the list, as people expect
+            provider = await open_location(location, spec_for(location, spec.sequence_length), access)
+            sources.append(Weighted(f"{number} ({location.variant})", provider, entry.weight))
+        return WeightedDataProvider(sources)
+    except BaseException:
+        for source in sources:
+            await source.provider.aclose()
+        raise
+
+
+async def _mix_text(place: str) -> bytes:
+    if "://" not in place:
+        try:
+            return await asyncio.to_thread(Path(place).read_bytes)
+        except OSError as error:
+            raise InvalidInput(f"mix {place}: {error.strerror or error}", path=place) from error
+    source = await HttpSource.open([place])
+    try:
+        (file,) = source.files
+        if file.size_bytes > MAX_MIX_BYTES:
+            raise Rejected(f"mix {file.place} has {file.size_bytes} bytes; at most {MAX_MIX_BYTES}")
+        return bytes(await source.read(file.name, 0, file.size_bytes))
+    finally:
+        await source.aclose()
+
+
+def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
+    try:
+        entries = _MIX.validate_python(json.loads(text))
+    except ValidationError as error:
+        mistakes = "; ".join(
+            f"{'.'.join(str(part) for part in mistake['loc']) or 'the list'}: {mistake['msg']}"
+            for mistake in error.errors(include_url=False)[:10]
+        )
+        raise InvalidInput(f"mix {place}: {mistakes}", place=place) from error
+    except ValueError as error:
+        raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
+    if any(isinstance(entry.location, WeightedHttp) for entry in entries):
+        raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
+    return entries
 
 
 def _open_local(path: Path, spec: DatasetSpec) -> DataProvider:
+    if path.suffix == PARQUET_SUFFIX:
+        return PreprocessedDataProvider.open(path, spec.sequence_length)
     if path.suffix != DATA_CONFIG_SUFFIX:
         return LocalDataProvider.open(path, spec)
     try:
@@ -160,10 +296,28 @@ async def _open_tcp(address: DataServerAddress, ticket: Callable[[], str], spec:
     return provider
 
 
-def _registered(name: str) -> OpenRegistered:
+async def _open_registered(location: Registered, spec: DatasetSpec) -> DataProvider:
+    """What another package's opener makes of a location.
+
+    Raises:
+        InvalidInput: there is no such entry point, it cannot be imported, or it opened something else than a provider.
+        EpochalError: what the opener raised, if it is one of ours.
+    """
     found = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in found.names:
-        known = ", ".join(sorted({"dummy", "tcp", "http", "https"} | found.names))
-        raise InvalidInput(f"no data provider is called {name!r}; there are {known}", name=name)
-    opener: OpenRegistered = found[name].load()
-    return opener
+    if location.name not in found.names:
+        known = ", ".join(sorted({"dummy", "tcp", "http", "https", "s3", "gs"} | found.names))
+        raise InvalidInput(f"no data provider is called {location.name!r}; there are {known}", name=location.name)
+    shown = f"data provider {location.name!r} ({found[location.name].value})"
+    try:
+        opener: OpenRegistered = found[location.name].load()
+        provider = await opener(location.location, spec)
+    except EpochalError:
+        raise
+    except Exception as error:  # somebody else's code may raise anything; the user must see whose it is
+        raise InvalidInput(f"{shown} cannot be opened: {type(error).__name__}: {error}", name=location.name) from error
+    missing = [
+        part for part in ("sequence_count", "fingerprint", "get_samples", "aclose") if not hasattr(provider, part)
+    ]
+    if missing:
+        raise InvalidInput(f"{shown} opened a {type(provider).__name__} without {', '.join(missing)}")
+    return provider

@@ -97,6 +97,32 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
     return path
 
 
+def verify_folder(folder: Path) -> int:
+    """Compare every byte of a folder with its manifest; the number of files that were compared. Blocks.
+
+    Raises:
+        CorruptData: a file is missing, has another size, or differs; the first one found is named with the block.
+        InvalidInput: there is no manifest, or a file cannot be read.
+    """
+    try:
+        manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder / MANIFEST_NAME))
+        for name, listed in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise CorruptData(f"{folder}: the manifest lists {name}, which is not there", name=name)
+            if path.stat().st_size != listed.size_bytes:
+                raise CorruptData(f"{path} has {path.stat().st_size} bytes, the manifest says {listed.size_bytes}")
+            with path.open("rb") as file:
+                for number in range(len(listed.hashes) // _HASH_BYTES):
+                    expected = listed.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
+                    if block_hash(file.read(manifest.block_bytes)) != expected:
+                        size = manifest.block_bytes
+                        raise CorruptData(f"{path}: block {number} of {size} bytes is not what the manifest says")
+    except OSError as error:
+        raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
+    return len(manifest.files)
+
+
 class VerifiedSource:
     """A `ByteSource` whose every byte was compared with a manifest; it closes the source that it reads.
 
@@ -104,14 +130,16 @@ class VerifiedSource:
         CorruptData: the source's files are not those of the manifest.
     """
 
-    def __init__(self, source: ByteSource, manifest: Manifest) -> None:
+    def __init__(self, source: ByteSource, manifest: Manifest, *, is_whole: bool) -> None:
         self._source = source
         self._manifest = manifest
         self._files = [file for file in source.files if file.name != MANIFEST_NAME]
         by_name = {file.name: file for file in self._files}
         for name, listed in manifest.files.items():
             if name not in by_name:
-                raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
+                if is_whole:
+                    raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
+                continue
             if by_name[name].size_bytes != listed.size_bytes:
                 raise CorruptData(
                     f"{by_name[name].place} has {by_name[name].size_bytes} bytes, "
@@ -120,8 +148,11 @@ class VerifiedSource:
                 )
 
     @classmethod
-    async def where_listed(cls, source: ByteSource) -> ByteSource:
+    async def where_listed(cls, source: ByteSource, *, is_whole: bool) -> ByteSource:
         """The source itself, or a verified one where the source holds a manifest.
+
+        Args:
+            is_whole: the source lists all that is there, so that a file that it lacks is missing.
 
         Raises:
             CorruptData: the manifest is none, or the source's files are not those that it lists.
@@ -133,7 +164,7 @@ class VerifiedSource:
         if held.size_bytes > MAX_MANIFEST_BYTES:
             raise CorruptData(f"{held.place} has {held.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
         text = bytes(await source.read(held.name, 0, held.size_bytes))
-        return cls(source, parse_manifest(text, held.place))
+        return cls(source, parse_manifest(text, held.place), is_whole=is_whole)
 
     @property
     def location(self) -> str:

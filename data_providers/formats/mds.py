@@ -138,7 +138,7 @@ def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
     if len(numbers) < shard.sample_count + 2 or numbers[0] != shard.sample_count:
         raise CorruptData(f"{name} does not begin with the offsets of {shard.sample_count} samples", name=name)
     if not shard.sample_count:
-        return TokenFile(name, shard.file.size_bytes, 0, 0)
+        return TokenFile(name, shard.file.size_bytes, 0, 0, format="MDS")
     offsets = numbers[1 : shard.sample_count + 2]
     lengths = np.diff(offsets)
     if offsets[-1] != shard.file.size_bytes or offsets[0] < 0 or (lengths != lengths[0]).any():
@@ -156,4 +156,4 @@ def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
         )
     begin = int(offsets[0]) + shard.fixed_before_bytes
     count = shard.sample_count * tokens
-    return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length)
+    return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length, "MDS")

@@ -1,8 +1,8 @@
 """Megatron-LM's indexed dataset: `NAME.bin` holds the tokens of all documents, one after the other, `NAME.idx` says so.
 
 The index (version 1, all little-endian): the magic `MMIDIDX\\0\\0`, u64 version, u8 code of the tokens' type, u64
-number of sequences *n*, u64 number of document boundaries; then *n* int32 lengths in tokens, *n* int64 byte offsets, and the
-boundaries as int64. As Megatron's own GPT dataset does, the tokens are read as one stream, documents behind each other.
+number of sequences *n*, u64 number of document boundaries; then *n* int32 lengths in tokens, *n* int64 byte offsets,
+and the boundaries as int64. As in Megatron's own GPT dataset, the tokens are one stream of documents.
 Only the header and the last sequence are looked at, which is enough to know that index and tokens belong together.
 """
 
@@ -84,4 +84,5 @@ def layout_of(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
         raise CorruptData(
             f"{tokens.name} has {tokens.size_bytes} bytes, {index.index.name} says {expected_bytes}", name=tokens.name
         )
-    return TokenFile(tokens.name, tokens.size_bytes, tokens.size_bytes // index.token_size_bytes, 0)
+    count = tokens.size_bytes // index.token_size_bytes
+    return TokenFile(tokens.name, tokens.size_bytes, count, 0, format="Megatron")

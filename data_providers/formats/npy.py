@@ -47,7 +47,7 @@ def layout_of(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
     expected_bytes = begin + count * spec.token_size_bytes
     if file.size_bytes != expected_bytes:
         raise CorruptData(f"{name} has {file.size_bytes} bytes, its header says {expected_bytes}", name=name)
-    return TokenFile(name, file.size_bytes, count, begin)
+    return TokenFile(name, file.size_bytes, count, begin, format="npy")
 
 
 def _header(name: str, head: bytes) -> tuple[dict[str, Any], int]:

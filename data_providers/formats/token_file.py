@@ -17,11 +17,13 @@ class TokenFile(DataFile):
         data_offset_bytes: where the first sample begins.
         stride_bytes: from one record's first sample to the next one's; None without records.
         samples_per_record: 1 or more; 0 without records.
+        format: what the file is, for people.
     """
 
     data_offset_bytes: int
     stride_bytes: int | None = None
     samples_per_record: int = 0
+    format: str = "raw"
 
     def offset_bytes(self, sequence: int, spec: DatasetSpec) -> int:
         """The byte at which the file's sample of this number begins."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from data_providers.cached import DEFAULT_CACHE_BYTES, BlockCache
 from data_providers.factory import open_provider
 from data_providers.protocol import DataProvider
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
@@ -41,6 +42,8 @@ class ClientOptions:
     invitation: str | None
     verify: bool | str
     reconnect_bound_s: float
+    cache_dir: Path | None
+    cache_bytes: int
 
 
 def client(
@@ -60,13 +63,18 @@ def client(
     reconnect_s: Annotated[
         float, typer.Option("--reconnect", min=1, help="Seconds to keep trying a coordinator that does not answer.")
     ] = DEFAULT_BOUND_S,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep data that come over HTTP or from buckets here; clients may share it."),
+    ] = None,
+    cache_bytes: Annotated[int, typer.Option(help="The cache's limit in bytes.")] = DEFAULT_CACHE_BYTES,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and withdraws; a second one stops at once."""
     start_logging(log_format, verbose=verbose)
     verify = True if tls_ca is None else str(tls_ca)
-    run_to_end(_run(ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s)))
+    run_to_end(_run(ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s, cache, cache_bytes)))
 
 
 def base_url(url: str) -> str:
@@ -120,8 +128,10 @@ async def _run_agent(agent: Agent) -> None:
 
 
 def _equipment(options: ClientOptions) -> Equipment:
+    cache = None if options.cache_dir is None else BlockCache(options.cache_dir, options.cache_bytes)
+
     async def provider(request: DataRequest) -> DataProvider:
-        return await open_provider(request.state, request.ticket, options.data)
+        return await open_provider(request.state, request.ticket, options.data, cache)
 
     def trainer(state: StateFile, worker: Worker) -> Trainer:
         return open_trainer(options.trainer, state, worker)

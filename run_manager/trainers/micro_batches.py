@@ -22,8 +22,8 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
     """The sequences of each local step, as soon as they are there; no tokens are copied.
 
     Raises:
-        TrainerFailed: fewer or more sequences than planned, the provider's or the fetcher's fault; or labels, which
-            would be ignored silently.
+        TrainerFailed: fewer or more sequences than planned, the provider's or the fetcher's fault; or labels or
+            packed documents, which would be ignored silently.
         DataError: whatever `batches` raises.
     """
     sizes = iter(plan.micro_batch_sizes)
@@ -33,6 +33,11 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
     async for batch in batches:
         if batch.labels is not None:
             raise TrainerFailed(f"step {plan.step}: the data bring labels; this trainer predicts the next token only")
+        if batch.sequence_lengths is not None:
+            raise TrainerFailed(
+                f"step {plan.step}: the data bring packed documents (sequence_lengths); this trainer would read across "
+                "their boundaries"
+            )
         sequences = np.split(batch.input_ids, batch.offsets[1:-1]) if batch.sample_count else []
         seen += len(sequences)
         if seen > plan.sequence_count:

@@ -17,7 +17,7 @@ from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
 from state.config import StateFile, parse_data_config
 from state.data_location import DummyData, Local, Server, SingleUrl
-from state.errors import InvalidConfig, InvalidInput, Unsupported
+from state.errors import InvalidConfig, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
@@ -136,7 +136,7 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
 
 
 async def test_factory_names_a_location_that_it_does_not_carry_out() -> None:
-    with pytest.raises(Unsupported, match="Preprocessed"):
+    with pytest.raises(SourceUnavailable, match="somewhere"):
         await opened({"Preprocessed": "somewhere"})
 
 

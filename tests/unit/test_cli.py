@@ -25,7 +25,19 @@ from state.phases import RunState
 from state.wire import ClientId
 from tests.support.states import state_text
 
-COMMANDS = ("up", "coordinator", "data-server", "client", "check", "status", "pause", "resume", "eject", "audit")
+COMMANDS = (
+    "up",
+    "coordinator",
+    "data-server",
+    "client",
+    "check",
+    "status",
+    "pause",
+    "resume",
+    "eject",
+    "audit",
+    "data",
+)
 cli = CliRunner()
 
 

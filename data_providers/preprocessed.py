@@ -1,0 +1,300 @@
+"""Samples that are cut, labelled and maybe packed already: parquet files with one row per sample.
+
+Columns, each a list of integers per row: `inputs`, and optionally `labels` and `position_ids` (as long as the inputs)
+and `sequence_lengths` (of the documents packed into the row; they add up to its length). pyarrow reads them, an extra
+(`pip install 'epochal[parquet]'`). The order is the files' own, by name, pass after pass: whoever cuts samples
+beforehand shuffles them beforehand. Row groups are decoded as they are needed and kept under a named limit.
+
+Folders may be laid out as Hugging Face's `datasets` writes them: `train-00000-of-00004.parquet`, directly or in
+`data/`, or a folder per split, `train/…`. The split `train` is taken, or the only one that there is.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.order import DataFile, DataOrder, Run
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    CorruptData,
+    DatasetSpec,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
+from state.errors import InternalError, InvalidInput
+from state.intervals import BatchId
+from state.wire import document_digest
+
+EXTRA = "pip install 'epochal[parquet]'"
+SUFFIX = ".parquet"
+INPUTS = "inputs"
+OPTIONAL = ("labels", "position_ids", "sequence_lengths")
+DEFAULT_SPLIT = "train"
+MAX_DECODED_BYTES = 512 * 1024**2
+"""Decoded row groups that are kept; the least recently used goes first."""
+MAX_ROW_GROUP_BYTES = 256 * 1024**2
+"""A row group that is larger when decoded is refused: write smaller ones (a few thousand samples)."""
+MAX_TOKEN = 2**32 - 1
+_FINGERPRINT_FORMAT = "epochal/preprocessed/v1"
+_SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
+_ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
+"""To the order a row is a sample of one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A file as its footer shows it; row group *g* has rows `[starts[g], starts[g + 1])`."""
+
+    path: Path
+    name: str
+    size_bytes: int
+    columns: tuple[str, ...]
+    starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One list column of some rows: its values one after the other, and each row's begin, `(rows + 1,)`."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    def rows(self, first: int, stop: int) -> "_Column":
+        begin, end = self.offsets[first], self.offsets[stop]
+        return _Column(self.values[begin:end], self.offsets[first : stop + 1] - begin)
+
+
+class PreprocessedDataProvider:
+    """A `DataProvider` over parquet files. Make one with `open`."""
+
+    def __init__(self, tables: Sequence[_Table], max_tokens: int | None) -> None:
+        files = [DataFile(table.name, table.size_bytes, int(table.starts[-1])) for table in tables]
+        self._order = DataOrder(files, _ROWS)
+        by_name = {table.name: table for table in tables}
+        self._tables = [by_name[file.name] for file in self._order.files]
+        self.columns = tables[0].columns
+        self._max_tokens = max_tokens
+        self._decoded: OrderedDict[tuple[int, int], dict[str, _Column]] = OrderedDict()
+        self._decoded_bytes = 0
+        self._reading = asyncio.Lock()
+        self._closed = False
+        self._fingerprint = document_digest(
+            {
+                "format": _FINGERPRINT_FORMAT,
+                "files": [[table.name, table.size_bytes, int(table.starts[-1])] for table in self._tables],
+                "columns": list(self.columns),
+            }
+        )
+
+    @classmethod
+    def open(cls, path: Path, max_tokens: int | None = None) -> Self:
+        """A provider over a parquet file, or those of a folder, whose samples have at most `max_tokens`. Blocks.
+
+        Raises:
+            SourceUnavailable: nothing can be read there now; retry.
+            CorruptData: no parquet files, or one that does not hold samples; the data's owner's fault.
+            InvalidInput: pyarrow is not installed, or the folder's splits do not say which one is meant.
+        """
+        _pyarrow()
+        try:
+            if not path.is_dir():
+                return cls([_table(path, path.name)], max_tokens)
+            names = _choose_split({str(found.relative_to(path)): found for found in _parquet_files(path)}, path)
+            tables = [_table(path / name, name) for name in sorted(names)]
+        except OSError as error:
+            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+        first = tables[0]
+        for table in tables:
+            if table.columns != first.columns:
+                raise CorruptData(f"{table.path} has columns {table.columns}, {first.name} has {first.columns}")
+        return cls(tables, max_tokens)
+
+    @property
+    def sequence_count(self) -> int:
+        return self._order.sequence_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`; samples may differ in length. `input_ids` are uint32, all else int64.
+
+        Raises:
+            SourceUnavailable: a file cannot be read now; retry.
+            CorruptData: a file does not hold what its footer says, or a row is no sample.
+            OutOfRange, Rejected: no such data index; too many, or too long ones, at a time.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        async with self._reading:  # a row group is decoded once, however many ask for it
+            return await asyncio.to_thread(self._read, self._order.locate(data_ids))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._decoded.clear()
+
+    def _read(self, runs: Sequence[Run]) -> TokenBatch:
+        parts: dict[str, list[_Column]] = {name: [] for name in self.columns}
+        taken_bytes = 0
+        for run in runs:
+            row, stop = run.sequence, run.sequence + run.length
+            starts = self._tables[run.file].starts
+            while row < stop:
+                group = int(np.searchsorted(starts, row, side="right")) - 1
+                begin, end = int(starts[group]), min(stop, int(starts[group + 1]))
+                for name, column in self._row_group(run.file, group).items():
+                    part = column.rows(row - begin, end - begin)
+                    taken_bytes += part.values.nbytes
+                    if taken_bytes > MAX_REQUEST_BYTES:
+                        raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+                    parts[name].append(part)
+                row = end
+        batch = _batch({name: _joined(columns) for name, columns in parts.items()})
+        longest = int(np.diff(batch.offsets).max(initial=0))
+        if self._max_tokens is not None and longest > self._max_tokens:
+            raise CorruptData(f"a sample has {longest} tokens; the run's max_seq_len is {self._max_tokens}")
+        return batch
+
+    def _row_group(self, file: int, group: int) -> dict[str, _Column]:
+        key = (file, group)
+        if key in self._decoded:
+            self._decoded.move_to_end(key)
+            return self._decoded[key]
+        found = _decode(self._tables[file], group)
+        self._decoded[key] = found
+        self._decoded_bytes += _bytes_of(found)
+        while self._decoded_bytes > MAX_DECODED_BYTES and len(self._decoded) > 1:
+            self._decoded_bytes -= _bytes_of(self._decoded.popitem(last=False)[1])
+        return found
+
+
+def _batch(columns: dict[str, _Column]) -> TokenBatch:
+    inputs = columns[INPUTS]
+    for name in ("labels", "position_ids"):
+        if name in columns and not np.array_equal(columns[name].offsets, inputs.offsets):
+            raise CorruptData(f"{name} and {INPUTS} differ in length within a row")
+    return TokenBatch(
+        inputs.values,
+        inputs.offsets,
+        **{name: column.values for name, column in columns.items() if name != INPUTS},
+    )
+
+
+def _joined(parts: Sequence[_Column]) -> _Column:
+    values = np.concatenate([part.values for part in parts])
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return _Column(values, np.concatenate(([0], np.cumsum(lengths))))
+
+
+def _bytes_of(columns: dict[str, _Column]) -> int:
+    return sum(column.values.nbytes + column.offsets.nbytes for column in columns.values())
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidInput(f"preprocessed samples need pyarrow: {EXTRA}") from error
+    return pyarrow
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """The parquet files directly in a folder, and in the folders directly in it."""
+    return [path for pattern in ("*", "*/*") for path in folder.glob(pattern + SUFFIX) if path.is_file()]
+
+
+def _choose_split(files: dict[str, Path], folder: Path) -> list[str]:
+    """The names of the files of one split."""
+    if not files:
+        raise CorruptData(f"{folder} holds no parquet files", path=str(folder))
+    splits: dict[str, list[str]] = {}
+    for name in files:
+        parent, _, last = name.rpartition("/")
+        match = _SHARD.fullmatch(last.removesuffix(SUFFIX))
+        split = match["split"] if match else (parent if parent != "data" else "")
+        splits.setdefault(split, []).append(name)
+    if DEFAULT_SPLIT in splits:
+        return splits[DEFAULT_SPLIT]
+    if len(splits) > 1:
+        named = ", ".join(sorted(split or "(files of no split)" for split in splits))
+        raise InvalidInput(
+            f"{folder} holds {named} and no split {DEFAULT_SPLIT!r}; name a file or a folder of one split"
+        )
+    return next(iter(splits.values()))
+
+
+def _table(path: Path, name: str) -> _Table:
+    arrow = _pyarrow()
+    try:
+        with arrow.parquet.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        raise _as_ours(error, path, "is no parquet file") from error
+    columns = tuple(column for column in (INPUTS, *OPTIONAL) if column in schema.names)
+    if INPUTS not in columns:
+        raise CorruptData(f"{path} has columns {schema.names}; one must be {INPUTS!r}", path=str(path))
+    for column in columns:
+        kind = schema.field(column).type
+        if not _is_list(arrow, kind) or not arrow.types.is_integer(kind.value_type):
+            raise CorruptData(f"{path}: column {column!r} holds {kind}; allowed: lists of integers", path=str(path))
+    return _Table(path, name, path.stat().st_size, columns, np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+
+
+def _is_list(arrow: Any, kind: Any) -> bool:
+    types = arrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _decode(table: _Table, group: int) -> dict[str, _Column]:
+    arrow = _pyarrow()
+    try:
+        if table.path.stat().st_size != table.size_bytes:
+            raise CorruptData(f"{table.path} changed: it had {table.size_bytes} bytes", path=str(table.path))
+        with arrow.parquet.ParquetFile(table.path) as file:
+            size_bytes = file.metadata.row_group(group).total_byte_size
+            if size_bytes > MAX_ROW_GROUP_BYTES:
+                raise CorruptData(
+                    f"{table.path}: row group {group} has {size_bytes} bytes; at most {MAX_ROW_GROUP_BYTES}"
+                )
+            found = file.read_row_group(group, columns=list(table.columns))
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        raise _as_ours(error, table.path, f"holds a row group {group} that cannot be decoded") from error
+    count = int(table.starts[group + 1] - table.starts[group])
+    return {name: _column(found.column(name).combine_chunks(), name, table, count) for name in table.columns}
+
+
+def _as_ours(error: Exception, path: Path, trouble: str) -> CorruptData | SourceUnavailable:
+    """pyarrow raises `OSError` for damaged files too; only the system's own have a number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return SourceUnavailable(f"{path} cannot be read: {error.strerror}", path=str(path))
+    return CorruptData(f"{path} {trouble}: {str(error).partition(chr(10))[0]}", path=str(path))
+
+
+def _column(array: Any, name: str, table: _Table, count: int) -> _Column:
+    arrow = _pyarrow()
+    if array.null_count or array.flatten().null_count or len(array) != count:
+        raise CorruptData(f"{table.path}: column {name!r} has nulls, or another number of rows than its footer says")
+    if arrow.types.is_fixed_size_list(array.type):
+        array = array.cast(arrow.large_list(array.type.value_type))
+    values = array.flatten().to_numpy(zero_copy_only=False)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    if name != INPUTS:
+        return _Column(values.astype(np.int64), offsets - offsets[0])
+    if len(values) and (int(values.min()) < 0 or int(values.max()) > MAX_TOKEN):
+        bad = int(values.min()) if int(values.min()) < 0 else int(values.max())
+        raise CorruptData(f"{table.path}: token {bad} in {name!r}; allowed: 0 to {MAX_TOKEN}", path=str(table.path))
+    return _Column(values.astype("<u4"), offsets - offsets[0])

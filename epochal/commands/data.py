@@ -1,0 +1,223 @@
+"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether it holds what it should."""
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from data_providers.factory import Access, open_location, parse_location
+from data_providers.formats.discovery import SUFFIXES
+from data_providers.formats.mds import INDEX_NAME
+from data_providers.local import LocalDataProvider
+from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
+from data_providers.preprocessed import PreprocessedDataProvider
+from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
+from data_providers.ranged import RangedDataProvider
+from epochal.commands.servers import run_to_end, say
+from epochal.files import read_data_config
+from state.data_location import Local, Preprocessed
+from state.errors import InvalidInput
+from state.intervals import BatchId
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+MAX_FILES_SHOWN = 20
+SAMPLE_TOKENS = 32
+SAMPLE_CHARACTERS = 400
+BYTES_VOCABULARY = 256
+TOKENIZERS_EXTRA = "pip install tokenizers"
+
+_FIRST = BatchId(0, 0)
+
+app = typer.Typer(help="Look into a data location, and check it.", no_args_is_help=True)
+
+
+class TokenSizeOption(StrEnum):
+    """Bytes of a token."""
+
+    TWO = "2"
+    FOUR = "4"
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One file: its tokens, and how many of them at its end belong to no sequence."""
+
+    name: str
+    format: str
+    size_bytes: int
+    tokens: int
+    dropped_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """What a location holds. `sequences` and `tokens` are of one pass; None without an end (or without a meaning)."""
+
+    location: str
+    kind: str
+    sequence_length: int | None
+    files: tuple[FileReport, ...]
+    sequences: int | None
+    tokens: int | None
+    fingerprint: str
+    columns: tuple[str, ...]
+    sample_tokens: tuple[int, ...]
+    sample_text: str | None
+
+
+@app.command()
+def inspect(
+    location: Annotated[str, typer.Argument(metavar="LOCATION", help="As `epochal client --data` takes it.")],
+    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token, where the files do not say.")] = (
+        TokenSizeOption.TWO
+    ),
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
+    preprocessed: Annotated[
+        bool, typer.Option("--preprocessed", help="The path is a folder of parquet files.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the sample.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample."""
+    found = parse_location(location)
+    if isinstance(found, Local) and found.path.endswith(".toml"):
+        seq_len = read_data_config(Path(found.path)).seq_len
+    spec = DatasetSpec(int(token_size.value), seq_len)
+    target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
+
+    async def look() -> None:
+        provider = await open_location(target, spec, Access("", lambda: ""))
+        try:
+            report = await _report(location, provider, tokenizer)
+        finally:
+            await provider.aclose()
+        if as_json:
+            say(json.dumps(asdict(report), ensure_ascii=False))
+        else:
+            _show(report)
+
+    run_to_end(look())
+
+
+@app.command()
+def manifest(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of token files.")],
+    block_bytes: Annotated[int, typer.Option(help="Bytes that are hashed together.")] = DEFAULT_BLOCK_BYTES,
+) -> None:
+    """Write the hashes of a folder's files beside them, so that whoever fetches them can check every block."""
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is no folder", path=str(folder))
+    names = [path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name)]
+    if not names:
+        raise InvalidInput(f"{folder} holds no data files", path=str(folder))
+    say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with a manifest.")]) -> None:
+    """Compare every byte of a folder's files with its manifest."""
+    say(f"{folder}: {verify_folder(folder)} files are what the manifest says")
+
+
+def _is_data(name: str) -> bool:
+    return name.endswith((*SUFFIXES, ".idx", ".mds")) or name == INDEX_NAME
+
+
+async def _report(location: str, provider: DataProvider, tokenizer: Path | None) -> DataReport:
+    sample = _first_sample(await provider.get_samples(_FIRST))
+    order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
+    dropped = {} if order is None else order.dropped_tokens
+    files = (
+        ()
+        if order is None
+        else tuple(
+            FileReport(
+                file.name, getattr(file, "format", "raw"), file.size_bytes, file.token_count, dropped.get(file.name, 0)
+            )
+            for file in order.files
+        )
+    )
+    length = None if order is None else order.spec.sequence_length
+    count = provider.sequence_count
+    return DataReport(
+        location=location,
+        kind=type(provider).__name__.removesuffix("DataProvider"),
+        sequence_length=length,
+        files=files,
+        sequences=count,
+        tokens=None if count is None or length is None else count * length,
+        fingerprint=provider.fingerprint,
+        columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
+        sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
+        sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
+    )
+
+
+def _first_sample(batch: TokenBatch) -> list[int]:
+    tokens: list[int] = batch.input_ids[: int(batch.offsets[1])].tolist()
+    return tokens
+
+
+def _decoded(tokens: list[int], tokenizer: Path | None) -> str | None:
+    """The sample as text: through a tokenizer, or as bytes where every token is one; None where neither holds."""
+    if tokenizer is None:
+        if max(tokens, default=0) >= BYTES_VOCABULARY:
+            return None
+        return _printable(bytes(tokens).decode("utf-8", errors="replace"))
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise InvalidInput(f"--tokenizer needs the tokenizers package: {TOKENIZERS_EXTRA}") from error
+    try:
+        text: str = tokenizers.Tokenizer.from_file(str(tokenizer)).decode(tokens)
+    except Exception as error:  # the package raises plain Exception
+        raise InvalidInput(f"--tokenizer {tokenizer}: {error}", path=str(tokenizer)) from error
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """The text's beginning, without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text[:SAMPLE_CHARACTERS])
+
+
+def _show(report: DataReport) -> None:
+    console = Console()
+    table = Table(title=f"{report.location} · {report.kind}", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in (
+        ("sequences", "without end" if report.sequences is None else f"{report.sequences:,}"),
+        ("tokens of a sequence", "as they come" if report.sequence_length is None else f"{report.sequence_length:,}"),
+        ("tokens of a pass", "" if report.tokens is None else f"{report.tokens:,}"),
+        ("columns", ", ".join(report.columns)),
+        ("fingerprint", report.fingerprint),
+        ("first tokens", " ".join(map(str, report.sample_tokens))),
+    ):
+        if value:
+            table.add_row(name, value)
+    console.print(table)
+    if report.files:
+        files = Table("file", "format", "bytes", "tokens", "tokens in no sequence")
+        for file in report.files[:MAX_FILES_SHOWN]:
+            files.add_row(
+                file.name, file.format, f"{file.size_bytes:,}", f"{file.tokens:,}", f"{file.dropped_tokens:,}"
+            )
+        if len(report.files) > MAX_FILES_SHOWN:
+            files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "")
+        console.print(files)
+    if report.sample_text is not None:
+        console.print("the first sample, decoded:", style="bold")
+        console.print(report.sample_text, markup=False, highlight=False)
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands."""
+    root.add_typer(app, name="data")
