@@ -97,8 +97,8 @@ class MixtureOrder:
         Raises:
             OutOfRange: beyond the largest number that a data index may have.
         """
-        if data_ids.end > MAX_BATCH_NUMBER:
-            raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_BATCH_NUMBER}")
+        if data_ids.end >= MAX_BATCH_NUMBER:
+            raise OutOfRange(f"data index {data_ids.end} is not below {MAX_BATCH_NUMBER}")
         sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
         order = np.argsort(sources, kind="stable")
         found: list[Share] = []

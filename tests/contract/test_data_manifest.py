@@ -1,0 +1,134 @@
+"""Manifests: written, verified, and compared with every block that a source brings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_providers.cached import MIN_CACHE_BYTES, BlockCache
+from data_providers.factory import Access, open_location
+from data_providers.local import LocalDataProvider
+from data_providers.manifest import (
+    MANIFEST_NAME,
+    MAX_BLOCK_BYTES,
+    MIN_BLOCK_BYTES,
+    parse_manifest,
+    verify_folder,
+    write_manifest,
+)
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
+from state.data_location import Urls
+from state.errors import InvalidInput
+from state.intervals import BatchId
+from tests.support.data_http import FileServer, http_server
+
+SPEC = DatasetSpec(2, 64, bytes(32))
+NAMES = ["a.bin", "b.bin"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, name in enumerate(NAMES):
+        np.arange(64 * 300 + number, dtype="<u2").tofile(tmp_path / name)
+    write_manifest(tmp_path, NAMES, MIN_BLOCK_BYTES)
+    return tmp_path
+
+
+async def opened(url: str, cache: BlockCache | None = None) -> DataProvider:
+    location = Urls(tuple(f"{url}/{name}" for name in NAMES))
+    return await open_location(location, SPEC, Access("run", lambda: "", cache))
+
+
+@pytest.mark.parametrize("with_cache", [False, True])
+async def test_data_with_a_manifest_are_the_files_bytes(folder: Path, tmp_path: Path, with_cache: bool) -> None:
+    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES) if with_cache else None
+    async with http_server(FileServer(folder)) as url:
+        provider = await opened(url, cache)
+        local = LocalDataProvider.open(folder, SPEC)
+        assert provider.fingerprint == local.fingerprint
+        for data_ids in (BatchId(0, 0), BatchId(37, 411), BatchId(590, 700)):
+            brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
+            assert np.array_equal(brought.input_ids, read.input_ids)
+        await provider.aclose()
+        await local.aclose()
+
+
+async def test_one_changed_byte_is_corrupt_and_names_the_block(folder: Path) -> None:
+    data = bytearray((folder / "b.bin").read_bytes())
+    data[3 * MIN_BLOCK_BYTES + 17] ^= 1
+    (folder / "b.bin").write_bytes(data)
+    with pytest.raises(CorruptData, match=r"b\.bin: block 3 of 4096 bytes"):
+        verify_folder(folder)
+    async with http_server(FileServer(folder)) as url:
+        provider = await opened(url)
+        with pytest.raises(CorruptData, match=r"b\.bin: block 3 of 4096 bytes is not what the manifest says"):
+            await provider.get_samples(BatchId(0, provider.sequence_count - 1 if provider.sequence_count else 0))
+        await provider.aclose()
+
+
+async def test_file_of_another_size_than_listed_is_corrupt_at_once(folder: Path) -> None:
+    (folder / "a.bin").write_bytes((folder / "a.bin").read_bytes()[:-2])
+    with pytest.raises(CorruptData, match="the manifest says 38400"):
+        verify_folder(folder)
+    async with http_server(FileServer(folder)) as url:
+        with pytest.raises(CorruptData, match="the manifest says 38400"):
+            await opened(url)
+
+
+def test_verified_folder_counts_its_files_and_misses_none(folder: Path) -> None:
+    assert verify_folder(folder) == 2
+    (folder / "a.bin").unlink()
+    with pytest.raises(CorruptData, match=r"a\.bin, which is not there"):
+        verify_folder(folder)
+
+
+def test_folder_without_a_manifest_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=MANIFEST_NAME):
+        verify_folder(tmp_path)
+
+
+@pytest.mark.parametrize("block_bytes", [0, MIN_BLOCK_BYTES - 1, MAX_BLOCK_BYTES + 1])
+def test_manifest_of_other_blocks_than_allowed_is_refused(tmp_path: Path, block_bytes: int) -> None:
+    with pytest.raises(InvalidInput, match="allowed"):
+        write_manifest(tmp_path, [], block_bytes)
+
+
+MANIFEST = {"format": "epochal/manifest/v1", "block_bytes": 4096, "files": {"a": {"size_bytes": 0, "hashes": ""}}}
+SPOILED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "format": lambda found: found.update(format="v0"),
+    "block": lambda found: found.update(block_bytes=1),
+    "no files": lambda found: found.pop("files"),
+    "a list of files": lambda found: found.update(files=["a"]),
+    "too few hashes": lambda found: found["files"].update(a={"size_bytes": 1, "hashes": ""}),
+    "negative": lambda found: found["files"].update(a={"size_bytes": -1, "hashes": ""}),
+    "no base64": lambda found: found["files"].update(a={"size_bytes": 1, "hashes": "?"}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_manifest_that_is_none_is_corrupt(spoil: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads(json.dumps(MANIFEST))
+    parse_manifest(json.dumps(found).encode(), "m")
+    spoil(found)
+    with pytest.raises(CorruptData, match="m"):
+        parse_manifest(json.dumps(found).encode(), "m")
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["format", "files", "block_bytes", "a"]), inner, max_size=4)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_manifest_of_anything_is_corrupt(text: bytes) -> None:
+    with pytest.raises(CorruptData):
+        parse_manifest(text, "m")

@@ -1,0 +1,28 @@
+"""Real parts that not every machine has: a test without its part says so and skips, and fails where `CI=true`."""
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+
+def need_module(name: str) -> None:
+    """Skips (or fails, in CI) unless the module can be imported."""
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        _without(f"the package {name} is not installed")
+
+
+def need_program(name: str) -> str:
+    """The path of a program; skips (or fails, in CI) where there is none."""
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        _without(f"the program {name} is not installed")
+    assert found is not None
+    return found
+
+
+def _without(reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}, and CI must have it")
+    pytest.skip(reason)
