@@ -1,0 +1,93 @@
+"""A real nginx on loopback, serving a folder in good and bad ways; it ends with its context."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.heavy import need_program
+
+START_TIMEOUT_S = 10.0
+
+CONFIG = """
+{user}
+daemon off;
+worker_processes 1;
+pid {prefix}/nginx.pid;
+error_log {prefix}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    log_format ranges '$uri "$http_range" $status $body_bytes_sent';
+    access_log {prefix}/access.log ranges;
+    client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
+    uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
+    server {{
+        listen 127.0.0.1:{port};
+        location /data/ {{ alias {root}/; }}
+        location /whole/ {{ alias {root}/; max_ranges 0; }}
+        location /slow/ {{ alias {root}/; limit_rate 64k; }}
+        location /denied/ {{ return 403; }}
+        location /broken/ {{ return 500; }}
+        location /moved/ {{ rewrite ^/moved/(.*)$ /data/$1 redirect; }}
+        location /around/ {{ rewrite ^ /around/again redirect; }}
+    }}
+}}
+"""
+
+
+@dataclass
+class Nginx:
+    """One server. `requests` are the ranges that it was asked for, as its own log has them."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    def requests(self) -> list[str]:
+        return self.log_path.read_text().splitlines()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def nginx(prefix: Path, root: Path, port: int | None = None) -> Iterator[Nginx]:
+    """nginx over the files of `root`; everything that it writes is in `prefix`. Skips where there is no nginx."""
+    program = need_program("nginx")
+    prefix.mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    user = "user root;" if os.geteuid() == 0 else ""
+    config = prefix / "nginx.conf"
+    config.write_text(CONFIG.format(prefix=prefix, root=root, port=port, user=user))
+    process = subprocess.Popen(
+        [program, "-p", str(prefix), "-c", str(config), "-e", str(prefix / "error.log")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _await_port(port, process, prefix)
+        yield Nginx(f"http://127.0.0.1:{port}", process, prefix / "access.log")
+    finally:
+        process.terminate()
+        process.wait(START_TIMEOUT_S)
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes], prefix: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"nginx ended: {(prefix / 'error.log').read_text()}")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=0.2).close()
+        except OSError:
+            continue
+        return
+    raise RuntimeError("nginx did not start")
