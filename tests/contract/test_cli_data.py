@@ -1,0 +1,106 @@
+"""`epochal data`: what people see of a location."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from epochal.main import app
+from tests.support.data_formats import write_mds, write_megatron
+from tests.support.heavy import need_module
+
+cli = CliRunner()
+TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
+
+
+def inspected(*arguments: str) -> dict[str, Any]:
+    ran = cli.invoke(app, ["data", "inspect", *arguments, "--json"])
+    assert ran.exit_code == 0, ran.output
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
+
+
+def write_text(folder: Path) -> Path:
+    np.frombuffer(TEXT, np.uint8).astype("<u2").tofile(folder / "sonnet.bin")
+    return folder
+
+
+def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Path) -> None:
+    report = inspected(str(write_text(tmp_path)), "--seq-len", "16")
+    assert (report["sequences"], report["tokens"]) == (5, 80)
+    assert report["files"] == [
+        {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "tokens": 80, "dropped_tokens": 0}
+    ]
+    assert report["sample_text"] == TEXT[:16].decode()
+    assert len(report["fingerprint"]) == 64
+
+
+def test_inspect_for_people_is_a_table_with_the_text(tmp_path: Path) -> None:
+    ran = cli.invoke(app, ["data", "inspect", str(write_text(tmp_path)), "--seq-len", "40"])
+    assert ran.exit_code == 0
+    assert "sonnet.bin" in ran.stdout
+    assert "Shall I compare thee to a summer's day?" in ran.stdout
+
+
+@pytest.mark.parametrize(("write", "kind"), [("mds", "MDS"), ("megatron", "Megatron"), ("npy", "npy")])
+def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None:
+    tokens = np.arange(64, dtype="<u2")
+    if write == "mds":
+        write_mds(tmp_path, [tokens.reshape(4, 16)])
+    elif write == "megatron":
+        write_megatron(tmp_path, "text", [tokens])
+    else:
+        np.save(tmp_path / "a.npy", tokens)
+    report = inspected(str(tmp_path), "--seq-len", "16")
+    assert [file["format"] for file in report["files"]] == [kind]
+    assert report["sequences"] == 4
+
+
+def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    config = tmp_path / "data.toml"
+    config.write_text('dir = "."\ntoken_size = "TwoBytes"\nseq_len = 20\n')
+    assert inspected(str(config))["sequences"] == 4
+
+
+def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
+    need_module("tokenizers")
+    import tokenizers
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    words = {"[UNK]": 0, "summer": 300, "day": 301}
+    tokenizers.Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
+    np.array([300, 301, 300], "<u2").tofile(tmp_path / "a.bin")
+    report = inspected(str(tmp_path / "a.bin"), "--seq-len", "3", "--tokenizer", str(path))
+    assert report["sample_text"] == "summer day summer"
+    assert inspected(str(tmp_path / "a.bin"), "--seq-len", "3")["sample_text"] is None
+
+
+def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
+    assert ran.exit_code == 0
+    assert "1 files are what the manifest says" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "inspect", "absent.bin"], "absent.bin cannot be read"),
+        (["data", "inspect", "workshop://x"], "no data provider is called 'workshop'"),
+        (["data", "verify", "absent"], "epochal-manifest.json"),
+        (["data", "manifest", "absent"], "absent is no folder"),
+    ],
+)
+def test_mistakes_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli.invoke(app, arguments)
+    assert ran.exit_code != 0
+    assert message in str(ran.exception)
