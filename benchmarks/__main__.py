@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import assignment, members, rounds
+from benchmarks import assignment, data, members, rounds
 from benchmarks.figures import Figure, show
 
 
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "assignment": assignment.measure,
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
+    "data": lambda: _in_folder(data.measure),
 }
 
 

@@ -148,27 +148,27 @@ class CachedSource:
     def files(self) -> Sequence[SourceFile]:
         return self._source.files
 
-    async def read(self, name: str, start: int, stop: int) -> memoryview:
-        """As `ByteSource.read`."""
-        file = self._files[name]
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """As `ByteSource.read_into`."""
+        file, stop = self._files[name], start + len(into)
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
-        body = bytearray(max(0, min(last * BLOCK_BYTES, file.size_bytes) - first * BLOCK_BYTES))
+        body = memoryview(bytearray(max(0, min(last * BLOCK_BYTES, file.size_bytes) - first * BLOCK_BYTES)))
         missing = await asyncio.to_thread(self._fill, file, first, last, body)
 
         async def fetch(part: _Missing) -> None:
             begin, end = part.first * BLOCK_BYTES, min(part.stop * BLOCK_BYTES, file.size_bytes)
-            found = memoryview(await self._source.read(name, begin, end))
+            found = body[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+            await self._source.read_into(name, begin, found)
             self.fetched_bytes += len(found)
-            body[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES] = found
             await asyncio.to_thread(self._keep, file, part, found)
 
         await run_bounded(fetch, missing, MAX_CONCURRENT_READS)
-        return memoryview(body)[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+        into[:] = body[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
 
     async def aclose(self) -> None:
         await self._source.aclose()
 
-    def _fill(self, file: SourceFile, first: int, last: int, body: bytearray) -> list[_Missing]:
+    def _fill(self, file: SourceFile, first: int, last: int, body: memoryview) -> list[_Missing]:
         """Puts the blocks that are held to their places; says which are not."""
         missing: list[_Missing] = []
         for number in range(first, last):

@@ -27,7 +27,7 @@ from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
-from data_providers.source import ByteSource
+from data_providers.source import ByteSource, read
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.config import StateFile, parse_data_config
@@ -246,7 +246,7 @@ async def _mix_text(place: str) -> bytes:
         (file,) = source.files
         if file.size_bytes > MAX_MIX_BYTES:
             raise Rejected(f"mix {file.place} has {file.size_bytes} bytes; at most {MAX_MIX_BYTES}")
-        return bytes(await source.read(file.name, 0, file.size_bytes))
+        return await read(source, file.name, 0, file.size_bytes)
     finally:
         await source.aclose()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_providers.protocol import CorruptData
-from data_providers.source import ByteSource, SourceFile
+from data_providers.source import ByteSource, SourceFile, read
 from state.errors import InvalidInput
 
 MANIFEST_NAME = "epochal-manifest.json"
@@ -156,14 +156,14 @@ class VerifiedSource:
 
         Raises:
             CorruptData: the manifest is none, or the source's files are not those that it lists.
-            SourceUnavailable, Rejected: as `ByteSource.read`.
+            SourceUnavailable, Rejected: as `ByteSource.read_into`.
         """
         held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
         if held is None:
             return source
         if held.size_bytes > MAX_MANIFEST_BYTES:
             raise CorruptData(f"{held.place} has {held.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
-        text = bytes(await source.read(held.name, 0, held.size_bytes))
+        text = await read(source, held.name, 0, held.size_bytes)
         return cls(source, parse_manifest(text, held.place), is_whole=is_whole)
 
     @property
@@ -174,20 +174,23 @@ class VerifiedSource:
     def files(self) -> Sequence[SourceFile]:
         return self._files
 
-    async def read(self, name: str, start: int, stop: int) -> memoryview:
-        """As `ByteSource.read`; whole blocks are fetched and compared. A file that is not listed is not compared."""
-        listed, size = self._manifest.files.get(name), self._manifest.block_bytes
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """As `ByteSource.read_into`; whole blocks are fetched and compared, but for a file that is not listed."""
+        listed, size, stop = self._manifest.files.get(name), self._manifest.block_bytes, start + len(into)
         if listed is None:
-            return memoryview(await self._source.read(name, start, stop))
+            await self._source.read_into(name, start, into)
+            return
         begin, end = start // size * size, min(-(-stop // size) * size, listed.size_bytes)
-        body = memoryview(await self._source.read(name, begin, end))
+        body = into if (begin, end) == (start, stop) else memoryview(bytearray(end - begin))
+        await self._source.read_into(name, begin, body)
         for at in range(begin, end, size):
             number = at // size
             expected = listed.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
             if block_hash(body[at - begin : at - begin + size]) != expected:
                 place = next(file.place for file in self._files if file.name == name)
                 raise CorruptData(f"{place}: block {number} of {size} bytes is not what the manifest says", name=name)
-        return body[start - begin : stop - begin]
+        if body is not into:
+            into[:] = body[start - begin : stop - begin]
 
     async def aclose(self) -> None:
         await self._source.aclose()

@@ -66,7 +66,12 @@ class RangedDataProvider:
         view = tokens.view(np.uint8).data
 
         async def read(wanted: ByteRange) -> None:
-            found = memoryview(await self._source.read(self._files[wanted.file].name, wanted.start, wanted.stop))
+            name, (piece, *more) = self._files[wanted.file].name, wanted.pieces
+            if not more:
+                await self._source.read_into(name, wanted.start, view[piece.target : piece.target + piece.length])
+                return
+            found = memoryview(bytearray(wanted.stop - wanted.start))
+            await self._source.read_into(name, wanted.start, found)
             for source, target, length in wanted.pieces:
                 view[target : target + length] = found[source : source + length]
 

@@ -8,8 +8,8 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.order import Run
 from data_providers.protocol import DatasetSpec
 
-MAX_RANGE_BYTES = 4 * 1024**2
-"""A longer stretch is cut, so that its parts come side by side and a broken one costs little."""
+MAX_RANGE_BYTES = 8 * 1024**2
+"""A longer stretch is cut, so that its parts come side by side."""
 
 MAX_GAP_BYTES = 16 * 1024
 """Ranges with at most so many unwanted bytes between them are asked for as one."""

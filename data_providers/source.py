@@ -15,7 +15,6 @@ MAX_CONCURRENT_READS = 8
 """Ranges of one request that are read side by side."""
 
 T = TypeVar("T")
-Bytes = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class ByteSource(Protocol):
         """Every file, in no particular order."""
         ...
 
-    async def read(self, name: str, start: int, stop: int) -> Bytes:
-        """The bytes `[start, stop)` of a file, exactly so many.
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Fills `into` (bytes, writable) with the file's bytes from `start` on; straight into place, no copy between.
 
         Raises:
             SourceUnavailable: no answer within the source's own retries; retry later.
@@ -61,6 +60,13 @@ class ByteSource(Protocol):
     async def aclose(self) -> None:
         """Let go of connections; may be called again."""
         ...
+
+
+async def read(source: ByteSource, name: str, start: int, stop: int) -> bytes:
+    """The bytes `[start, stop)` of a file. Raises what `ByteSource.read_into` does."""
+    data = bytearray(stop - start)
+    await source.read_into(name, start, memoryview(data))
+    return bytes(data)
 
 
 async def run_bounded(job: Callable[[T], Awaitable[None]], items: Sequence[T], limit: int) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from data_providers.formats import mds, megatron, npy
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.source import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
+from data_providers.source import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
 
 RAW_SUFFIXES = (".bin", ".ds")
 SUFFIXES = (*RAW_SUFFIXES, npy.SUFFIX)
@@ -121,7 +121,7 @@ async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
 
     Raises:
         CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
-        SourceUnavailable, Rejected: as `ByteSource.read`.
+        SourceUnavailable, Rejected: as `ByteSource.read_into`.
     """
     asking = discovery(source.files, spec)
     try:
@@ -134,10 +134,10 @@ async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
 
 
 async def _read_all(source: ByteSource, parts: Sequence[Part]) -> list[bytes]:
-    read: dict[int, bytes] = {}
+    found: dict[int, bytes] = {}
 
     async def look_at(number: int) -> None:
-        read[number] = bytes(await source.read(*parts[number]))
+        found[number] = await read(source, *parts[number])
 
     await run_bounded(look_at, range(len(parts)), MAX_CONCURRENT_READS)
-    return [read[number] for number in range(len(parts))]
+    return [found[number] for number in range(len(parts))]

@@ -94,21 +94,40 @@ def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> No
         raise SourceUnavailable(f"{url} answered bytes [{sent[0]}, {sent[1]}) for [{wanted[0]}, {wanted[1]})", url=url)
 
 
-async def body_into(answer: Opened, body: bytearray, *, skip: int, wanted: int, announced: int) -> None:
-    """Append `wanted` bytes of the answer, behind its first `skip`. What came before a break stays appended.
+@dataclass(slots=True)
+class Filling:
+    """A buffer that is filled from its beginning on."""
+
+    into: memoryview
+    filled: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are not there yet."""
+        return len(self.into) - self.filled
+
+    def take(self, chunk: memoryview) -> None:
+        """Puts to its place what of the chunk is still wanted."""
+        chunk = chunk[: self.missing]
+        self.into[self.filled : self.filled + len(chunk)] = chunk
+        self.filled += len(chunk)
+
+
+async def body_into(answer: Opened, target: Filling, *, skip: int, announced: int) -> None:
+    """Fill the target from the answer, behind its first `skip` bytes. What came before a break stays.
 
     Raises:
         SourceUnavailable: the body has another length than announced.
     """
-    received, begin = 0, len(body)
+    received, begin = 0, target.filled
     stream = answer.response.stream
     assert isinstance(stream, httpx.AsyncByteStream)
     async for chunk in stream:
         first = max(0, skip - received)
         received += len(chunk)
         if received > announced:
-            del body[begin:]
+            target.filled = begin
             raise SourceUnavailable(f"{answer.url} sent more bytes than the {announced} that it announced")
-        body += memoryview(chunk)[first : first + wanted - (len(body) - begin)]
+        target.take(memoryview(chunk)[first:])
     if received != announced:
         raise SourceUnavailable(f"{answer.url} sent {received} bytes where it announced {announced}", url=answer.url)

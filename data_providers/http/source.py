@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from data_providers.http.answers import Opened, body_into, check_covers, opened, what_comes
+from data_providers.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.retries import Retries
 from data_providers.source import MAX_CONCURRENT_READS, SourceFile, run_bounded
@@ -115,27 +115,24 @@ class HttpSource:
     def files(self) -> Sequence[SourceFile]:
         return [file.listed for file in self._by_name.values()]
 
-    async def read(self, name: str, start: int, stop: int) -> bytearray:
-        """As `ByteSource.read`; a body that breaks off is continued where it broke."""
-        file = self._by_name[name]
-        body = bytearray()
-        if start == stop:
-            return body
-        failures = 0
-        for _ in range(MAX_ANSWERS_PER_READ):
-            held = len(body)
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """As `ByteSource.read_into`; a body that breaks off is continued where it broke."""
+        file, target = self._by_name[name], Filling(into)
+        failures = answers = 0
+        while target.missing:
+            held = target.filled
             try:
-                await self._continue(file, start, stop, body)
-                return body
+                await self._continue(file, start, target)
             except SourceUnavailable as error:
-                failures = 1 if len(body) > held else failures + 1
-                last = error
+                answers += 1
+                if answers == MAX_ANSWERS_PER_READ:
+                    raise
+                failures = 1 if target.filled > held else failures + 1
                 await self._options.retries.wait(failures, error)
-        raise last
 
-    async def _continue(self, file: _RemoteFile, start: int, stop: int, body: bytearray) -> None:
-        """One answer: appends to `body` what is missing of bytes `[start, stop)`, or what comes of it."""
-        begin = start + len(body)
+    async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
+        """One answer: what is missing of the target, or what comes of it. The target begins at byte `start`."""
+        begin, stop = start + target.filled, start + target.filled + target.missing
         async with opened(self._client, file.url, begin, stop) as answer:
             first, end, size_bytes = what_comes(answer)
             if (size_bytes, _version(answer)) != (file.listed.size_bytes, file.listed.version):
@@ -145,7 +142,7 @@ class HttpSource:
                     url=answer.url,
                 )
             check_covers(answer.url, (first, end), (begin, stop))
-            await body_into(answer, body, skip=begin - first, wanted=stop - begin, announced=end - first)
+            await body_into(answer, target, skip=begin - first, announced=end - first)
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """What the first bytes' answer says of a file."""
