@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench clean
+.PHONY: help setup demo test check lint types layers docs bench bench-peers clean
 
 help:  ## show this
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Epochal needs Python 3.11 or newer; set PYTHON=…")'
@@ -42,7 +42,20 @@ docs: $(STAMP)  ## the documentation, warnings as errors
 	$(BIN)/python -m docs.build
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write benchmarks
+
+PEERS := .bench-peers
+
+$(PEERS)/.installed:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet torch==2.13.0
+	$(PEERS)/bin/pip install --quiet --no-deps mosaicml-streaming==0.13.0
+	$(PEERS)/bin/python -c "from importlib.metadata import requires; print('\n'.join(r for r in requires('mosaicml-streaming') if 'extra' not in r and not r.startswith('torch')))" > $(PEERS)/requirements.txt
+	$(PEERS)/bin/pip install --quiet torch==2.13.0 --requirement $(PEERS)/requirements.txt grain==0.2.18 array_record
+	@touch $@
+
+bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequences, from an environment of their own
+	$(BIN)/python -m benchmarks peers --write benchmarks-peers
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

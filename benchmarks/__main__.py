@@ -2,18 +2,25 @@
 
 import argparse
 import asyncio
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-from benchmarks import assignment, data, members, rounds
+from benchmarks import assignment, compared, data, members, rounds
 from benchmarks.figures import Figure, show
+from benchmarks.report import write
 
 
-def _in_folder(measure: Callable[[Path], object]) -> list[Figure]:
+def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
-        figures: list[Figure] = asyncio.run(measure(Path(folder)))  # type: ignore[arg-type]
-    return figures
+        return asyncio.run(measure(Path(folder)))
+
+
+def _peers() -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
+        return compared.measure(Path(folder))
 
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
@@ -21,18 +28,27 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
+    "peers": _peers,
 }
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "peers")  # they need an environment of their own
 
 
 def main() -> None:
     """Measure what was asked for, or everything, and print it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
-    names: list[str] = parser.parse_args().names or list(BENCHMARKS)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all but peers by default"
+    )
+    parser.add_argument("--write", metavar="PAGE", help="also write docs/PAGE.md and docs/PAGE.svg")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.names or list(BY_DEFAULT)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    show([figure for name in names for figure in BENCHMARKS[name]()])
+    figures = [figure for name in names for figure in BENCHMARKS[name]()]
+    show(figures)
+    if arguments.write:
+        write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write)
 
 
 if __name__ == "__main__":

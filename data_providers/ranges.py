@@ -8,7 +8,7 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.order import Run
 from data_providers.protocol import DatasetSpec
 
-MAX_RANGE_BYTES = 8 * 1024**2
+MAX_RANGE_BYTES = 16 * 1024**2
 """A longer stretch is cut, so that its parts come side by side."""
 
 MAX_GAP_BYTES = 16 * 1024

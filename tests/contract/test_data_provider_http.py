@@ -16,7 +16,6 @@ from data_providers.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
-from data_providers.ranges import MAX_RANGE_BYTES
 from data_providers.retries import Retries, retry_after_s
 from data_providers.source import MAX_CONCURRENT_READS
 from state.errors import DataError, EpochalError, InvalidInput
@@ -180,9 +179,13 @@ async def test_http_request_for_neighbours_is_one_range(folder: Path) -> None:
     assert [request.byte_range() for request in files.requests] == [(10 * 128, 41 * 128 - 1)]
 
 
-async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(tmp_path: Path) -> None:
+async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    range_bytes = 2**20
+    monkeypatch.setattr("data_providers.ranges.MAX_RANGE_BYTES", range_bytes)
     spec = DatasetSpec(2, 2**17)
-    tokens = np.arange(10 * MAX_RANGE_BYTES // 2, dtype=np.uint32).astype("<u2")
+    tokens = np.arange(10 * range_bytes // 2, dtype=np.uint32).astype("<u2")
     tokens.tofile(tmp_path / "a.bin")
     files, active, most_active, crowded = FileServer(tmp_path), 0, 0, asyncio.Event()
 

@@ -1,0 +1,61 @@
+"""`make bench-peers`: other loaders and ours on the same sequences, one after the other in one run, with a plot."""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import DatasetSpec
+from state.errors import EpochalError
+from state.intervals import BatchId
+
+LENGTH = 2048
+SEQUENCES = 32_768
+PER_REQUEST = 256
+PASSES = 3
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".bench-peers" / "bin" / "python"
+TIMEOUT_S = 600.0
+
+
+async def _ours(path: Path) -> float:
+    """Sequences per second, shuffled, a request after the other."""
+    provider = LocalDataProvider.open(path, DatasetSpec(2, LENGTH, bytes(range(32))))
+    rates = []
+    for _ in range(PASSES):
+        begin_s = time.perf_counter()
+        for start in range(0, SEQUENCES, PER_REQUEST):
+            await provider.get_samples(BatchId(start, start + PER_REQUEST - 1))
+        rates.append(SEQUENCES / (time.perf_counter() - begin_s))
+    await provider.aclose()
+    return statistics.median(rates)
+
+
+def _peers(path: Path, folder: Path) -> dict[str, float]:
+    if not PYTHON.exists():
+        raise EpochalError(f"{PYTHON} is not there; `make bench-peers` installs the peers")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "stubs")}
+    command = [str(PYTHON), str(ROOT / "benchmarks" / "peers.py"), str(path), str(folder)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if ran.returncode:
+        raise EpochalError(f"the peers failed:\n{ran.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def measure(folder: Path) -> list[Figure]:
+    """Ours beside each peer, in sequences per second."""
+    path = folder / "tokens.bin"
+    tokens = np.random.default_rng(0).integers(0, 50_000, SEQUENCES * LENGTH, dtype=np.uint16)
+    tokens.astype("<u2").tofile(path)
+    peers = _peers(path, folder / "peers")
+    ours = asyncio.run(_ours(path))
+    name = f"local, shuffled, {PER_REQUEST} per request"
+    return [Figure(name, ours, "seq/s", "≥ 10 x", rate, peer) for peer, rate in peers.items()]
