@@ -1,7 +1,8 @@
 """From a location to an open provider: what a state file's `data_location` says, or `--data` in its place.
 
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder` or
-`gs://bucket/folder`, the path of a token file, of a folder of them, of a parquet file or of a `data.toml`, or
+`gs://bucket/folder`, the path of a token file, of a folder of them, of a parquet file or of a `data.toml`, the path or
+URL of a mix (`….json`), or
 `name://…` for a provider that another package registers as the entry point *name* in the group
 `epochal.data_providers`: a callable `(location: str, spec: DatasetSpec)` that is awaited for the provider.
 """
@@ -54,6 +55,7 @@ from state.toml_schema import Section
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
+MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
 """Of files whose location does not say: `Local = "path"` has no place for it."""
 MAX_MIX_BYTES = 1024**2
@@ -67,7 +69,7 @@ class Registered:
     location: str
 
 
-Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Local | Registered
+Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Local | WeightedHttp | Registered
 AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
@@ -171,6 +173,8 @@ def parse_location(text: str) -> Override:
     try:
         if text == "dummy":
             return DummyData()
+        if text.endswith(MIX_SUFFIX):
+            return WeightedHttp(text)
         if scheme in ("http", "https") and separator:
             return SingleUrl(text)
         if scheme in ("s3", "gs") and separator:

@@ -8,9 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_providers.mixture import MixtureOrder, Share, counts_of, quantisation_error
-from data_providers.protocol import CorruptData, DataProvider, TokenBatch
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    CorruptData,
+    DataProvider,
+    Rejected,
+    TokenBatch,
+)
 from data_providers.source import MAX_CONCURRENT_READS, run_bounded
-from state.errors import DataError
+from state.errors import DataError, InternalError
 from state.intervals import BatchId
 from state.wire import document_digest
 
@@ -37,15 +44,18 @@ class WeightedDataProvider:
     def __init__(self, sources: Sequence[Weighted]) -> None:
         weights = [source.weight for source in sources]
         counts = counts_of(weights)
+        self.counts = {source.name: count for source, count in zip(sources, counts, strict=True)}
+        """How often each source stands in a period of `PERIOD` data indices."""
         self.quantisation_error = quantisation_error(weights)
         self._sources = tuple(sources)
         self._order = MixtureOrder(counts)
+        self._closed = False
         described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
         self._fingerprint = document_digest({"format": _FINGERPRINT_FORMAT, "sources": described})
         log.info(
             "mix_opened",
             extra={
-                "counts": dict(zip([source.name for source in sources], counts, strict=True)),
+                "counts": self.counts,
                 "quantisation_error": self.quantisation_error,
                 "fingerprint": self._fingerprint,
             },
@@ -63,9 +73,15 @@ class WeightedDataProvider:
         """As `DataProvider.get_samples`; an error names the source.
 
         Raises:
-            SourceUnavailable, CorruptData, OutOfRange, Rejected: as the source says. `CorruptData` too when only some
-                sources have labels (or positions, or lengths of documents): their samples do not go together.
+            SourceUnavailable, CorruptData, OutOfRange, Rejected: as the source says.
+            CorruptData: only some sources have labels (or positions, or lengths of documents): their samples do not go
+                together.
+            Rejected: too much at a time.
         """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
         shares = self._order.shares(data_ids)
         found: dict[int, TokenBatch] = {}
 
@@ -77,9 +93,13 @@ class WeightedDataProvider:
                 raise type(error)(f"source {source.name} of the mix: {error.message}", **error.context) from error
 
         await run_bounded(ask, shares, MAX_CONCURRENT_READS)
+        size_bytes = sum(batch.input_ids.nbytes for batch in found.values())
+        if size_bytes > MAX_REQUEST_BYTES:
+            raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_REQUEST_BYTES} at a time")
         return interleaved([(found[share.source], share.rows) for share in shares])
 
     async def aclose(self) -> None:
+        self._closed = True
         for source in self._sources:
             await source.provider.aclose()
 

@@ -16,9 +16,11 @@ from data_providers.formats.discovery import SUFFIXES
 from data_providers.formats.mds import INDEX_NAME
 from data_providers.local import LocalDataProvider
 from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
+from data_providers.mixture import PERIOD
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
+from data_providers.weighted import WeightedDataProvider
 from epochal.commands.servers import run_to_end, say
 from epochal.files import read_data_config
 from state.data_location import Local, Preprocessed
@@ -67,6 +69,8 @@ class DataReport:
     tokens: int | None
     fingerprint: str
     columns: tuple[str, ...]
+    mix: dict[str, int]
+    quantisation_error: float | None
     sample_tokens: tuple[int, ...]
     sample_text: str | None
 
@@ -156,6 +160,8 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None)
         tokens=None if count is None or length is None else count * length,
         fingerprint=provider.fingerprint,
         columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
+        mix=provider.counts if isinstance(provider, WeightedDataProvider) else {},
+        quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
     )
@@ -198,6 +204,8 @@ def _show(report: DataReport) -> None:
         ("tokens of a sequence", "as they come" if report.sequence_length is None else f"{report.sequence_length:,}"),
         ("tokens of a pass", "" if report.tokens is None else f"{report.tokens:,}"),
         ("columns", ", ".join(report.columns)),
+        (f"share of {PERIOD:,}", ", ".join(f"{name}: {count:,}" for name, count in report.mix.items())),
+        ("quantisation error", "" if report.quantisation_error is None else f"{report.quantisation_error:.2e}"),
         ("fingerprint", report.fingerprint),
         ("first tokens", " ".join(map(str, report.sample_tokens))),
     ):

@@ -80,6 +80,15 @@ def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     assert inspected(str(tmp_path / "a.bin"), "--seq-len", "3")["sample_text"] is None
 
 
+def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    entries = [{"location": {"Local": "sonnet.bin"}, "weight": 2}, {"location": "Dummy", "weight": 1}]
+    (tmp_path / "mix.json").write_text(json.dumps(entries))
+    report = inspected(str(tmp_path / "mix.json"), "--seq-len", "16")
+    assert report["mix"] == {"0 (Local)": 43691, "1 (Dummy)": 21845}
+    assert 0 < report["quantisation_error"] < 1e-5
+
+
 def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
     write_text(tmp_path)
     assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0

@@ -9,20 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_providers.cached import MIN_CACHE_BYTES, BlockCache, CachedSource
 from data_providers.dummy import DUMMY_VOCABULARY, DummyDataProvider
+from data_providers.factory import Access, open_location
 from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
+from data_providers.manifest import MIN_BLOCK_BYTES, write_manifest
+from data_providers.object_store import ObjectStoreSource
 from data_providers.order import MAX_PASSES
+from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, DatasetSpec, OutOfRange, Rejected, TokenBatch
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
+from data_providers.weighted import Weighted, WeightedDataProvider
+from state.data_location import Urls
 from state.errors import InternalError
 from state.intervals import MAX_BATCH_NUMBER, BatchId
 from tests.support.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
 from tests.support.data_http import FileServer, http_server
 from tests.support.data_oracle import slow_order
+from tests.support.heavy import need_module
 
 Opener = Callable[[Path, DatasetSpec], AbstractAsyncContextManager[DataProvider]]
 
@@ -61,8 +69,70 @@ async def open_dummy(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvi
     await provider.aclose()
 
 
-OVER_FILES = {"local": open_local, "http": open_http, "tcp": open_tcp}
-EVERY = {**OVER_FILES, "dummy": open_dummy}
+@asynccontextmanager
+async def open_cached(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    async with http_server(FileServer(folder)) as url:
+        source = await HttpSource.open([f"{url}/{name}" for name in FILE_TOKENS])
+        cached = CachedSource(source, BlockCache(folder.parent / f"{folder.name}-cache", MIN_CACHE_BYTES))
+        provider = await RangedDataProvider.open(cached, spec)
+        yield provider
+        await provider.aclose()
+
+
+@asynccontextmanager
+async def open_verified(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    write_manifest(folder, list(FILE_TOKENS), MIN_BLOCK_BYTES)
+    async with http_server(FileServer(folder)) as url:
+        urls = Urls(tuple(f"{url}/{name}" for name in FILE_TOKENS))
+        provider = await open_location(urls, spec, Access("run", lambda: ""))
+        yield provider
+        await provider.aclose()
+
+
+@asynccontextmanager
+async def open_bucket(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    need_module("obstore")
+    from obstore.store import LocalStore
+
+    source = await ObjectStoreSource.over(LocalStore(folder.parent), "file://", folder.name)
+    provider = await RangedDataProvider.open(source, spec)
+    yield provider
+    await provider.aclose()
+
+
+@asynccontextmanager
+async def open_mix(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    sources = [
+        Weighted("files", LocalDataProvider.open(folder, spec), 2),
+        Weighted("made up", DummyDataProvider(spec), 1),
+    ]
+    provider = WeightedDataProvider(sources)
+    yield provider
+    await provider.aclose()
+
+
+@asynccontextmanager
+async def open_preprocessed(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = np.arange(101 * spec.sequence_length).reshape(101, spec.sequence_length).tolist()
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), folder / "rows.parquet", row_group_size=7)
+    provider = PreprocessedDataProvider.open(folder / "rows.parquet")
+    yield provider
+    await provider.aclose()
+
+
+OVER_FILES = {
+    "local": open_local,
+    "http": open_http,
+    "http, cached": open_cached,
+    "http, verified": open_verified,
+    "bucket": open_bucket,
+    "tcp": open_tcp,
+}
+EVERY = {**OVER_FILES, "dummy": open_dummy, "mix": open_mix, "preprocessed": open_preprocessed}
 over_files = pytest.mark.parametrize("open_provider", OVER_FILES.values(), ids=OVER_FILES)
 every_provider = pytest.mark.parametrize("open_provider", EVERY.values(), ids=EVERY)
 SEQUENCES = [count // SPEC.sequence_length for _, count in sorted(FILE_TOKENS.items())]

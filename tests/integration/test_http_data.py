@@ -1,0 +1,75 @@
+"""A run whose data lie behind a real nginx: real clients, one cache between them, and a server that goes away."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.nginx import free_port, nginx
+from tests.support.processes import in_training, real_run
+
+SEQ_LEN = 16
+FILES = 3
+SEQUENCES_PER_FILE = 100
+
+
+def write_files(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(FILES):
+        tokens = np.arange(SEQ_LEN * SEQUENCES_PER_FILE) * (number + 3) % 256
+        tokens.astype("<u2").tofile(folder / f"{number:03}.bin")
+
+
+async def test_clients_of_numbered_files_share_a_cache_and_outlive_the_server_for_a_while(tmp_path: Path) -> None:
+    write_files(tmp_path / "root")
+    port = free_port()
+    template = f"http://127.0.0.1:{port}/data/{{}}.bin"
+    files = {"url_template": template, "start_index": 0, "n_left_pad_zeros": 3, "num_files": FILES}
+    location = {"NumberedFiles": files}
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 30,
+        "model__LLM__data_location": {
+            "Http": {
+                "location": location,
+                "token_size_in_bytes": "TwoBytes",
+                "shuffle": {"Seeded": list(range(32))},
+            }
+        },
+    }
+    cache = ("--cache", str(tmp_path / "cache"))
+    async with real_run(tmp_path / "run", **overrides) as run:
+        with nginx(tmp_path / "first", tmp_path / "root", port) as server:
+            for _ in range(2):
+                await run.start_client(*cache)
+            await run.until(in_training(6))
+            asked = [line for line in server.requests() if "bytes=0-0" not in line and "404" not in line]
+        report = await run.finish()
+        assert report.rounds == 30
+        assert report.quarantined == 0
+        assert len(asked) <= 2 * FILES, "a file is one block, and each client fetches a block once at most"
+        assert list((tmp_path / "cache").glob("??/*"))
+
+
+async def test_data_behind_http_that_go_away_are_waited_for(tmp_path: Path) -> None:
+    write_files(tmp_path / "root")
+    port = free_port()
+    overrides = {
+        "config__init_min_clients": 1,
+        "config__total_steps": 20,
+        "model__LLM__data_location": {
+            "Http": {
+                "location": {"Urls": [f"http://127.0.0.1:{port}/data/{number:03}.bin" for number in range(FILES)]},
+                "token_size_in_bytes": "TwoBytes",
+                "shuffle": "DontShuffle",
+            }
+        },
+    }
+    async with real_run(tmp_path / "run", **overrides) as run:
+        with nginx(tmp_path / "first", tmp_path / "root", port):
+            await run.start_client()
+            await run.until(in_training(2))
+        with nginx(tmp_path / "second", tmp_path / "root", port):
+            report = await run.finish()
+        assert report.rounds == 20
+        assert report.quarantined == 0, "data that are unavailable are nobody's fault"
+        assert (await run.status()).quarantined == ()
