@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from run_manager.backoff import FIRST_DELAY_S, MAX_DELAY_S, Jitter
 from state.config import StateFile
@@ -99,6 +101,27 @@ def failure_kind(error: DataError) -> FailureKind:
     return "unavailable"
 
 
+def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> None:
+    """Nothing, when every token of the batch is below `vocabulary`. `first_index` is its first sample's data index.
+
+    Raises:
+        CorruptData: one is not: the data's owner's fault, or a tokenizer that is not the model's.
+    """
+    tokens = batch.input_ids
+    if not tokens.size or int(tokens.max()) < vocabulary:
+        return
+    at = int(np.argmax(tokens >= vocabulary))
+    sample = int(np.searchsorted(batch.offsets, at, side="right")) - 1
+    index = first_index + sample
+    raise CorruptData(
+        f"data index {index} has token {int(tokens[at])} at position {at - int(batch.offsets[sample])}; "
+        f"the model's vocabulary allows 0 to {vocabulary - 1}",
+        data_index=index,
+        token=int(tokens[at]),
+        vocabulary=vocabulary,
+    )
+
+
 class BatchReceiver:
     """The receiving end of the channel: iterate to get the assignment's samples in order.
 
@@ -138,12 +161,20 @@ class BatchReceiver:
 
 
 class DataFetcher:
-    """Fetches data assignments from a provider. Does not own it."""
+    """Fetches data assignments from a provider. Does not own it.
 
-    def __init__(self, provider: DataProvider, settings: FetchSettings, jitter: Jitter) -> None:
+    Args:
+        vocabulary: tokens are below it, or the data are corrupt; None where nobody knows. Checked here, because
+            what comes of every provider passes here, and here a bad token is narrowed to its batch.
+    """
+
+    def __init__(
+        self, provider: DataProvider, settings: FetchSettings, jitter: Jitter, vocabulary: int | None = None
+    ) -> None:
         self._provider = provider
         self._settings = settings
         self._jitter = jitter
+        self._vocabulary = vocabulary
 
     def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
         """The receiving end of a channel that fills in the background.
@@ -190,6 +221,8 @@ class DataFetcher:
         wanted = data_ids.end - data_ids.start + 1
         if batch.sample_count != wanted:
             raise CorruptData(f"{batch.sample_count} samples came for the {wanted} data indices {data_ids}")
+        if self._vocabulary is not None:
+            check_vocabulary(batch, data_ids.start, self._vocabulary)
         return batch
 
     async def _narrow(self, request: Request, error: DataError) -> BatchId:

@@ -176,7 +176,7 @@ class RunManager:
             rounds=RoundViews(member),
             trainer=trainer,
             tentative=tentative,
-            fetcher=DataFetcher(provider, FetchSettings.of(state), equipment.jitter),
+            fetcher=DataFetcher(provider, FetchSettings.of(state), equipment.jitter, trainer.vocabulary),
             worker=worker,
             clock=equipment.clock,
             observer=equipment.observer,
@@ -234,7 +234,9 @@ class RunManager:
         """Takes over what of the configuration may change while a run goes on (`state/config_changes.py`)."""
         state = await self._member.call(lambda api: api.config(document.config_sha256))
         opened.context.state = state
-        opened.context.fetcher = DataFetcher(opened.provider, FetchSettings.of(state), self._equipment.jitter)
+        opened.context.fetcher = DataFetcher(
+            opened.provider, FetchSettings.of(state), self._equipment.jitter, opened.context.trainer.vocabulary
+        )
         self._opened = _Opened(opened.context, opened.machine, opened.provider, opened.merger, document.config_sha256)
         return self._opened
 

@@ -16,6 +16,7 @@ class NullTrainer:
     """Takes the data as any trainer does, and answers with a difference of zeros; keeps no inner state."""
 
     name = "null"
+    vocabulary = None
 
     def __init__(self, model: NgramConfig) -> None:
         self._model = model

@@ -30,6 +30,7 @@ class NumpyTrainer:
     """
 
     name = "numpy"
+    vocabulary = VOCABULARY
 
     def __init__(
         self,

@@ -108,6 +108,11 @@ class Trainer(Protocol):
         """The name under which it is opened."""
         ...
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Every token must be below it; None when any token will do."""
+        ...
+
     async def initial_parameters(self, seed: bytes) -> Tensors:
         """The parameters of step 0, made from a seed or loaded. Published once; nobody recomputes them.
 

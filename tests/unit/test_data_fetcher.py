@@ -3,13 +3,21 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from run_manager.data_fetcher import DataFetcher, FetchSettings, Request, failure_kind, plan_requests
+from run_manager.data_fetcher import (
+    DataFetcher,
+    FetchSettings,
+    Request,
+    check_vocabulary,
+    failure_kind,
+    plan_requests,
+)
 from state.errors import DataError
 from state.intervals import BatchId
 from tests.support.states import state_file
@@ -212,3 +220,47 @@ def test_fetch_settings_long_sequences_are_requested_one_at_a_time() -> None:
     assert FetchSettings.of(state_file(model__LLM__max_seq_len=4_000_000)).samples_per_request == 1
     assert FetchSettings.of(state_file(model__LLM__max_seq_len=65_536)).samples_per_request == 32
     assert FetchSettings.of(state_file(model__LLM__max_seq_len=16)).samples_per_request == 256
+
+
+def test_fetch_data_token_above_the_vocabulary_is_corrupt_and_narrowed_to_its_batch() -> None:
+    class OneBadToken(Provider):
+        async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+            batch = await super().get_samples(data_ids)
+            if 5 in data_ids:
+                batch.rows()[5 - data_ids.start, 3] = 300
+            return batch
+
+    async def main() -> tuple[CorruptData, BatchId | None]:
+        async with asyncio.TaskGroup() as group:
+            fetcher = DataFetcher(OneBadToken(), SETTINGS, lambda: 0.5, vocabulary=256)
+            receiver = fetcher.fetch_data((BatchId(0, 9),), group)
+            assert (await anext(receiver)).sample_count == 4
+            with pytest.raises(CorruptData) as caught:
+                await anext(receiver)
+        return caught.value, receiver.failed_batch
+
+    error, batch = run_virtually(main())
+    assert error.message == ("data index 5 has token 300 at position 3; the model's vocabulary allows 0 to 255")
+    assert error.context == {"data_index": 5, "token": 300, "vocabulary": 256}
+    assert batch == BatchId(2, 2)
+
+
+def test_fetch_data_tokens_below_the_vocabulary_and_any_without_one_are_delivered() -> None:
+    for vocabulary in (None, 256):
+
+        async def main(vocabulary: int | None = vocabulary) -> int:
+            async with asyncio.TaskGroup() as group:
+                fetcher = DataFetcher(Provider(), SETTINGS, lambda: 0.5, vocabulary)
+                return sum([batch.sample_count async for batch in fetcher.fetch_data((BatchId(0, 9),), group)])
+
+        assert run_virtually(main()) == 20
+
+
+@pytest.mark.parametrize(("offsets", "index"), [([0, 2, 2, 5], 12), ([0, 5], 10), ([0, 3, 5, 5], 10)])
+def test_check_vocabulary_samples_of_any_length_names_the_sample_that_holds_the_token(
+    offsets: list[int], index: int
+) -> None:
+    batch = TokenBatch(np.array([1, 2, 9, 9, 1], "<u2"), np.array(offsets, np.int64))
+    with pytest.raises(CorruptData, match=f"data index {index} has token 9"):
+        check_vocabulary(batch, 10, 9)
+    check_vocabulary(batch, 10, 10)
