@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from data_providers.formats.discovery import SUFFIXES, Part, discovery
-from data_providers.formats.mds import INDEX_NAME
+from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
 from data_providers.formats.megatron import INDEX_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder, Run
@@ -71,6 +71,8 @@ class LocalDataProvider:
         try:
             folder = path if path.is_dir() else path.parent
             paths = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+            if INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
+                paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
             if folder is not path:
                 # A file alone is a dataset; what lies beside it matters only if it is the file's own index.
                 paths = {name: entry for name, entry in paths.items() if name in (path.name, path.stem + INDEX_SUFFIX)}

@@ -42,7 +42,7 @@ def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
         CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
     """
     by_name = {file.name: file for file in files}
-    indexes = sorted(name for name in by_name if name.rpartition("/")[2] == mds.INDEX_NAME)
+    indexes = mds.outermost(name for name in by_name if name.rpartition("/")[2] == mds.INDEX_NAME)
     if indexes:
         return (yield from _mds_files(indexes, by_name, spec))
     found: list[TokenFile] = []
@@ -81,7 +81,17 @@ def _mds_files(indexes: Sequence[str], by_name: dict[str, SourceFile], spec: Dat
         shard for name, text in zip(indexes, texts, strict=True) for shard in mds.shards_of(name, text, by_name, spec)
     ]
     headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in shards]
-    return [mds.layout_of(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
+    found = [mds.layout_of(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
+    shaped = {
+        file.name: (file.data_offset_bytes, mds.shape_before(file, spec))
+        for shard, file in zip(shards, found, strict=True)
+        if shard.has_shape and file.token_count
+    }
+    shapes = yield [Part(name, begin - len(shape), begin) for name, (begin, shape) in shaped.items()]
+    for (name, (_, shape)), held in zip(shaped.items(), shapes, strict=True):
+        if held != shape:
+            raise CorruptData(f"{name} has samples that are no arrays of one dimension; they are not read", name=name)
+    return found
 
 
 def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:
@@ -90,9 +100,10 @@ def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], lis
     heads = yield [Part(file.name, 0, min(megatron.HEADER_BYTES, file.size_bytes)) for file in candidates]
     pairs: dict[str, bytes] = {}
     for file, head in zip(candidates, heads, strict=True):
-        if not head.startswith(megatron.MAGIC):
-            continue
         tokens = file.name.removesuffix(megatron.INDEX_SUFFIX) + megatron.TOKENS_SUFFIX
+        is_cut_off = len(head) < len(megatron.MAGIC) and megatron.MAGIC.startswith(head) and tokens in by_name
+        if not head.startswith(megatron.MAGIC) and not is_cut_off:
+            continue
         if tokens not in by_name:
             raise CorruptData(f"{file.name} is the index of {tokens}, which is not there", name=file.name)
         pairs[tokens] = head

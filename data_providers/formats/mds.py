@@ -3,13 +3,15 @@
 A shard (little-endian): u32 number of samples *n*, *n* + 1 u32 offsets of the samples within the file, the column
 description again, then the samples. A sample begins with a u32 size for each column of variable size; then the columns'
 bytes follow in their order. The tokens are the column `tokens` or `input_ids`, of encoding `ndarray:uint16:SHAPE`,
-`ndarray:uint32:SHAPE` (or signed), or `bytes` (tokens of the described size). Every sample of a shard must be equally
-long, so that a sample's place follows from its number; that is how tokenised text is written.
+`ndarray:uint32:SHAPE`, the same without a shape or signed, or `bytes` (tokens of the described size). Without a shape in
+its encoding, an array of one dimension begins with the byte `4 + k` and its length in `2^k` bytes, the fewest that hold
+it. Every sample of a shard must be equally long, so that a sample's place follows from its number; that is how tokenised
+text is written. An index stands for the folders below it too: a merged dataset names `00001/shard.00000.mds`.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,12 @@ from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.source import SourceFile
 
 INDEX_NAME = "index.json"
+SHARD_SUFFIX = ".mds"
 MAX_INDEX_BYTES = 64 * 1024**2
 MAX_SHARD_SAMPLES = 2**24
 VERSION = 2
 COLUMNS = ("tokens", "input_ids")
+MAX_SHAPE_CHARACTERS = 64
 _SIZE_BYTES = 4
 
 
@@ -34,7 +38,8 @@ class Shard:
     Attributes:
         fixed_before_bytes: from a sample's begin to its tokens.
         sample_tokens: of one sample; None when the shard's own offsets tell.
-        fixed_other_bytes: of a sample, all but its tokens.
+        fixed_other_bytes: of a sample, all but its tokens and their shape.
+        has_shape: whether each sample says its own shape before its tokens.
     """
 
     file: SourceFile
@@ -42,11 +47,24 @@ class Shard:
     fixed_before_bytes: int
     fixed_other_bytes: int
     sample_tokens: int | None
+    has_shape: bool
 
     @property
     def header_bytes(self) -> int:
         """So many first bytes of the file are what `layout_of` needs."""
         return min(self.file.size_bytes, _SIZE_BYTES * (self.sample_count + 2))
+
+
+def outermost(indexes: Iterable[str]) -> list[str]:
+    """The names of the indexes that are not below the folder of another one, sorted."""
+    folders = {name.removesuffix(INDEX_NAME) for name in indexes}
+    return sorted(folder + INDEX_NAME for folder in folders if not any(above in folders for above in _above(folder)))
+
+
+def _above(folder: str) -> Iterator[str]:
+    while folder:
+        folder = folder[: folder.rstrip("/").rfind("/") + 1]
+        yield folder
 
 
 def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: DatasetSpec) -> list[Shard]:
@@ -105,26 +123,29 @@ def _with_columns(
     others = [other for number, (_, _, other) in enumerate(columns) if number != position]
     if not all(type(other) is int and other >= 0 for other in others):
         raise Rejected(f"{name}: a column beside {held[0]} varies in size; write the tokens alone", name=name)
-    tokens = _sample_tokens(name, held[0], encoding, size, spec)
+    tokens, has_shape = _sample_tokens(name, held[0], encoding, size, spec)
     sizes_bytes = _SIZE_BYTES * sum(column_size is None for _, _, column_size in columns)
     before = sizes_bytes + sum(others[:position])
-    return Shard(file, count, before, sizes_bytes + sum(others), tokens)
+    return Shard(file, count, before, sizes_bytes + sum(others), tokens, has_shape)
 
 
-def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: DatasetSpec) -> int | None:
-    """How many tokens a sample has by its encoding; None for `bytes`."""
+def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: DatasetSpec) -> tuple[int | None, bool]:
+    """How many tokens a sample has by its encoding, None where only the shard tells; and whether it says its shape."""
     if encoding == "bytes" and size is None:
-        return None
+        return None, False
     kind, _, rest = encoding.partition(":")
     dtype, _, shape = rest.partition(":")
     bits = 8 * spec.token_size_bytes
-    if kind != "ndarray" or dtype not in (f"uint{bits}", f"int{bits}") or not shape:
-        allowed = f"ndarray:uint{bits}:LENGTH or bytes"
-        raise Rejected(f"{name}: column {column} has encoding {encoding!r}; allowed: {allowed}", name=name)
-    tokens = math.prod(int(extent) for extent in shape.split(","))
-    if size != tokens * spec.token_size_bytes:
+    if kind != "ndarray" or dtype not in (f"uint{bits}", f"int{bits}") or len(shape) > MAX_SHAPE_CHARACTERS:
+        allowed = f"ndarray:uint{bits}, ndarray:uint{bits}:LENGTH or bytes"
+        raise Rejected(f"{name}: column {column} has encoding {encoding[:100]!r}; allowed: {allowed}", name=name)
+    if not shape and size is None:
+        return None, True
+    extents = [int(extent) for extent in shape.split(",")]
+    tokens = math.prod(extents)
+    if size != tokens * spec.token_size_bytes or min(extents) < 1:
         raise CorruptData(f"{name}: column {column} of {encoding} has size {size!r}", name=name)
-    return tokens
+    return tokens, False
 
 
 def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
@@ -141,19 +162,44 @@ def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
         return TokenFile(name, shard.file.size_bytes, 0, 0, format="MDS")
     offsets = numbers[1 : shard.sample_count + 2]
     lengths = np.diff(offsets)
-    if offsets[-1] != shard.file.size_bytes or offsets[0] < 0 or (lengths != lengths[0]).any():
+    if offsets[0] < shard.header_bytes or offsets[-1] != shard.file.size_bytes or (lengths != lengths[0]).any():
         raise CorruptData(
             f"{name} does not hold samples of one length up to its end; they are not read here", name=name
         )
     stride = int(lengths[0])
-    tokens, rest = divmod(stride - shard.fixed_other_bytes, spec.token_size_bytes)
-    if rest or tokens <= 0 or shard.sample_tokens not in (None, tokens):
+    column_bytes = stride - shard.fixed_other_bytes
+    shape = _shape_for(column_bytes, spec) if shard.has_shape else b""
+    tokens, rest = divmod(column_bytes - len(shape), spec.token_size_bytes)
+    unexplained = rest or tokens <= 0 or shard.sample_tokens not in (None, tokens)
+    if unexplained or (shard.has_shape and not shape):
         raise CorruptData(f"{name} has samples of {stride} bytes, which its columns do not explain", name=name)
     if tokens % spec.sequence_length:
         raise CorruptData(
             f"{name} has samples of {tokens} tokens; allowed: a multiple of the sequence length {spec.sequence_length}",
             name=name,
         )
-    begin = int(offsets[0]) + shard.fixed_before_bytes
+    begin = int(offsets[0]) + shard.fixed_before_bytes + len(shape)
     count = shard.sample_count * tokens
     return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length, "MDS")
+
+
+def shape_before(layout: TokenFile, spec: DatasetSpec) -> bytes:
+    """What must stand before the first sample's tokens in a shard that `has_shape` and samples.
+
+    Where it does, it stands before all of them: no other array of one dimension is as long in bytes.
+    """
+    return _shape_of(layout.samples_per_record * spec.sequence_length)
+
+
+def _shape_for(column_bytes: int, spec: DatasetSpec) -> bytes:
+    """The shape of the tokens that take so many bytes together with it; empty where there are none."""
+    for width_bytes in (1, 2, 4):
+        tokens = (column_bytes - 1 - width_bytes) // spec.token_size_bytes
+        if tokens > 0 and len(_shape_of(tokens)) + tokens * spec.token_size_bytes == column_bytes:
+            return _shape_of(tokens)
+    return b""
+
+
+def _shape_of(tokens: int) -> bytes:
+    exponent = 0 if tokens < 2**8 else 1 if tokens < 2**16 else 2
+    return bytes([1 << 2 | exponent]) + tokens.to_bytes(2**exponent, "little")

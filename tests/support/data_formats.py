@@ -30,21 +30,27 @@ def write_megatron(folder: Path, name: str, documents: list[Tokens]) -> None:
 
 
 def write_mds(folder: Path, shards: list[Tokens], encoding: str = "", extra_column: bool = False) -> dict[str, Any]:
-    """One MDS shard per `(samples, tokens)` array, and the `index.json`, which is returned."""
+    """One MDS shard per `(samples, tokens)` array, and the `index.json`, which is returned.
+
+    `encoding`: of the tokens; `ndarray:uint16` and so on let each sample say its own shape.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
     for number, rows in enumerate(shards):
         name = f"shard.{number:05}.mds"
         told = encoding or f"ndarray:{rows.dtype.name}:{rows.shape[1]}"
-        size = None if told == "bytes" else rows.shape[1] * rows.dtype.itemsize
+        says_shape = told != "bytes" and told.count(":") == 1
+        size = None if told == "bytes" or says_shape else rows.shape[1] * rows.dtype.itemsize
+        width = next(code for code in (1, 2, 4) if rows.shape[1] < 256**code)
+        shape = struct.pack("<B", 4 + width // 2) + rows.shape[1].to_bytes(width, "little") if says_shape else b""
         columns = [("tokens", told, size)]
         if extra_column:
             columns.insert(0, ("id", "uint32", 4))
         samples = []
         for position, row in enumerate(rows):
-            sizes = b"" if size is not None else struct.pack("<I", row.nbytes)
+            sizes = b"" if size is not None else struct.pack("<I", len(shape) + row.nbytes)
             identity = struct.pack("<I", position) if extra_column else b""
-            samples.append(sizes + identity + row.tobytes())
+            samples.append(sizes + identity + shape + row.tobytes())
         names, encodings, sizes_told = (list(part) for part in zip(*columns, strict=True))
         about = {"column_names": names, "column_encodings": encodings, "column_sizes": sizes_told}
         config = json.dumps(about | {"format": "mds", "compression": None, "hashes": []}, sort_keys=True).encode()

@@ -1,5 +1,6 @@
 """Megatron's and MosaicML's files: read as they were written, and every damage named. The readers are fuzzed."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,8 @@ def put(name: str, at: int, data: bytes) -> Callable[[dict[str, bytes]], object]
         (damaged(lambda held: held.update({"a.bin": held["a.bin"] + b"xx"})), "a.bin has 66 bytes, a.idx says 64"),
         (damaged(lambda held: held.update({"a.idx": held["a.idx"][:-1]})), "its header says"),
         (damaged(lambda held: held.update({"a.idx": held["a.idx"][:20]})), "a Megatron index has 34 or more"),
+        (damaged(lambda held: held.update({"a.idx": b""})), "a Megatron index has 34 or more"),
+        (damaged(lambda held: held.update({"a.idx": b"MMID"})), "a Megatron index has 34 or more"),
         (damaged(put("a.idx", 9, b"\x02")), "version 2; allowed: 1"),
         (damaged(put("a.idx", 17, b"\x04")), "holds int32; the description allows int16 or uint16"),
         (damaged(put("a.idx", 17, b"\xff")), "holds type 255"),
@@ -91,6 +94,59 @@ async def test_mds_samples_are_read_in_order_whatever_stands_between_them(
     assert await all_tokens(tmp_path, spec) == list(range(8 * length))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "length"), [("<u2", 8), ("<u2", 248), ("<u2", 256), ("<i4", 248), ("<i4", 65_528), ("<u2", 65_536)]
+)
+async def test_mds_samples_that_say_their_own_shape_are_read(tmp_path: Path, dtype: str, length: int) -> None:
+    rows = np.arange(3 * length).astype(dtype).reshape(3, length)
+    write_mds(tmp_path, [rows], f"ndarray:{rows.dtype.name}", extra_column=True)
+    spec = DatasetSpec(rows.dtype.itemsize, 8)
+    assert await all_tokens(tmp_path, spec) == rows.reshape(-1).astype(spec.dtype).tolist()
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 8), (0, 5), (1, 9)])
+def test_mds_samples_of_another_shape_are_corrupt(tmp_path: Path, at: int, value: int) -> None:
+    files = mds_files(tmp_path, lambda index: None, encoding="ndarray:uint16")
+    (whole,) = discovered(files)
+    shard = bytearray(files[whole.name])
+    shard[whole.data_offset_bytes - 2 + at] = value
+    with pytest.raises(CorruptData, match="no arrays of one dimension"):
+        discovered(files | {whole.name: bytes(shard)})
+
+
+def test_mds_samples_that_no_shape_explains_are_corrupt(tmp_path: Path) -> None:
+    write_mds(tmp_path, [rows_of(4, 257)], "bytes")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    files["index.json"] = files["index.json"].replace(b'"bytes"]', b'"ndarray:uint16"]')
+    with pytest.raises(CorruptData, match="samples of 518 bytes, which its columns do not explain"):
+        discovered(files, DatasetSpec(2, 257))
+
+
+def test_mds_merged_index_stands_for_the_folders_below_it(tmp_path: Path) -> None:
+    parts = [write_mds(tmp_path / f"{number:05}", [rows_of(4, 8, begin=32 * number)]) for number in range(2)]
+    for number, part in enumerate(parts):
+        part["shards"][0]["raw_data"]["basename"] = f"{number:05}/shard.00000.mds"
+    merged = {"version": 2, "shards": [part["shards"][0] for part in parts]}
+    (tmp_path / "index.json").write_text(json.dumps(merged))
+    assert asyncio.run(all_tokens(tmp_path)) == list(range(64))
+    everything = {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert [file.name for file in discovered(everything)] == ["00000/shard.00000.mds", "00001/shard.00000.mds"]
+
+
+def test_mds_offsets_that_point_into_the_table_are_corrupt(tmp_path: Path) -> None:
+    files = mds_files(tmp_path, lambda index: None)
+    name = "shard.00000.mds"
+    shard, stride = files[name], 16
+    moved = b"".join((8 + stride * number).to_bytes(4, "little") for number in range(5))
+    index = json.loads(files["index.json"])
+    index["shards"][0]["raw_data"]["bytes"] = 8 + stride * 4
+    spoiled = (shard[:4] + moved + shard[24:])[: 8 + stride * 4]
+    with pytest.raises(CorruptData, match="of one length up to its end"):
+        discovered({"index.json": json.dumps(index).encode(), name: spoiled})
+
+
 def mds_files(folder: Path, change: Callable[[Any], object], **options: Any) -> dict[str, bytes]:
     """The files of a small MDS dataset, its index changed."""
     index = write_mds(folder, [rows_of(4, 8)], **options)
@@ -115,8 +171,12 @@ def shard_entry(**changes: Any) -> Callable[[Any], object]:
         (shard_entry(samples=5), CorruptData, "does not begin with the offsets of 5 samples"),
         (shard_entry(samples=-1), CorruptData, "allowed: 0 to"),
         (shard_entry(column_names=["text"]), CorruptData, "one must be tokens or input_ids"),
-        (shard_entry(column_encodings=["ndarray:float32:8"]), Rejected, "allowed: ndarray:uint16:LENGTH or bytes"),
-        (shard_entry(column_encodings=["ndarray:uint16"], column_sizes=[None]), Rejected, "ndarray:uint16:LENGTH"),
+        (shard_entry(column_encodings=["ndarray:float32:8"]), Rejected, "allowed: ndarray:uint16, ndarray:uint16:L"),
+        (shard_entry(column_encodings=["ndarray"], column_sizes=[None]), Rejected, "has encoding 'ndarray'"),
+        (shard_entry(column_encodings=["ndarray:uint32:4"]), Rejected, "has encoding 'ndarray:uint32:4'"),
+        (shard_entry(column_encodings=["ndarray:uint16:" + "9" * 65]), Rejected, "has encoding"),
+        (shard_entry(column_encodings=["ndarray:uint16:-2,-4"]), CorruptData, "has size 16"),
+        (shard_entry(column_encodings=["ndarray:uint16"], column_sizes=[None]), CorruptData, "samples of 5 tokens"),
         (shard_entry(column_sizes=[3]), CorruptData, "has size 3"),
         (shard_entry(column_encodings=["ndarray:uint16:6"], column_sizes=[12]), CorruptData, "do not explain"),
         (shard_entry(column_names=["tokens", "x"]), CorruptData, "no MDS index"),
