@@ -5,8 +5,9 @@ and `sequence_lengths` (of the documents packed into the row; they add up to its
 (`pip install 'epochal[parquet]'`). The order is the files' own, by name, pass after pass: whoever cuts samples
 beforehand shuffles them beforehand. Row groups are decoded as they are needed and kept under a named limit.
 
-Folders may be laid out as Hugging Face's `datasets` writes them: `train-00000-of-00004.parquet`, directly or in
-`data/`, or a folder per split, `train/…`. The split `train` is taken, or the only one that there is.
+Folders may be laid out as Hugging Face's `datasets` writes them: `train-00000-of-00004.parquet`, `train.parquet`,
+directly or in `data/`, or a folder per split, `train/…`, all of it perhaps in the folder of a configuration. The split
+`train` is taken, or the only one that there is; of several configurations one must be named.
 """
 
 import asyncio
@@ -39,13 +40,24 @@ SUFFIX = ".parquet"
 INPUTS = "inputs"
 OPTIONAL = ("labels", "position_ids", "sequence_lengths")
 DEFAULT_SPLIT = "train"
+DATA_FOLDER = "data"
 MAX_DECODED_BYTES = 512 * 1024**2
 """Decoded row groups that are kept; the least recently used goes first."""
 MAX_ROW_GROUP_BYTES = 256 * 1024**2
 """A row group that is larger when decoded is refused: write smaller ones (a few thousand samples)."""
+DECODED_ROWS = 1024
+"""Rows that are decoded before what they take is looked at: a few bytes may stand for many equal values."""
 MAX_TOKEN = 2**32 - 1
 _FINGERPRINT_FORMAT = "epochal/preprocessed/v1"
 _SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Words of a file's name that say its split, as `datasets` reads them (huggingface.co, "File names and splits")."""
+_WORDS = re.compile(r"[-._ 0-9]+")
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """To the order a row is a sample of one token."""
 
@@ -212,28 +224,43 @@ def _pyarrow() -> Any:
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The parquet files directly in a folder, and in the folders directly in it."""
-    return [path for pattern in ("*", "*/*") for path in folder.glob(pattern + SUFFIX) if path.is_file()]
+    """The parquet files in a folder, and in the folders in it, two deep."""
+    return [path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern + SUFFIX) if path.is_file()]
 
 
 def _choose_split(files: dict[str, Path], folder: Path) -> list[str]:
     """The names of the files of one split."""
     if not files:
         raise CorruptData(f"{folder} holds no parquet files", path=str(folder))
-    splits: dict[str, list[str]] = {}
+    splits: dict[str, dict[str, list[str]]] = {}
     for name in files:
-        parent, _, last = name.rpartition("/")
-        match = _SHARD.fullmatch(last.removesuffix(SUFFIX))
-        split = match["split"] if match else (parent if parent != "data" else "")
-        splits.setdefault(split, []).append(name)
-    if DEFAULT_SPLIT in splits:
-        return splits[DEFAULT_SPLIT]
-    if len(splits) > 1:
+        split, configuration = _split_of(name)
+        splits.setdefault(split, {}).setdefault(configuration, []).append(name)
+    if DEFAULT_SPLIT not in splits and len(splits) > 1:
         named = ", ".join(sorted(split or "(files of no split)" for split in splits))
         raise InvalidInput(
             f"{folder} holds {named} and no split {DEFAULT_SPLIT!r}; name a file or a folder of one split"
         )
-    return next(iter(splits.values()))
+    chosen = splits.get(DEFAULT_SPLIT) or next(iter(splits.values()))
+    if len(chosen) > 1:
+        named = ", ".join(sorted(configuration or "(the folder itself)" for configuration in chosen))
+        raise InvalidInput(f"{folder} holds the same split in {named}; name the folder of one of them")
+    return next(iter(chosen.values()))
+
+
+def _split_of(name: str) -> tuple[str, str]:
+    """A file's split, "" where its name tells none, and the folder of its configuration."""
+    *folders, last = name.split("/")
+    stem = last.removesuffix(SUFFIX)
+    match = _SHARD.fullmatch(stem)
+    said = [_SPLIT_WORDS[word] for word in _WORDS.split(stem.lower()) if word in _SPLIT_WORDS]
+    split = match["split"] if match else said[0] if said else None
+    if split is None and folders and folders[-1] != DATA_FOLDER:
+        split = folders[-1]
+    # `train/train-00000-of-00001.parquet` is of the split's folder, not of a configuration called `train`.
+    if folders and folders[-1] in (split, DATA_FOLDER):
+        folders.pop()
+    return split or "", "/".join(folders)
 
 
 def _table(path: Path, name: str) -> _Table:
@@ -248,10 +275,36 @@ def _table(path: Path, name: str) -> _Table:
     if INPUTS not in columns:
         raise CorruptData(f"{path} has columns {schema.names}; one must be {INPUTS!r}", path=str(path))
     for column in columns:
+        if schema.names.count(column) > 1:
+            raise CorruptData(f"{path} has several columns {column!r}", path=str(path))
         kind = schema.field(column).type
         if not _is_list(arrow, kind) or not arrow.types.is_integer(kind.value_type):
             raise CorruptData(f"{path}: column {column!r} holds {kind}; allowed: lists of integers", path=str(path))
+    for group in range(metadata.num_row_groups):
+        _check_row_group(metadata.row_group(group), group, path)
     return _Table(path, name, path.stat().st_size, columns, np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+
+
+def _check_row_group(group: Any, number: int, path: Path) -> None:
+    """Nothing, when a row group may be decoded; its columns' own descriptions are left alone.
+
+    pyarrow checks those when it decodes; asked for them alone, it ends the process where they are damaged
+    (github.com/apache/arrow/issues/45283 shows the place).
+
+    Raises:
+        CorruptData: it has an impossible number of rows, or is too large.
+    """
+    if group.num_rows < 0:
+        raise CorruptData(f"{path}: row group {number} has {group.num_rows} rows", path=str(path))
+    if group.total_byte_size > MAX_ROW_GROUP_BYTES:
+        raise _too_large(path, number, group.total_byte_size)
+
+
+def _too_large(path: Path, group: int, size_bytes: int) -> CorruptData:
+    return CorruptData(
+        f"{path}: row group {group} has {size_bytes} bytes or more; at most {MAX_ROW_GROUP_BYTES}: write smaller ones",
+        path=str(path),
+    )
 
 
 def _is_list(arrow: Any, kind: Any) -> bool:
@@ -265,16 +318,23 @@ def _decode(table: _Table, group: int) -> dict[str, _Column]:
         if table.path.stat().st_size != table.size_bytes:
             raise CorruptData(f"{table.path} changed: it had {table.size_bytes} bytes", path=str(table.path))
         with arrow.parquet.ParquetFile(table.path) as file:
-            size_bytes = file.metadata.row_group(group).total_byte_size
-            if size_bytes > MAX_ROW_GROUP_BYTES:
-                raise CorruptData(
-                    f"{table.path}: row group {group} has {size_bytes} bytes; at most {MAX_ROW_GROUP_BYTES}"
-                )
-            found = file.read_row_group(group, columns=list(table.columns))
+            found = _rows_of(file, table, group)
     except (arrow.ArrowException, ValueError, OSError) as error:
         raise _as_ours(error, table.path, f"holds a row group {group} that cannot be decoded") from error
     count = int(table.starts[group + 1] - table.starts[group])
     return {name: _column(found.column(name).combine_chunks(), name, table, count) for name in table.columns}
+
+
+def _rows_of(file: Any, table: _Table, group: int) -> Any:
+    """A row group as an arrow table, decoded part by part, so that one that is too large is noticed in time."""
+    columns = list(table.columns)
+    batches, taken_bytes = [], 0
+    for batch in file.iter_batches(DECODED_ROWS, row_groups=[group], columns=columns):
+        batches.append(batch)
+        taken_bytes += batch.nbytes
+        if taken_bytes > MAX_ROW_GROUP_BYTES:
+            raise _too_large(table.path, group, taken_bytes)
+    return _pyarrow().Table.from_batches(batches, file.schema_arrow if not batches else None)
 
 
 def _as_ours(error: Exception, path: Path, trouble: str) -> CorruptData | SourceUnavailable:

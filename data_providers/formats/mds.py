@@ -3,10 +3,10 @@
 A shard (little-endian): u32 number of samples *n*, *n* + 1 u32 offsets of the samples within the file, the column
 description again, then the samples. A sample begins with a u32 size for each column of variable size; then the columns'
 bytes follow in their order. The tokens are the column `tokens` or `input_ids`, of encoding `ndarray:uint16:SHAPE`,
-`ndarray:uint32:SHAPE`, the same without a shape or signed, or `bytes` (tokens of the described size). Without a shape in
-its encoding, an array of one dimension begins with the byte `4 + k` and its length in `2^k` bytes, the fewest that hold
-it. Every sample of a shard must be equally long, so that a sample's place follows from its number; that is how tokenised
-text is written. An index stands for the folders below it too: a merged dataset names `00001/shard.00000.mds`.
+`ndarray:uint32:SHAPE`, the same without a shape or signed, or `bytes` (tokens of the described size). Without a shape
+in its encoding, an array of one dimension begins with the byte `4 + k` and its length in `2^k` bytes, the fewest that
+hold it. Every sample of a shard must be equally long, so that a sample's place follows from its number; tokenised text
+is written like that. An index stands for the folders below it too: a merged dataset names `00001/shard.00000.mds`.
 """
 
 import json

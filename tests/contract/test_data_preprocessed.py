@@ -102,6 +102,12 @@ async def test_every_kind_of_integer_list_is_read(tmp_path: Path, kind: str) -> 
         (["train/0.parquet", "train/1.parquet", "test/0.parquet"], 2),
         (["validation/0.parquet"], 1),
         (["any.parquet", "other.parquet", "third.parquet"], 3),
+        (["train.parquet", "test.parquet"], 1),
+        (["my_train_set.parquet", "Validation.parquet", "pretrained.parquet"], 1),
+        (["data/train.parquet", "data/dev.parquet"], 1),
+        (["train/train-00000-of-00002.parquet", "train/train-00001-of-00002.parquet"], 2),
+        (["default/train/0000.parquet", "default/train/0001.parquet", "default/test/0000.parquet"], 2),
+        (["en/train-00000-of-00001.parquet", "en/test-00000-of-00001.parquet"], 1),
     ],
 )
 async def test_folders_are_split_as_datasets_writes_them(tmp_path: Path, names: list[str], taken: int) -> None:
@@ -114,6 +120,44 @@ def test_folder_of_several_splits_without_train_asks_which(tmp_path: Path) -> No
     for split in ("dev", "test"):
         write(tmp_path / split / "0.parquet", inputs=[[1]])
     with pytest.raises(InvalidInput, match="dev, test and no split 'train'"):
+        PreprocessedDataProvider.open(tmp_path)
+
+
+def test_folder_of_several_configurations_asks_which(tmp_path: Path) -> None:
+    for name in ("en/train-00000-of-00001.parquet", "de/train/0.parquet"):
+        write(tmp_path / name, inputs=[[1]])
+    with pytest.raises(InvalidInput, match="the same split in de, en; name the folder of one"):
+        PreprocessedDataProvider.open(tmp_path)
+    assert PreprocessedDataProvider.open(tmp_path / "de").sequence_count == 1
+
+
+async def test_row_group_of_few_bytes_that_stand_for_many_values_is_refused_before_it_is_all_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.parquet", row_group_size=40, inputs=[[7] * 2000] * 40)
+    provider = PreprocessedDataProvider.open(path)
+    assert path.stat().st_size < 5000
+    monkeypatch.setattr(preprocessed, "DECODED_ROWS", 10)
+    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 300_000)
+    with pytest.raises(CorruptData, match=r"row group 0 has 32\d{4} bytes or more; at most 300000: write smaller"):
+        await provider.get_samples(BatchId(0, 0))
+    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 700_000)
+    assert (await provider.get_samples(BatchId(0, 39))).input_ids.tolist() == [7] * 80_000
+
+
+def test_row_group_of_many_bytes_is_refused_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 10)
+    with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 10: write smaller"):
+        PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=ROWS))
+
+
+def test_column_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(ROWS)] * 2, names=["inputs", "inputs"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(CorruptData, match="several columns 'inputs'"):
         PreprocessedDataProvider.open(tmp_path)
 
 
