@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,14 @@ class _Table:
     size_bytes: int
     columns: tuple[str, ...]
     starts: NDArray[np.int64]
+
+
+class RowFile(NamedTuple):
+    """One file: its name within the dataset, its bytes, and its rows, each of them a sample."""
+
+    name: str
+    size_bytes: int
+    row_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,11 @@ class PreprocessedDataProvider:
             if table.columns != first.columns:
                 raise CorruptData(f"{table.path} has columns {table.columns}, {first.name} has {first.columns}")
         return cls(tables, max_tokens)
+
+    @property
+    def files(self) -> tuple[RowFile, ...]:
+        """The files in their order."""
+        return tuple(RowFile(table.name, table.size_bytes, int(table.starts[-1])) for table in self._tables)
 
     @property
     def sequence_count(self) -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 from data_providers.factory import Access, open_location, parse_location
 from data_providers.formats.discovery import SUFFIXES
 from data_providers.formats.mds import INDEX_NAME
+from data_providers.formats.token_file import TokenFile
 from data_providers.local import LocalDataProvider
 from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.mixture import PERIOD
@@ -48,12 +49,13 @@ class TokenSizeOption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file: its tokens, and how many of them at its end belong to no sequence."""
+    """One file: its tokens (None where only its rows are counted), and how many at its end belong to no sequence."""
 
     name: str
     format: str
     size_bytes: int
-    tokens: int
+    sequences: int
+    tokens: int | None
     dropped_tokens: int
 
 
@@ -138,24 +140,13 @@ def _is_data(name: str) -> bool:
 async def _report(location: str, provider: DataProvider, tokenizer: Path | None) -> DataReport:
     sample = _first_sample(await provider.get_samples(_FIRST))
     order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
-    dropped = {} if order is None else order.dropped_tokens
-    files = (
-        ()
-        if order is None
-        else tuple(
-            FileReport(
-                file.name, getattr(file, "format", "raw"), file.size_bytes, file.token_count, dropped.get(file.name, 0)
-            )
-            for file in order.files
-        )
-    )
     length = None if order is None else order.spec.sequence_length
     count = provider.sequence_count
     return DataReport(
         location=location,
         kind=type(provider).__name__.removesuffix("DataProvider"),
         sequence_length=length,
-        files=files,
+        files=_files(provider),
         sequences=count,
         tokens=None if count is None or length is None else count * length,
         fingerprint=provider.fingerprint,
@@ -164,6 +155,27 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None)
         quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
+    )
+
+
+def _files(provider: DataProvider) -> tuple[FileReport, ...]:
+    if isinstance(provider, PreprocessedDataProvider):
+        return tuple(
+            FileReport(file.name, "parquet", file.size_bytes, file.row_count, None, 0) for file in provider.files
+        )
+    if not isinstance(provider, LocalDataProvider | RangedDataProvider):
+        return ()
+    length, dropped = provider.order.spec.sequence_length, provider.order.dropped_tokens
+    return tuple(
+        FileReport(
+            file.name,
+            file.format if isinstance(file, TokenFile) else "raw",
+            file.size_bytes,
+            file.token_count // length,
+            file.token_count,
+            dropped.get(file.name, 0),
+        )
+        for file in provider.order.files
     )
 
 
@@ -213,13 +225,13 @@ def _show(report: DataReport) -> None:
             table.add_row(name, value)
     console.print(table)
     if report.files:
-        files = Table("file", "format", "bytes", "tokens", "tokens in no sequence")
+        files = Table("file", "format", "bytes", "sequences", "tokens", "tokens in no sequence")
         for file in report.files[:MAX_FILES_SHOWN]:
-            files.add_row(
-                file.name, file.format, f"{file.size_bytes:,}", f"{file.tokens:,}", f"{file.dropped_tokens:,}"
-            )
+            tokens = "" if file.tokens is None else f"{file.tokens:,}"
+            counts = (f"{file.size_bytes:,}", f"{file.sequences:,}", tokens, f"{file.dropped_tokens:,}")
+            files.add_row(file.name, file.format, *counts)
         if len(report.files) > MAX_FILES_SHOWN:
-            files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "")
+            files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "", "")
         console.print(files)
     if report.sample_text is not None:
         console.print("the first sample, decoded:", style="bold")

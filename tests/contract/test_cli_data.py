@@ -32,7 +32,7 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
     report = inspected(str(write_text(tmp_path)), "--seq-len", "16")
     assert (report["sequences"], report["tokens"]) == (5, 80)
     assert report["files"] == [
-        {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "tokens": 80, "dropped_tokens": 0}
+        {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "sequences": 5, "tokens": 80, "dropped_tokens": 0}
     ]
     assert report["sample_text"] == TEXT[:16].decode()
     assert len(report["fingerprint"]) == 64
@@ -57,6 +57,22 @@ def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None
     report = inspected(str(tmp_path), "--seq-len", "16")
     assert [file["format"] for file in report["files"]] == [kind]
     assert report["sequences"] == 4
+
+
+def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [[number, number + 1] for number in range(7)]
+    for name in ("train.parquet", "test.parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"inputs": rows, "labels": rows}), tmp_path / name)
+    report = inspected(str(tmp_path), "--preprocessed")
+    (file,) = report["files"]
+    assert (file["name"], file["format"], file["sequences"], file["tokens"]) == ("train.parquet", "parquet", 7, None)
+    assert (report["columns"], report["sequences"], report["sample_tokens"]) == (["inputs", "labels"], 7, [0, 1])
+    table = cli.invoke(app, ["data", "inspect", str(tmp_path), "--preprocessed"])
+    assert "train.parquet" in table.stdout
 
 
 def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:
