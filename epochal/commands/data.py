@@ -25,7 +25,7 @@ from data_providers.weighted import WeightedDataProvider
 from epochal.commands.servers import run_to_end, say
 from epochal.files import read_data_config
 from state.data_location import Local, Preprocessed
-from state.errors import InvalidInput
+from state.errors import DataError, InvalidInput
 from state.intervals import BatchId
 
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -92,7 +92,10 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample."""
+    """Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample.
+
+    Whatever is wrong with the location is bad input here, and ends with 2.
+    """
     found = parse_location(location)
     if isinstance(found, Local) and found.path.endswith(".toml"):
         seq_len = read_data_config(Path(found.path)).seq_len
@@ -100,15 +103,21 @@ def inspect(
     target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
 
     async def look() -> None:
-        provider = await open_location(target, spec, Access("", lambda: ""))
         try:
-            report = await _report(location, provider, tokenizer)
-        finally:
-            await provider.aclose()
+            report = await opened_and_seen()
+        except DataError as error:
+            raise InvalidInput(error.message, **error.context) from error
         if as_json:
             say(json.dumps(asdict(report), ensure_ascii=False))
         else:
             _show(report)
+
+    async def opened_and_seen() -> DataReport:
+        provider = await open_location(target, spec, Access("", lambda: ""))
+        try:
+            return await _report(location, provider, tokenizer)
+        finally:
+            await provider.aclose()
 
     run_to_end(look())
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from epochal.main import app
+from state.errors import InvalidInput
 from tests.support.data_formats import write_mds, write_megatron
 from tests.support.heavy import need_module
 
@@ -73,6 +74,13 @@ def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> 
     assert (report["columns"], report["sequences"], report["sample_tokens"]) == (["inputs", "labels"], 7, [0, 1])
     table = cli.invoke(app, ["data", "inspect", str(tmp_path), "--preprocessed"])
     assert "train.parquet" in table.stdout
+
+
+def test_inspect_of_a_location_that_is_wrong_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(3))
+    ran = cli.invoke(app, ["data", "inspect", str(tmp_path)])
+    assert isinstance(ran.exception, InvalidInput), "which the command line ends with 2"
+    assert "a.bin has 3 bytes, no whole number of 2-byte tokens" in ran.exception.message
 
 
 def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:
