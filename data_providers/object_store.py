@@ -3,7 +3,7 @@
 obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out; credentials are those
 that its stores find in the environment, and where there are none, requests go out unsigned, as public buckets want.
 The rule kept here: `filter_directory` is a folder, not a prefix of names; a file must keep its ETag while it is read.
-A listing that is refused has no type of its own in obstore: its HTTP status is read from the message.
+obstore has no type of its own for every refusal (a listing's, say): the HTTP status is read from the message.
 """
 
 import os
@@ -57,6 +57,7 @@ _ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZU
 """obstore reads these too, but forgets them when it is given timeouts."""
 _STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
 _PASSING_STATUS = (408, 425, 429)
+_HOPELESS = ("non-partial response when range requested", "incorrectly configured region")
 _GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
 
 Bucket = Gcp | S3 | Azure
@@ -190,9 +191,13 @@ def _as_ours(error: Exception, place: str) -> SourceUnavailable | Rejected | Cor
     status = int(found["status"]) if found else 0
     if status in (401, 403):
         return Rejected(f"{place} is refused to this machine: {reason}", place=place)
+    if status == 416:
+        return CorruptData(f"{place} changed: it is shorter than it was listed: {reason}", place=place)
     if 400 <= status < 500 and status not in _PASSING_STATUS:
         return Rejected(f"{place} is not there, or not to be read like this: {reason}", place=place)
-    if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError):
+    if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError) or any(
+        part in reason for part in _HOPELESS
+    ):
         return Rejected(f"{place} cannot be asked: {reason}", place=place)
     return SourceUnavailable(f"{place} cannot be read: {reason}", place=place)
 
