@@ -21,7 +21,7 @@ from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
 from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
-from data_providers.manifest import MANIFEST_NAME, VerifiedSource
+from data_providers.manifest import HEAD_BYTES, MANIFEST_NAME, VerifiedSource, looks_like_one
 from data_providers.mixture import MAX_SOURCES
 from data_providers.object_store import ObjectStoreSource
 from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
@@ -155,12 +155,20 @@ async def _open_ranged(source: ByteSource, spec: DatasetSpec, access: Access, *,
 async def _http_files(urls: tuple[str, ...]) -> ByteSource:
     """The files at these URLs, and the manifest beside the first one if there is one."""
     beside = urls[0].partition("?")[0].rpartition("/")[0] + "/" + MANIFEST_NAME
+    return await HttpSource.open([*urls, beside] if await _is_manifest(beside) else urls)
+
+
+async def _is_manifest(url: str) -> bool:
+    """Whether there is a manifest at this URL. A server that refuses it, or answers anything to any path, has none."""
     try:
-        source = await HttpSource.open([beside])
-        await source.aclose()
+        source = await HttpSource.open([url])
     except (Rejected, SourceUnavailable):
-        return await HttpSource.open(urls)
-    return await HttpSource.open([*urls, beside])
+        return False
+    try:
+        (file,) = source.files
+        return looks_like_one(await read(source, file.name, 0, min(HEAD_BYTES, file.size_bytes)))
+    finally:
+        await source.aclose()
 
 
 def parse_location(text: str) -> Override:

@@ -22,6 +22,7 @@ MAX_MANIFEST_BYTES = 256 * 1024**2
 DEFAULT_BLOCK_BYTES = 256 * 1024
 MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
 _FORMAT = "epochal/manifest/v1"
+HEAD_BYTES = 256
 _HASH_BYTES = 16
 
 
@@ -65,6 +66,11 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     return Manifest(block_bytes, files)
 
 
+def looks_like_one(head: bytes) -> bool:
+    """Whether a file with these first bytes means to be a manifest. Many servers answer any path with something."""
+    return head.startswith(b"{") and _FORMAT.rpartition("/")[0].encode() in head[:HEAD_BYTES]
+
+
 def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
     if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
@@ -91,7 +97,7 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
                     size_bytes += len(block)
             files[name] = {"size_bytes": size_bytes, "hashes": base64.b64encode(hashes).decode()}
         document = {"format": _FORMAT, "block_bytes": block_bytes, "files": files}
-        path.write_text(json.dumps(document, sort_keys=True, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # the format first: `looks_like_one`
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
     return path

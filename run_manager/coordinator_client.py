@@ -38,6 +38,8 @@ ANSWER_TIMEOUT_S = 15.0
 """How long an answer may take, beyond the wait that a long poll asks for."""
 BLOB_TIMEOUT_S = 60.0
 """How long a blob's transfer may stand still."""
+MAX_BLOB_ANSWERS = 64
+"""A blob's body may break so often, as long as each answer brings something."""
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
 PROBLEM_TYPE = "application/problem+json"
@@ -232,7 +234,43 @@ class HttpCoordinatorClient:
         await self._request("PUT", f"/v1/blobs/{sha256}", content=data, answer_s=BLOB_TIMEOUT_S)
 
     async def get_blob(self, sha256: Sha256) -> bytes:
-        return (await self._request("GET", f"/v1/blobs/{sha256}", answer_s=BLOB_TIMEOUT_S)).content
+        """The blob's bytes, unverified; a body that breaks off is continued where it broke, as long as more comes."""
+        held = bytearray()
+        for answer in range(1, MAX_BLOB_ANSWERS + 1):
+            before = len(held)
+            try:
+                await self._continue_blob(f"/v1/blobs/{sha256}", held)
+                break
+            except CoordinatorUnreachable:
+                if len(held) <= before or answer == MAX_BLOB_ANSWERS:
+                    raise
+        return bytes(held)
+
+    async def _continue_blob(self, path: str, held: bytearray) -> None:
+        """Append what is missing of a blob, or what comes of it."""
+        timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        headers = self._headers | ({"Range": f"bytes={len(held)}-"} if held else {})
+        request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
+        try:
+            coming = await self._http.send(request, stream=True)
+            try:
+                assert isinstance(coming.stream, httpx.AsyncByteStream)
+                if coming.status_code == httpx.codes.OK:
+                    held.clear()
+                elif coming.status_code != httpx.codes.PARTIAL_CONTENT:
+                    body = b"".join([piece async for piece in coming.stream])
+                    answer = httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
+                    raise _error_of(answer, f"GET {path}")
+                elif not coming.headers.get("Content-Range", "").startswith(f"bytes {len(held)}-"):
+                    raise InvalidDocument(f"GET {path} answered another range than the one from {len(held)} on")
+                async for piece in coming.stream:
+                    held += piece
+            finally:
+                await asyncio.shield(coming.aclose())  # as in `_answer`
+        except httpx.HTTPError as error:
+            raise CoordinatorUnreachable(
+                f"GET {path}: {str(error) or type(error).__name__}", url=str(self._http.base_url)
+            ) from error
 
     async def _post(self, path: str, message: Any) -> bytes:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))

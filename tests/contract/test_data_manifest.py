@@ -25,7 +25,7 @@ from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
 from state.data_location import Urls
 from state.errors import InvalidInput
 from state.intervals import BatchId
-from tests.support.data_http import FileServer, http_server
+from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 SPEC = DatasetSpec(2, 64, bytes(32))
 NAMES = ["a.bin", "b.bin"]
@@ -77,6 +77,28 @@ async def test_file_of_another_size_than_listed_is_corrupt_at_once(folder: Path)
         verify_folder(folder)
     async with http_server(FileServer(folder)) as url:
         with pytest.raises(CorruptData, match="the manifest says 38400"):
+            await opened(url)
+
+
+async def test_server_that_answers_every_path_has_no_manifest(folder: Path) -> None:
+    files = FileServer(folder)
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        if request.path.endswith(MANIFEST_NAME):
+            return HttpReply(200, b"<html>Not found, but friendly</html>")
+        return await files(request)
+
+    async with http_server(answer) as url:
+        provider = await opened(url)
+        assert (await provider.get_samples(BatchId(0, 9))).sample_count == 10
+        await provider.aclose()
+
+
+async def test_manifest_behind_a_url_that_is_damaged_is_corrupt(folder: Path) -> None:
+    path = folder / MANIFEST_NAME
+    path.write_text(path.read_text()[:-20])
+    async with http_server(FileServer(folder)) as url:
+        with pytest.raises(CorruptData, match="is no manifest"):
             await opened(url)
 
 
