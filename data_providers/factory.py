@@ -10,6 +10,7 @@ registers as the entry point *name* in the group `epochal.data_providers`: a cal
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -237,7 +238,7 @@ async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvid
     entries = _parse_mix(await _mix_text(place), place)
     folder = None if "://" in place else Path(place).parent
     sources: list[Weighted] = []
-    try:
+    async with AsyncExitStack() as opened:
         for number, entry in enumerate(entries):
             location = entry.location
             if folder is not None and isinstance(location, Local | Preprocessed):
@@ -247,12 +248,11 @@ async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvid
                 provider = await open_location(location, spec_for(location, spec.sequence_length), access)
             except DataError as error:
                 raise of_source(name, error) from error
+            opened.push_async_callback(provider.aclose)
             sources.append(Weighted(name, provider, entry.weight))
-        return WeightedDataProvider(sources)
-    except BaseException:
-        for source in sources:
-            await source.provider.aclose()
-        raise
+        mix = WeightedDataProvider(sources)
+        opened.pop_all()  # they are the mix's to close now
+    return mix
 
 
 async def _mix_text(place: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,9 +104,11 @@ class WeightedDataProvider:
         return interleaved([(found[share.source], share.rows) for share in shares])
 
     async def aclose(self) -> None:
+        """Closes every source, also when one of them fails at it."""
         self._closed = True
-        for source in self._sources:
-            await source.provider.aclose()
+        async with AsyncExitStack() as closing:
+            for source in self._sources:
+                closing.push_async_callback(source.provider.aclose)
 
 
 def of_source(name: str, error: DataError) -> DataError:

@@ -19,7 +19,7 @@ from data_providers.protocol import (
     SourceUnavailable,
 )
 from data_providers.weighted import Weighted, WeightedDataProvider
-from state.errors import EpochalError, InvalidInput
+from state.errors import EpochalError, InternalError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_http import FileServer, http_server
 from tests.support.states import state_file
@@ -160,3 +160,17 @@ async def test_mix_of_more_bytes_than_one_answer_may_have_is_refused() -> None:
     assert (await provider.get_samples(BatchId(0, 1))).input_ids.nbytes == 4 * length
     with pytest.raises(Rejected, match="ask for less"):
         await provider.get_samples(BatchId(0, 49))
+
+
+async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
+    class Stuck(DummyDataProvider):
+        async def aclose(self) -> None:
+            raise SourceUnavailable("stuck")
+
+    sources = [DummyDataProvider(DatasetSpec(2, 4)), Stuck(DatasetSpec(2, 4)), DummyDataProvider(DatasetSpec(2, 4))]
+    mix = WeightedDataProvider([Weighted(str(number), source, 1) for number, source in enumerate(sources)])
+    with pytest.raises(SourceUnavailable, match="stuck"):
+        await mix.aclose()
+    for source in (sources[0], sources[2]):
+        with pytest.raises(InternalError):
+            await source.get_samples(BatchId(0, 0))

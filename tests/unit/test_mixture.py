@@ -121,10 +121,17 @@ def test_beyond_the_last_data_index_is_out_of_range() -> None:
 samples = st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=5), min_size=1, max_size=8)
 
 
-@given(st.lists(samples, min_size=1, max_size=4), st.randoms(use_true_random=False), st.booleans())
+@given(
+    st.lists(samples, min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.none() | st.integers(0, 5),
+)
 def test_interleaved_samples_keep_their_tokens_labels_and_documents(
-    parts: list[list[list[int]]], chance: object, with_extras: bool
+    parts: list[list[list[int]]], chance: object, with_extras: bool, length: int | None
 ) -> None:
+    if length is not None:  # samples of one length take a way of their own
+        parts = [[(sample + list(range(10, 15)))[:length] for sample in part] for part in parts]
     total = sum(len(part) for part in parts)
     places = list(range(total))
     chance.shuffle(places)  # type: ignore[attr-defined]
