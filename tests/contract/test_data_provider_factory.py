@@ -22,6 +22,7 @@ from state.errors import InvalidConfig, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
+from tests.support.heavy import need_module
 from tests.support.states import state_file
 
 DATA_TOML = 'dir = "tokens"\ntoken_size = "TwoBytes"\nseq_len = 16\nshuffle_seed = ' + str(list(SEED))
@@ -136,7 +137,8 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
         await opened("Dummy", override=str(path))
 
 
-async def test_factory_names_a_location_that_it_does_not_carry_out() -> None:
+async def test_factory_names_preprocessed_samples_that_are_not_there() -> None:
+    need_module("pyarrow")
     with pytest.raises(SourceUnavailable, match="somewhere"):
         await opened({"Preprocessed": "somewhere"})
 
