@@ -1,15 +1,16 @@
 """From a location to an open provider: what a state file's `data_location` says, or `--data` in its place.
 
-`--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder` or
-`gs://bucket/folder`, the path of a token file, of a folder of them, of a parquet file or of a `data.toml`, the path or
-URL of a mix (`….json`), or
-`name://…` for a provider that another package registers as the entry point *name* in the group
-`epochal.data_providers`: a callable `(location: str, spec: DatasetSpec)` that is awaited for the provider.
+`--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
+`gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet
+file or of a `data.toml`, the path or URL of a mix (`….json`), or `name://…` for a provider that another package
+registers as the entry point *name* in the group `epochal.data_providers`: a callable
+`(location: str, spec: DatasetSpec)` that is awaited for the provider.
 """
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,7 +31,7 @@ from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Reje
 from data_providers.ranged import RangedDataProvider
 from data_providers.source import ByteSource, read
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
-from data_providers.weighted import Weighted, WeightedDataProvider
+from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config import StateFile, parse_data_config
 from state.data_location import (
     S3,
@@ -50,7 +51,7 @@ from state.data_location import (
     Urls,
     WeightedHttp,
 )
-from state.errors import EpochalError, InvalidInput
+from state.errors import DataError, EpochalError, InvalidInput
 from state.toml_schema import Section
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
@@ -69,7 +70,7 @@ class Registered:
     location: str
 
 
-Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Local | WeightedHttp | Registered
+Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Azure | Local | WeightedHttp | Registered
 AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
@@ -181,14 +182,18 @@ def parse_location(text: str) -> Override:
     try:
         if text == "dummy":
             return DummyData()
-        if text.endswith(MIX_SUFFIX):
-            return WeightedHttp(text)
         if scheme in ("http", "https") and separator:
-            return SingleUrl(text)
+            return WeightedHttp(text) if text.partition("?")[0].endswith(MIX_SUFFIX) else SingleUrl(text)
+        if text.endswith(MIX_SUFFIX) and not separator:
+            return WeightedHttp(text)
         if scheme in ("s3", "gs") and separator:
             bucket, _, folder = rest.partition("/")
             kind = S3 if scheme == "s3" else Gcp
             return kind(bucket_name=bucket, filter_directory=folder)
+        if scheme == "az" and separator:
+            account, _, path = rest.partition("/")
+            container, _, folder = path.partition("/")
+            return Azure(account_name=account, container_name=container, filter_directory=folder)
         if scheme == "tcp" and separator:
             return Server(rest)
         return Registered(scheme, rest) if separator else Local(text)
@@ -233,26 +238,26 @@ async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvid
     entries = _parse_mix(await _mix_text(place), place)
     folder = None if "://" in place else Path(place).parent
     sources: list[Weighted] = []
-    try:
+    async with AsyncExitStack() as opened:
         for number, entry in enumerate(entries):
             location = entry.location
             if folder is not None and isinstance(location, Local | Preprocessed):
                 location = type(location)(str(folder / location.path))  # relative to the list, as people expect
-            provider = await open_location(location, spec_for(location, spec.sequence_length), access)
-            sources.append(Weighted(f"{number} ({location.variant})", provider, entry.weight))
-        return WeightedDataProvider(sources)
-    except BaseException:
-        for source in sources:
-            await source.provider.aclose()
-        raise
+            name = f"{number} ({location.variant})"
+            try:
+                provider = await open_location(location, spec_for(location, spec.sequence_length), access)
+            except DataError as error:
+                raise of_source(name, error) from error
+            opened.push_async_callback(provider.aclose)
+            sources.append(Weighted(name, provider, entry.weight))
+        mix = WeightedDataProvider(sources)
+        opened.pop_all()  # they are the mix's to close now
+    return mix
 
 
 async def _mix_text(place: str) -> bytes:
     if "://" not in place:
-        try:
-            return await asyncio.to_thread(Path(place).read_bytes)
-        except OSError as error:
-            raise InvalidInput(f"mix {place}: {error.strerror or error}", path=place) from error
+        return await asyncio.to_thread(_mix_file, Path(place))
     source = await HttpSource.open([place])
     try:
         (file,) = source.files
@@ -261,6 +266,17 @@ async def _mix_text(place: str) -> bytes:
         return await read(source, file.name, 0, file.size_bytes)
     finally:
         await source.aclose()
+
+
+def _mix_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_MIX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"mix {path}: {error.strerror or error}", path=str(path)) from error
+    if len(text) > MAX_MIX_BYTES:
+        raise InvalidInput(f"mix {path} has more than {MAX_MIX_BYTES} bytes", path=str(path))
+    return text
 
 
 def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
@@ -272,7 +288,7 @@ def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
             for mistake in error.errors(include_url=False)[:10]
         )
         raise InvalidInput(f"mix {place}: {mistakes}", place=place) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
     if any(isinstance(entry.location, WeightedHttp) for entry in entries):
         raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
@@ -317,7 +333,7 @@ async def _open_registered(location: Registered, spec: DatasetSpec) -> DataProvi
     """
     found = entry_points(group=ENTRY_POINT_GROUP)
     if location.name not in found.names:
-        known = ", ".join(sorted({"dummy", "tcp", "http", "https", "s3", "gs"} | found.names))
+        known = ", ".join(sorted({"dummy", "tcp", "http", "https", "s3", "gs", "az"} | found.names))
         raise InvalidInput(f"no data provider is called {location.name!r}; there are {known}", name=location.name)
     shown = f"data provider {location.name!r} ({found[location.name].value})"
     try:

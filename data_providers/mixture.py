@@ -8,6 +8,7 @@ every such window. Whoever holds the same weights computes the same order; golde
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,15 +54,24 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
         if not np.isfinite(weight) or weight <= 0:
             raise InvalidInput(f"source {number} of the mix has weight {weight}; allowed: a finite number above 0")
     exact = [Fraction(weight) for weight in weights]
-    total = sum(exact)
-    shares = [weight * PERIOD / total for weight in exact]
-    counts = [max(1, int(share)) for share in shares]
-    while sum(counts) != PERIOD:
-        step = 1 if sum(counts) < PERIOD else -1
-        # Who is furthest below (or above) its share gives or takes one; a source keeps at least one.
-        open_to_change = [number for number in range(len(counts)) if step > 0 or counts[number] > 1]
-        chosen = max(open_to_change, key=lambda number: (step * (shares[number] - counts[number]), -number))
-        counts[chosen] += step
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    parts = [weight.numerator * (scale // weight.denominator) for weight in exact]  # whole numbers, same proportions
+    total = sum(parts)
+    counts = [max(1, part * PERIOD // total) for part in parts]
+    left = PERIOD - sum(counts)
+    step = 1 if left > 0 else -1
+    # Who is furthest below (or above) its share takes (or gives) one; a source keeps at least one.
+    furthest_first = [
+        (step * (count * total - part * PERIOD), number)
+        for number, (part, count) in enumerate(zip(parts, counts, strict=True))
+        if step > 0 or count > 1
+    ]
+    heapq.heapify(furthest_first)
+    for _ in range(abs(left)):
+        distance, number = heapq.heappop(furthest_first)
+        counts[number] += step
+        if step > 0 or counts[number] > 1:
+            heapq.heappush(furthest_first, (distance + total, number))
     return tuple(counts)
 
 

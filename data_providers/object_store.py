@@ -3,9 +3,11 @@
 obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out; credentials are those
 that its stores find in the environment, and where there are none, requests go out unsigned, as public buckets want.
 The rule kept here: `filter_directory` is a folder, not a prefix of names; a file must keep its ETag while it is read.
+obstore has no type of its own for every refusal (a listing's, say): the HTTP status is read from the message.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +32,32 @@ _CREDENTIALS = {
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
         "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     ),
-    "Gcp": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"),
-    "Azure": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"),
+    "Gcp": (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+    ),
+    "Azure": (
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_CLIENT_ID",
+        "AZURE_STORAGE_CLIENT_ID",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_IDENTITY_ENDPOINT",
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_USE_AZURE_CLI",
+    ),
 }
+_ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZURE_ALLOW_HTTP"}
+"""obstore reads these too, but forgets them when it is given timeouts."""
+_STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
+_PASSING_STATUS = (408, 425, 429)
+_HOPELESS = ("non-partial response when range requested", "incorrectly configured region")
 _GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
 
 Bucket = Gcp | S3 | Azure
@@ -76,8 +101,8 @@ class ObjectStoreSource:
                 for meta in chunk:
                     name = meta["path"][len(prefix) :].lstrip("/")
                     place = f"{location.rstrip('/')}/{name}"
-                    version = meta["e_tag"] or str(meta["last_modified"])
-                    objects.append(_Stored(meta["path"], SourceFile(name, meta["size"], place, version)))
+                    if name:  # an empty object may stand for the folder itself
+                        objects.append(_Stored(meta["path"], SourceFile(name, meta["size"], place, _version_of(meta))))
                 if len(objects) > MAX_LISTED_FILES:
                     raise Rejected(f"{location} holds more than {MAX_LISTED_FILES} objects", location=location)
         except _failures() as error:
@@ -100,7 +125,7 @@ class ObjectStoreSource:
         try:
             answer = await _obstore().get_async(self._store, stored.path, options={"range": (start, stop)})
             meta = answer.meta
-            version = meta["e_tag"] or str(meta["last_modified"])
+            version = _version_of(meta)
             if (meta["size"], version) != (stored.listed.size_bytes, stored.listed.version):
                 raise CorruptData(
                     f"{stored.listed.place} changed: it had {stored.listed.size_bytes} bytes and version "
@@ -129,6 +154,16 @@ def location_of(bucket: Bucket) -> str:
     return f"{scheme}://{name}/{folder}" if folder else f"{scheme}://{name}"
 
 
+def _version_of(meta: Any) -> str:
+    """What changes with an object's content: its ETag, or the second in which it was written.
+
+    Azure's listing has no quotes around an ETag and its answers do; some listings count milliseconds, no answer does.
+    """
+    if meta["e_tag"]:
+        return str(meta["e_tag"]).removeprefix("W/").strip('"')
+    return str(meta["last_modified"].replace(microsecond=0))
+
+
 def _obstore() -> Any:
     try:
         import obstore
@@ -152,14 +187,24 @@ def _as_ours(error: Exception, place: str) -> SourceUnavailable | Rejected | Cor
     refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
     if isinstance(error, refused):
         return Rejected(f"{place} is refused to this machine: {reason}", place=place)
-    if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError):
+    found = _STATUS.search(str(error))
+    status = int(found["status"]) if found else 0
+    if status in (401, 403):
+        return Rejected(f"{place} is refused to this machine: {reason}", place=place)
+    if status == 416:
+        return CorruptData(f"{place} changed: it is shorter than it was listed: {reason}", place=place)
+    if 400 <= status < 500 and status not in _PASSING_STATUS:
+        return Rejected(f"{place} is not there, or not to be read like this: {reason}", place=place)
+    if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError) or any(
+        part in reason for part in _HOPELESS
+    ):
         return Rejected(f"{place} cannot be asked: {reason}", place=place)
     return SourceUnavailable(f"{place} cannot be read: {reason}", place=place)
 
 
 def _store_of(bucket: Bucket) -> Any:
     stores = _obstore().store
-    client_options = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    client_options: dict[str, Any] = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
     options: dict[str, Any] = {"retry_config": {"max_retries": MAX_RETRIES}}
     if _is_anonymous(bucket.variant):
         options["skip_signature"] = True
@@ -167,6 +212,8 @@ def _store_of(bucket: Bucket) -> Any:
     if endpoint is not None:
         options["endpoint"] = endpoint
         client_options["allow_http"] = endpoint.startswith("http://")
+    elif os.environ.get(_ALLOW_HTTP[bucket.variant], "").lower() == "true":
+        client_options["allow_http"] = True
     options["client_options"] = client_options
     try:
         if isinstance(bucket, S3):

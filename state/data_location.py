@@ -30,6 +30,13 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_url_or_path(place: str) -> str:
+    scheme, separator, _ = place.partition("://")
+    if not place or (separator and scheme not in ("http", "https")):
+        raise ValueError("neither a URL nor a path")
+    return place
+
+
 def _check_template(template: str) -> str:
     if template.count("{}") != 1:
         raise ValueError("not one {}")
@@ -45,6 +52,11 @@ Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$", description="a URL 
 UrlList = Annotated[
     tuple[Url, ...],
     Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one"),
+]
+UrlOrPath = Annotated[
+    str,
+    AfterValidator(_check_url_or_path),
+    Field(description="a URL that starts with http:// or https://, or a path"),
 ]
 UrlTemplate = Annotated[
     str,
@@ -204,7 +216,7 @@ class Http(Section):
     shuffle: Shuffle
 
 
-class WeightedHttp(SingleValue[Text]):
+class WeightedHttp(SingleValue[UrlOrPath]):
     """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
 
     variant: ClassVar[str] = "WeightedHttp"

@@ -10,6 +10,7 @@ import numpy as np
 
 from data_providers.order import DataFile, DataOrder
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
+from state.errors import InternalError
 from state.intervals import BatchId
 
 
@@ -21,6 +22,7 @@ class TextProvider:
         count = self._order.sequence_count
         tokens = np.frombuffer(data, dtype=np.uint8, count=count * spec.sequence_length).astype(spec.dtype)
         self._rows = tokens.reshape(count, spec.sequence_length)
+        self._closed = False
 
     @property
     def sequence_count(self) -> int:
@@ -31,6 +33,8 @@ class TextProvider:
         return self._order.fingerprint
 
     async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        if self._closed:
+            raise InternalError("get_samples after aclose")
         tokens = self._order.spec.empty_tokens(data_ids)
         begin = 0
         for run in self._order.locate(data_ids):
@@ -40,7 +44,7 @@ class TextProvider:
         return TokenBatch.fixed_length(tokens, self._order.spec.sequence_length)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        self._closed = True
 
 
 async def open_text(location: str, spec: DatasetSpec) -> DataProvider:

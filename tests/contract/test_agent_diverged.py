@@ -30,7 +30,8 @@ class RunawayTrainer(NullTrainer):
     ) -> TrainedRound:
         trained = await super().train(plan, parameters, batches)
         return replace(
-            trained, difference={name: np.full_like(values, 0.9 * LARGEST) for name, values in trained.difference.items()}
+            trained,
+            difference={name: np.full_like(values, 0.9 * LARGEST) for name, values in trained.difference.items()},
         )
 
 

@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_providers.dummy import DummyDataProvider
 from data_providers.factory import MAX_MIX_BYTES, open_provider
 from data_providers.mixture import PERIOD
-from data_providers.protocol import CorruptData, DataProvider, Rejected, SourceUnavailable
-from data_providers.weighted import WeightedDataProvider
-from state.errors import EpochalError, InvalidInput
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    CorruptData,
+    DataProvider,
+    DatasetSpec,
+    Rejected,
+    SourceUnavailable,
+)
+from data_providers.weighted import Weighted, WeightedDataProvider
+from state.errors import EpochalError, InternalError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_http import FileServer, http_server
 from tests.support.states import state_file
@@ -96,6 +104,8 @@ async def test_mix_with_other_weights_has_another_fingerprint(tmp_path: Path) ->
         ("no json", "is no JSON"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
+        ("[" * 200_000, "is no JSON"),
+        ('[{"location": "Dummy", "weight": NaN}]', r"0\.weight"),
         ('[{"location": "Dummy", "weight": 0}]', r"0\.weight"),
         ('[{"location": "Dummy", "weight": -1}, {"location": "Dummy"}]', r"0\.weight.*1\.weight"),
         ('[{"location": "Dmmy", "weight": 1}]', r"0\.location"),
@@ -114,6 +124,8 @@ async def test_list_that_is_missing_or_too_long_is_refused(tmp_path: Path) -> No
     with pytest.raises(InvalidInput, match=r"absent\.json"):
         await opened(str(tmp_path / "absent.json"))
     (tmp_path / "long.json").write_bytes(b" " * (MAX_MIX_BYTES + 1))
+    with pytest.raises(InvalidInput, match="more than"):
+        await opened(str(tmp_path / "long.json"))
     async with http_server(FileServer(tmp_path)) as url:
         with pytest.raises(Rejected, match="at most"):
             await opened(f"{url}/long.json")
@@ -128,7 +140,7 @@ async def test_source_that_cannot_be_opened_ends_the_mix_with_its_error(
 ) -> None:
     write_sources(tmp_path)
     (tmp_path / "empty.bin").write_bytes(b"")
-    with pytest.raises(error):
+    with pytest.raises(error, match=r"source 1 \(Local\) of the mix: "):
         await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), (location, 1))))
 
 
@@ -139,3 +151,26 @@ async def test_source_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match=r"source 1 \(Local\) of the mix: .*de\.bin"):
         await provider.get_samples(BatchId(0, 5))
     await provider.aclose()
+
+
+async def test_mix_of_more_bytes_than_one_answer_may_have_is_refused() -> None:
+    length = MAX_REQUEST_BYTES // 2 // 2 // 24
+    sources = [Weighted(name, DummyDataProvider(DatasetSpec(2, length)), 1) for name in ("a", "b")]
+    provider = WeightedDataProvider(sources)
+    assert (await provider.get_samples(BatchId(0, 1))).input_ids.nbytes == 4 * length
+    with pytest.raises(Rejected, match="ask for less"):
+        await provider.get_samples(BatchId(0, 49))
+
+
+async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
+    class Stuck(DummyDataProvider):
+        async def aclose(self) -> None:
+            raise SourceUnavailable("stuck")
+
+    sources = [DummyDataProvider(DatasetSpec(2, 4)), Stuck(DatasetSpec(2, 4)), DummyDataProvider(DatasetSpec(2, 4))]
+    mix = WeightedDataProvider([Weighted(str(number), source, 1) for number, source in enumerate(sources)])
+    with pytest.raises(SourceUnavailable, match="stuck"):
+        await mix.aclose()
+    for source in (sources[0], sources[2]):
+        with pytest.raises(InternalError):
+            await source.get_samples(BatchId(0, 0))

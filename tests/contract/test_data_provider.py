@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.support.data_http import FileServer, http_server
 from tests.support.data_oracle import slow_order
 from tests.support.heavy import need_module
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "provider_package" / "epochal_text_provider.py"
 Opener = Callable[[Path, DatasetSpec], AbstractAsyncContextManager[DataProvider]]
 
 
@@ -124,6 +126,20 @@ async def open_preprocessed(folder: Path, spec: DatasetSpec) -> AsyncIterator[Da
     await provider.aclose()
 
 
+@asynccontextmanager
+async def open_example(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+    """What the example package opens; `tests/integration/test_provider_package.py` installs it."""
+    found = spec_from_file_location("epochal_text_provider", EXAMPLE)
+    assert found is not None
+    assert found.loader is not None
+    package = module_from_spec(found)
+    found.loader.exec_module(package)
+    (folder / "play.txt").write_bytes(bytes(range(101)) * spec.sequence_length)
+    provider: DataProvider = await package.open_text(str(folder / "play.txt"), spec)
+    yield provider
+    await provider.aclose()
+
+
 OVER_FILES = {
     "local": open_local,
     "http": open_http,
@@ -132,7 +148,7 @@ OVER_FILES = {
     "bucket": open_bucket,
     "tcp": open_tcp,
 }
-EVERY = {**OVER_FILES, "dummy": open_dummy, "mix": open_mix, "preprocessed": open_preprocessed}
+EVERY = {**OVER_FILES, "dummy": open_dummy, "mix": open_mix, "preprocessed": open_preprocessed, "example": open_example}
 over_files = pytest.mark.parametrize("open_provider", OVER_FILES.values(), ids=OVER_FILES)
 every_provider = pytest.mark.parametrize("open_provider", EVERY.values(), ids=EVERY)
 SEQUENCES = [count // SPEC.sequence_length for _, count in sorted(FILE_TOKENS.items())]

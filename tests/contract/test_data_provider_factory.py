@@ -1,6 +1,7 @@
 """`data_providers/factory.py`: from a state file's location, or `--data`, to a provider."""
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from state.errors import InvalidConfig, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
+from tests.support.heavy import need_module
 from tests.support.states import state_file
 
 DATA_TOML = 'dir = "tokens"\ntoken_size = "TwoBytes"\nseq_len = 16\nshuffle_seed = ' + str(list(SEED))
@@ -135,26 +137,68 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
         await opened("Dummy", override=str(path))
 
 
-async def test_factory_names_a_location_that_it_does_not_carry_out() -> None:
+async def test_factory_names_preprocessed_samples_that_are_not_there() -> None:
+    need_module("pyarrow")
     with pytest.raises(SourceUnavailable, match="somewhere"):
         await opened({"Preprocessed": "somewhere"})
 
 
-async def test_factory_opens_a_registered_provider_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "warehouse_provider-1.0.dist-info"
+def register(folder: Path, monkeypatch: pytest.MonkeyPatch, opener: str) -> None:
+    """As if a package with this opener, of the name `warehouse`, were installed."""
+    package = folder / "warehouse_provider-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: warehouse-provider\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[epochal.data_providers]\nwarehouse = warehouse_provider:open_it\n")
-    (tmp_path / "warehouse_provider.py").write_text(
+    (folder / "warehouse_provider.py").write_text(opener)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "warehouse_provider", raising=False)
+    importlib.invalidate_caches()
+
+
+async def test_factory_opens_a_registered_provider_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = (
         "from data_providers.dummy import DummyDataProvider\n"
         "async def open_it(location, spec):\n"
         "    provider = DummyDataProvider(spec)\n"
         "    provider.location = location\n"
         "    return provider\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
-    provider = await opened("Dummy", override="warehouse://shelf/7")
-    assert vars(provider)["location"] == "shelf/7"
-    with pytest.raises(InvalidInput, match="warehouse"):
+    register(tmp_path, monkeypatch, opener)
+    provider = await opened("Dummy", override="warehouse://shelf/7.json")
+    assert vars(provider)["location"] == "shelf/7.json"
+    with pytest.raises(InvalidInput, match=r"'workshop'; there are az, .*, warehouse$"):
         await opened("Dummy", override="workshop://shelf/7")
+
+
+@pytest.mark.parametrize(
+    ("opener", "message"),
+    [
+        ("import absent_module", "cannot be opened: ModuleNotFoundError: .*absent_module"),
+        ("other = 1", "cannot be opened: AttributeError"),
+        ("async def open_it(location, spec):\n    return 1 / 0", "cannot be opened: ZeroDivisionError"),
+        ("def open_it(location, spec):\n    return 7", "cannot be opened: TypeError"),
+        (
+            "async def open_it(location, spec):\n    return [spec]",
+            "opened a list without sequence_count, fingerprint, get_samples, aclose",
+        ),
+    ],
+)
+async def test_registered_opener_that_fails_is_named(
+    opener: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, monkeypatch, opener)
+    with pytest.raises(InvalidInput, match=rf"'warehouse' \(warehouse_provider:open_it\) {message}"):
+        await opened("Dummy", override="warehouse://shelf")
+
+
+async def test_registered_opener_raises_data_errors_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "from data_providers.protocol import SourceUnavailable",
+        "async def open_it(location, spec):",
+        "    raise SourceUnavailable('closed on Sundays')",
+    )
+    register(tmp_path, monkeypatch, "\n".join(lines))
+    with pytest.raises(SourceUnavailable, match=r"^closed on Sundays$"):
+        await opened("Dummy", override="warehouse://shelf")

@@ -129,6 +129,13 @@ def test_data_server_address_without_host_and_port_is_a_mistake(address: Any) ->
     assert found["model.LLM.data_location.Server"].allowed.startswith('"host:port"')
 
 
+@pytest.mark.parametrize("place", ["", "s3://bucket/mix.json", "ftp://h/mix.json"])
+def test_mix_that_is_neither_a_url_nor_a_path_is_a_mistake(place: str) -> None:
+    found = mistakes_of(model__LLM__data_location={"WeightedHttp": place})
+    allowed = found["model.LLM.data_location.WeightedHttp"].allowed
+    assert allowed == "a URL that starts with http:// or https://, or a path"
+
+
 @pytest.mark.parametrize("template", ["https://h/a.bin", "https://h/{}/{}", "{}", "ftp://h/{}"])
 def test_url_template_without_exactly_one_place_is_a_mistake(template: str) -> None:
     files = {"url_template": template, "start_index": 0, "n_left_pad_zeros": 0, "num_files": 1}

@@ -37,6 +37,36 @@ def test_counts_are_the_shares_of_the_period_within_one(weights: list[float]) ->
         assert quantisation_error(weights) < 1 / PERIOD
 
 
+def slow_counts(weights: list[float]) -> tuple[int, ...]:
+    """As `counts_of`, in fractions and one by one."""
+    total = sum(Fraction(weight) for weight in weights)
+    shares = [Fraction(weight) * PERIOD / total for weight in weights]
+    counts = [max(1, int(share)) for share in shares]
+    while sum(counts) != PERIOD:
+        step = 1 if sum(counts) < PERIOD else -1
+        allowed = [number for number in range(len(counts)) if step > 0 or counts[number] > 1]
+        counts[max(allowed, key=lambda number: (step * (shares[number] - counts[number]), -number))] += step
+    return tuple(counts)
+
+
+uneven_weights = st.lists(st.floats(1e-300, 1e300) | st.sampled_from([1e-9, 1.0, 2.0]), min_size=1, max_size=40)
+
+
+@given(uneven_weights)
+def test_counts_are_those_of_the_largest_remainders_one_by_one(weights: list[float]) -> None:
+    assert counts_of(weights) == slow_counts(weights)
+
+
+def test_counts_of_the_most_sources_are_all_there() -> None:
+    counts = counts_of([1e-12] * (MAX_SOURCES - 2) + [1.0, 2.0])
+    assert counts[:-2] == (1,) * (MAX_SOURCES - 2)
+    assert sum(counts) == PERIOD
+    # Both large sources give up alike: each lies equally far below its share, the earlier one first.
+    shares = [PERIOD / 3, 2 * PERIOD / 3]
+    given_up = [share - count for share, count in zip(shares, counts[-2:], strict=True)]
+    assert abs(given_up[0] - given_up[1]) <= 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(weights)
 def test_every_prefix_serves_each_source_within_one_sample_of_its_share(weights: list[float]) -> None:
@@ -91,10 +121,17 @@ def test_beyond_the_last_data_index_is_out_of_range() -> None:
 samples = st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=5), min_size=1, max_size=8)
 
 
-@given(st.lists(samples, min_size=1, max_size=4), st.randoms(use_true_random=False), st.booleans())
+@given(
+    st.lists(samples, min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.none() | st.integers(0, 5),
+)
 def test_interleaved_samples_keep_their_tokens_labels_and_documents(
-    parts: list[list[list[int]]], chance: object, with_extras: bool
+    parts: list[list[list[int]]], chance: object, with_extras: bool, length: int | None
 ) -> None:
+    if length is not None:  # samples of one length take a way of their own
+        parts = [[(sample + list(range(10, 15)))[:length] for sample in part] for part in parts]
     total = sum(len(part) for part in parts)
     places = list(range(total))
     chance.shuffle(places)  # type: ignore[attr-defined]
