@@ -232,3 +232,35 @@ def test_files_with_any_damage_are_read_within_their_bounds_or_refused(
     for file in found:
         stretches = file.stretches(0, file.token_count // 8, SPEC)
         assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
+
+
+WRONG_VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, -1, 0, 10**30, 1.5, float("inf"), float("nan"), True, "", "../x", "ndarray:uint16:0", [], {}, [[]], [None]]
+)
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value within nested lists and dictionaries."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, held in inner for path in [(*above, key), *places(held, (*above, key))]]
+
+
+@given(data=st.data(), encoding=st.sampled_from(["", "bytes", "ndarray:uint16"]))
+def test_mds_index_with_any_value_wrong_is_read_within_bounds_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, encoding: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"index-{encoding.replace(':', '-')}"
+    index = write_mds(folder, [rows_of(4, 8), rows_of(2, 8)], encoding, extra_column=True)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    *above, last = data.draw(st.sampled_from(places(index)))
+    holder: Any = index
+    for key in above:
+        holder = holder[key]
+    holder[last] = data.draw(WRONG_VALUES)
+    try:
+        found = discovered(files | {"index.json": json.dumps(index).encode()})
+    except DataError:
+        return
+    for file in found:
+        stretches = file.stretches(0, file.token_count // 8, SPEC)
+        assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
