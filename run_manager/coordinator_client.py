@@ -140,6 +140,9 @@ class HttpCoordinatorClient:
             CoordinatorUnreachable: nobody answered within `patience`.
         """
         try:
+            parsed = httpx.URL(url)
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise InvalidInput(f"coordinator URL {url}: allowed: http://host:port or https://host:port", url=url)
             http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
                 verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
