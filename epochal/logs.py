@@ -6,7 +6,7 @@ import sys
 from enum import StrEnum
 from typing import Any, TextIO
 
-_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 MAX_FIELD_CHARS = 2000
 
 

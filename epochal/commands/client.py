@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from data_providers.cached import DEFAULT_CACHE_BYTES, BlockCache
-from data_providers.factory import open_provider
+from data_providers.factory import open_provider, parse_location
 from data_providers.protocol import DataProvider
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from epochal.logs import LogFormat, start_logging
@@ -22,7 +22,7 @@ from run_manager.progress import DocumentArrived, Event, StepEntered
 from run_manager.run_manager import DataRequest, Equipment
 from run_manager.session import Admission
 from run_manager.trainers.protocol import Trainer
-from run_manager.trainers.registry import open_trainer
+from run_manager.trainers.registry import check_trainer_name, open_trainer
 from run_manager.worker_thread import Worker, WorkerThread
 from state.config import StateFile
 from state.messages import Capabilities
@@ -83,6 +83,7 @@ def base_url(url: str) -> str:
 
 
 async def _run(options: ClientOptions) -> None:
+    equipment = _equipment(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
     patience = Patience(SystemClock(), system_jitter(), options.reconnect_bound_s)
     api = await HttpCoordinatorClient.connect(base_url(options.url), patience, options.verify)
@@ -91,7 +92,7 @@ async def _run(options: ClientOptions) -> None:
             api,
             key,
             Admission(Capabilities(batches_per_round=options.share, trainer=options.trainer), options.invitation),
-            _equipment(options),
+            equipment,
             options.reconnect_bound_s,
         )
         await _run_agent(agent)
@@ -128,6 +129,9 @@ async def _run_agent(agent: Agent) -> None:
 
 
 def _equipment(options: ClientOptions) -> Equipment:
+    check_trainer_name(options.trainer)
+    if options.data is not None:
+        parse_location(options.data)
     cache = None if options.cache_dir is None else BlockCache(options.cache_dir, options.cache_bytes)
 
     async def provider(request: DataRequest) -> DataProvider:

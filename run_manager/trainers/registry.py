@@ -23,10 +23,14 @@ def open_trainer(name: str, state: StateFile, worker: Worker) -> Trainer:
         InvalidInput: no trainer has this name; the user's fault, the message says which there are.
         Unsupported: the trainer cannot train what the file asks for; the message says which lines to change.
     """
-    opener = TRAINERS.get(name)
-    if opener is None:
+    check_trainer_name(name)
+    return TRAINERS[name](state, worker)
+
+
+def check_trainer_name(name: str) -> None:
+    """Raises `InvalidInput` unless there is a trainer of this name."""
+    if name not in TRAINERS:
         raise InvalidInput(f"there is no trainer {name!r}; allowed: {', '.join(sorted(TRAINERS))}", trainer=name)
-    return opener(state, worker)
 
 
 def _open_null(state: StateFile, worker: Worker) -> Trainer:

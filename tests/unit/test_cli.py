@@ -248,3 +248,23 @@ def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None
 def test_status_line_is_one_line() -> None:
     line = status_line(status_of(2, 2.5))
     assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer", "nope"], "there is no trainer 'nope'; allowed: null, numpy"),
+        (["--data", "tcp://nowhere"], "data location 'tcp://nowhere'"),
+        (["--cache", "cache", "--cache-bytes", "3"], "a data cache of 3 bytes"),
+    ],
+)
+def test_client_option_that_is_wrong_is_said_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_main(monkeypatch, "client", "http://127.0.0.1:1", "--reconnect", "3600", *options) == 2
+    assert message in capsys.readouterr().err
