@@ -1,9 +1,11 @@
-"""A run whose data lie behind a real nginx: real clients, one cache between them, and a server that goes away."""
+"""Whole runs over data that lie behind a real nginx, in parquet files, and in a mix."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 
+from tests.support.heavy import need_module
 from tests.support.nginx import free_port, nginx
 from tests.support.processes import in_training, real_run
 
@@ -73,3 +75,37 @@ async def test_data_behind_http_that_go_away_are_waited_for(tmp_path: Path) -> N
         assert report.rounds == 20
         assert report.quarantined == 0, "data that are unavailable are nobody's fault"
         assert (await run.status()).quarantined == ()
+
+
+async def test_run_over_parquet_samples_is_finished_and_proved(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "rows").mkdir()
+    rows = [[(number * place) % 256 for place in range(number % SEQ_LEN + 1)] for number in range(90)]
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), tmp_path / "rows" / "train-00000-of-00001.parquet")
+    location = {"Preprocessed": str(tmp_path / "rows")}
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 12, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
+
+
+async def test_run_over_a_mix_goes_on_past_the_pass_of_a_source(tmp_path: Path) -> None:
+    write_files(tmp_path / "root")
+    mix = [
+        {"location": {"Local": "root/000.bin"}, "weight": 3},
+        {"location": {"Local": "root/001.bin"}, "weight": 1},
+    ]
+    (tmp_path / "mix.json").write_text(json.dumps(mix))
+    location = {"WeightedHttp": str(tmp_path / "mix.json")}
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 12, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", **overrides) as run:
+        for _ in range(2):
+            await run.start_client()
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
+        assert report.applied > SEQUENCES_PER_FILE
