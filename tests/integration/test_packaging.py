@@ -35,6 +35,7 @@ def test_wheel_holds_every_module_and_the_demo_state_file(wheel: zipfile.ZipFile
     held = set(wheel.namelist())
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert sources <= held
+    assert {f"{package}/py.typed" for package in PACKAGES} <= held
     assert "epochal/demo_state.toml" in held
     assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/"))]
 

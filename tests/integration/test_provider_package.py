@@ -46,7 +46,7 @@ def test_installed_package_serves_its_scheme(installed: Path, tmp_path: Path) ->
 
 def test_its_own_errors_are_shown_as_they_are(installed: Path, tmp_path: Path) -> None:
     ran = inspect(installed, f"text://{tmp_path / 'absent.txt'}")
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "absent.txt cannot be read" in ran.stderr
     assert "Traceback" not in ran.stderr
 
