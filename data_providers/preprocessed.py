@@ -210,11 +210,8 @@ def _batch(columns: dict[str, _Column]) -> TokenBatch:
     for name in ("labels", "position_ids"):
         if name in columns and not np.array_equal(columns[name].offsets, inputs.offsets):
             raise CorruptData(f"{name} and {INPUTS} differ in length within a row")
-    return TokenBatch(
-        inputs.values,
-        inputs.offsets,
-        **{name: column.values for name, column in columns.items() if name != INPUTS},
-    )
+    labels, position_ids, sequence_lengths = (columns[name].values if name in columns else None for name in OPTIONAL)
+    return TokenBatch(inputs.values, inputs.offsets, labels, position_ids, sequence_lengths)
 
 
 def _joined(parts: Sequence[_Column]) -> _Column:

@@ -35,6 +35,9 @@ MAX_REQUEST_SAMPLES = 2**18
 
 DataErrorKind = Literal["unavailable", "corrupt", "out_of_range", "rejected"]
 
+IGNORED_LABEL = -100
+"""A label that says "predict nothing here"; the value is Hugging Face's and PyTorch's (`ignore_index`)."""
+
 Tokens = NDArray[np.unsignedinteger[Any]]
 """One-dimensional, uint16 or uint32, little-endian."""
 
@@ -121,10 +124,16 @@ class TokenBatch:
     Attributes:
         input_ids: the tokens of all samples, one after the other, in the file's own dtype (uint16 or uint32).
         offsets: int64, `(count + 1,)`; sample *i* is `input_ids[offsets[i]:offsets[i + 1]]`.
-        labels: what to predict, flat like `input_ids`; None for the next token.
+        labels: flat like `input_ids`; what is to be predicted at each place from the tokens before it, as Hugging
+            Face's models take it: a copy of the tokens with `IGNORED_LABEL` where nothing is to be learnt. None for
+            the tokens themselves.
         position_ids: each token's position in its document, flat like `input_ids`; None counts from the sample's start.
         sequence_lengths: lengths of the documents packed into the samples, flat; those of one sample add up to its
             length. None when a sample is one document.
+        is_text: the samples are no tokens yet but records, each the UTF-8 bytes of one JSON document, a byte to each
+            item of `input_ids`; a task encoder makes tokens of them.
+        source_count: of packs, how many source samples are finished with this batch (all of their tokens are in it or
+            came before, or they were left out by the run's rules); None where every sample is a source sample.
 
     Raises:
         CorruptData: the parts do not fit together; the provider's fault.
@@ -135,6 +144,8 @@ class TokenBatch:
     labels: NDArray[np.integer[Any]] | None = None
     position_ids: NDArray[np.integer[Any]] | None = None
     sequence_lengths: NDArray[np.integer[Any]] | None = None
+    is_text: bool = False
+    source_count: int | None = None
 
     def __post_init__(self) -> None:
         total = len(self.input_ids)

@@ -13,12 +13,14 @@ The functions follow the parameters' type: float32 to train, float64 to check th
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from data_providers.protocol import IGNORED_LABEL
+from run_manager.trainers.micro_batches import Document
 from state.errors import TrainerFailed
 from state.model_config import NgramConfig
 from state.tensors import Tensors
@@ -111,37 +113,52 @@ def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context
     return padded
 
 
+def padded_targets(documents: list[Document], context: int) -> Tokens:
+    """What `padded_tokens` of the same documents is to predict: their labels, `PADDING` where there is none."""
+    padded = np.full(sum(context + document.tokens.size for document in documents), PADDING, np.uint16)
+    offset = 0
+    for tokens, labels in documents:
+        offset += context
+        wanted = tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
+        padded[offset : offset + tokens.size] = wanted
+        offset += tokens.size
+    return padded
+
+
 def loss_and_gradient(
-    parameters: Parameters, padded: Tokens, proceed: Callable[[], None] = lambda: None
+    parameters: Parameters,
+    padded: Tokens,
+    proceed: Callable[[], None] = lambda: None,
+    targets: Tokens | None = None,
 ) -> tuple[float, int, Gradient]:
     """The summed loss (nats), the number of tokens predicted, and the gradient of the *mean* loss.
 
     Args:
         parameters: all of one float type, shapes as in `parameter_shapes`.
-        padded: what `padded_tokens` returns, with at least one token that is no padding.
+        padded: what `padded_tokens` returns.
         proceed: called between chunks; raises to abandon the computation.
+        targets: what `padded_targets` returns, with at least one that is no padding; None predicts the tokens.
     """
+    targets = padded if targets is None else targets
     context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
-    token_count = int(np.count_nonzero(padded[context:] != PADDING))
+    token_count = int(np.count_nonzero(targets[context:] != PADDING))
     gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
     loss_sum = 0.0
-    for chunk in _chunks(padded, context):
+    for start in range(0, padded.size - context, CHUNK_POSITIONS):  # overlapping windows: each place is predicted once
         proceed()
-        loss_sum += _add_chunk(parameters, chunk, context, gradient)
+        stop = start + CHUNK_POSITIONS + context
+        loss_sum += _add_chunk(parameters, padded[start:stop], targets[start + context : stop], gradient)
     for array in gradient.values():
         array /= array.dtype.type(token_count)
     return loss_sum, token_count, gradient
 
 
-def _chunks(padded: Tokens, context: int) -> Iterator[Tokens]:
-    """Overlapping windows: each predicts its tokens from `context` on, and together they predict every one once."""
-    for start in range(0, padded.size - context, CHUNK_POSITIONS):
-        yield padded[start : start + CHUNK_POSITIONS + context]
+def _add_chunk(parameters: Parameters, chunk: Tokens, targets: Tokens, gradient: Gradient) -> float:
+    """Adds the chunk's share of the summed loss's gradient to `gradient`; returns its summed loss.
 
-
-def _add_chunk(parameters: Parameters, chunk: Tokens, context: int, gradient: Gradient) -> float:
-    """Adds the chunk's share of the summed loss's gradient to `gradient`; returns its summed loss."""
-    targets = chunk[context:]
+    `targets` stand for the chunk's tokens after the first `context` ones.
+    """
+    context = chunk.size - targets.size
     real = np.flatnonzero(targets != PADDING)
     embedded = parameters[EMBEDDING][chunk[:-1]]
     inputs = _windows(embedded, context)

@@ -28,8 +28,8 @@ class NullTrainer:
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
         token_count = 0
-        async for sequences in micro_batches(plan, batches):
-            token_count += sum(sequence.size for sequence in sequences)
+        async for micro_batch in micro_batches(plan, batches):
+            token_count += sum(document.predicted for document in micro_batch.documents)
         difference = {name: np.zeros(parameters[name].shape, np.float32) for name in sorted(parameters)}
         return TrainedRound(difference, None, token_count)
 

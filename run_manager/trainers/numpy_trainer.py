@@ -8,10 +8,16 @@ from typing import Literal
 
 import numpy as np
 
-from data_providers.protocol import TokenBatch
+from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from run_manager.trainers.adamw import AdamWState, adamw_step
-from run_manager.trainers.micro_batches import Sequence, micro_batches
-from run_manager.trainers.ngram import VOCABULARY, initial_parameters, loss_and_gradient, padded_tokens
+from run_manager.trainers.micro_batches import Document, MicroBatch, micro_batches
+from run_manager.trainers.ngram import (
+    VOCABULARY,
+    initial_parameters,
+    loss_and_gradient,
+    padded_targets,
+    padded_tokens,
+)
 from run_manager.trainers.protocol import RoundPlan, TrainedRound
 from run_manager.worker_thread import Worker
 from state.errors import TrainerFailed
@@ -56,8 +62,8 @@ class NumpyTrainer:
         local = _LocalSteps(plan, self._model.context, self._optimizer, self._committed.copy())
         try:
             await self._worker.run(partial(local.start, parameters))
-            async for sequences in micro_batches(plan, batches):
-                await self._worker.run(partial(local.take, sequences))
+            async for micro_batch in micro_batches(plan, batches):
+                await self._worker.run(partial(local.take, micro_batch))
             trained = await self._worker.run(partial(local.finish, parameters))
         except MemoryError as error:
             raise TrainerFailed(f"step {plan.step}: no memory left to train", step=plan.step) from error
@@ -93,8 +99,6 @@ class _LocalSteps:
         self._context = context
         self._optimizer = optimizer
         self._parameters: Tensors = {}
-        self._local_step = 0
-        self._sequence_count = 0
         self._loss_sum = 0.0
         self._token_count = 0
 
@@ -102,25 +106,25 @@ class _LocalSteps:
         """Copies the round's start."""
         self._parameters = {name: parameters[name].copy() for name in sorted(parameters)}
 
-    def take(self, sequences: list[Sequence]) -> None:
-        """One optimizer step on one micro-batch; a micro-batch without a token changes nothing."""
+    def take(self, micro_batch: MicroBatch) -> None:
+        """One optimizer step on one micro-batch; a micro-batch without a token to predict changes nothing."""
         self._proceed()
-        self._check_vocabulary(sequences)
-        rate = self._plan.learning_rates[self._local_step]
-        self._local_step += 1
-        self._sequence_count += len(sequences)
-        if not any(sequence.size for sequence in sequences):
+        number, documents = micro_batch
+        self._check_vocabulary(documents)
+        if not any(document.predicted for document in documents):
             return
         with np.errstate(all="ignore"):  # a loss that is not finite is found below, by name
-            padded = padded_tokens(sequences, self._context)
-            loss_sum, token_count, gradient = loss_and_gradient(self._parameters, padded, self._proceed)
+            padded = padded_tokens([document.tokens for document in documents], self._context)
+            targets = padded_targets(documents, self._context)
+            loss_sum, token_count, gradient = loss_and_gradient(self._parameters, padded, self._proceed, targets)
             if self._optimizer is not None:
+                rate = self._plan.learning_rates[number]
                 adamw_step(self._parameters, gradient, self.state, self._optimizer, rate)
         self._loss_sum += loss_sum
         self._token_count += token_count
         if not math.isfinite(loss_sum):
             raise TrainerFailed(
-                f"step {self._plan.step}: the loss of local step {self._local_step} is {loss_sum}", step=self._plan.step
+                f"step {self._plan.step}: the loss of local step {number + 1} is {loss_sum}", step=self._plan.step
             )
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> TrainedRound:
@@ -136,14 +140,16 @@ class _LocalSteps:
         if self.abandoned.is_set():
             raise _Abandoned
 
-    def _check_vocabulary(self, sequences: list[Sequence]) -> None:
-        for position, sequence in enumerate(sequences, start=self._sequence_count):
-            if sequence.size and int(sequence.max()) >= VOCABULARY:
-                token = int(sequence[sequence >= VOCABULARY][0])
-                index = self._plan.data_index(position)
-                raise TrainerFailed(
-                    f"step {self._plan.step}: token {token} at data index {index}; the model knows bytes only",
-                    step=self._plan.step,
-                    token=token,
-                    data_index=index,
-                )
+    def _check_vocabulary(self, documents: list[Document]) -> None:
+        """What came of a provider was checked with its data index; this one guards the arithmetic."""
+        for tokens, labels in documents:
+            for name, values in (("token", tokens), ("label", labels)):
+                if values is None:
+                    continue
+                wrong = (values >= VOCABULARY) | ((values < 0) & (values != IGNORED_LABEL))
+                if wrong.any():
+                    found = int(values[wrong][0])
+                    raise TrainerFailed(
+                        f"step {self._plan.step}: {name} {found}; the model knows bytes only, 0 to {VOCABULARY - 1}",
+                        step=self._plan.step,
+                    )

@@ -53,15 +53,6 @@ class RoundPlan:
         size, larger = divmod(self.sequence_count, len(self.learning_rates))
         return tuple(size + (step < larger) for step in range(len(self.learning_rates)))
 
-    def data_index(self, position: int) -> int:
-        """The data index of the sequence at this position of the assignment, for messages."""
-        for interval in self.assignment:
-            indices = interval.data_indices(self.data_indices_per_batch)
-            if position < len(indices):
-                return indices[position]
-            position -= len(indices)
-        raise InternalError(f"the assignment has no sequence {position} beyond its end")
-
 
 def plan_round(
     step: int,

@@ -159,7 +159,7 @@ def test_batch_of_different_lengths_has_no_rows() -> None:
     ],
 )
 def test_batch_whose_parts_do_not_fit_is_corrupt(parts: dict[str, list[int]]) -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         "offsets": np.array([0, 3, 6]),
         **{name: np.array(values, dtype=np.int64) for name, values in parts.items()},
     }

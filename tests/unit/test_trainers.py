@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.protocol import SourceUnavailable, TokenBatch
+from data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from run_manager.trainers import ngram
 from run_manager.trainers.adamw import AdamWState, adamw_step
-from run_manager.trainers.micro_batches import micro_batches
-from run_manager.trainers.ngram import initial_parameters, loss_and_gradient, padded_tokens, parameter_shapes
+from run_manager.trainers.micro_batches import Document, micro_batches
+from run_manager.trainers.ngram import (
+    initial_parameters,
+    loss_and_gradient,
+    padded_targets,
+    padded_tokens,
+    parameter_shapes,
+)
 from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import RoundPlan, Trainer, plan_round
 from run_manager.trainers.registry import open_trainer
@@ -193,10 +199,7 @@ def test_plan_takes_the_schedule_where_the_step_stands() -> None:
     plan = plan_round(6, (BatchId(0, 1), BatchId(8, 8)), 2, 4, schedule)
     assert plan.learning_rates == pytest.approx([0.80, 0.79, 0.78, 0.77])
     assert plan.sequence_count == 6
-    assert [plan.data_index(position) for position in range(6)] == [0, 1, 2, 3, 16, 17]
     assert plan_round(6, (BatchId(0, 0),), 2, 4, schedule).learning_rates == pytest.approx([0.80, 0.79])
-    with pytest.raises(InternalError):
-        plan.data_index(6)
     with pytest.raises(InternalError):
         plan_round(6, (), 2, 4, schedule)
 
@@ -205,8 +208,9 @@ def test_plan_takes_the_schedule_where_the_step_stands() -> None:
 async def test_micro_batches_are_the_same_however_the_data_arrive(count: int, local_steps: int, group: int) -> None:
     plan, sequences = plan_of(count, local_steps), sequences_of(*range(1, count + 1))
     found = [part async for part in micro_batches(plan, arriving(sequences, group))]
-    assert tuple(len(part) for part in found) == plan.micro_batch_sizes
-    flat = [sequence.tolist() for part in found for sequence in part]
+    assert tuple(len(part.documents) for part in found) == plan.micro_batch_sizes
+    assert [part.local_step for part in found] == list(range(len(found)))
+    flat = [document.tokens.tolist() for part in found for document in part.documents]
     assert flat == [sequence.tolist() for sequence in sequences]
 
 
@@ -215,7 +219,7 @@ async def test_micro_batches_skip_an_empty_answer() -> None:
         yield batch_of([])
         yield batch_of(sequences_of(4, 4))
 
-    assert [len(part) async for part in micro_batches(plan_of(2, 1), batches())] == [2]
+    assert [len(part.documents) async for part in micro_batches(plan_of(2, 1), batches())] == [2]
 
 
 # Trainers
@@ -240,7 +244,7 @@ async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(
     await trainer.aclose()
 
 
-@pytest.mark.parametrize(("arrived", "message"), [(3, "ended after 3 of 5"), (6, "6 sequences arrived where 5")])
+@pytest.mark.parametrize(("arrived", "message"), [(3, "ended after 3 of 5"), (6, "more samples arrived than the 5")])
 async def test_trainer_with_another_number_of_sequences_than_assigned_fails(
     trainer: Trainer, arrived: int, message: str
 ) -> None:
@@ -250,13 +254,87 @@ async def test_trainer_with_another_number_of_sequences_than_assigned_fails(
     assert (await trainer.train(plan_of(5), start, arriving(sequences_of(*[8] * 5)))).token_count == 40
 
 
-async def test_trainer_given_labels_fails_instead_of_ignoring_them(trainer: Trainer) -> None:
-    async def batches() -> AsyncIterator[TokenBatch]:
-        ids = sequences_of(4)[0]
-        yield TokenBatch(ids, np.array([0, 4], np.int64), labels=ids)
+async def test_trainer_predicts_the_labels_that_are_not_ignored(trainer: Trainer) -> None:
+    tokens = sequences_of(30)[0]
+    labels = tokens.astype(np.int64)
+    labels[::3] = IGNORED_LABEL
 
-    with pytest.raises(TrainerFailed, match="labels"):
-        await trainer.train(plan_of(1), await trainer.initial_parameters(SEED), batches())
+    async def batches() -> AsyncIterator[TokenBatch]:
+        yield TokenBatch(tokens, np.array([0, 30], np.int64), labels=labels)
+
+    start = await trainer.initial_parameters(SEED)
+    trained = await trainer.train(plan_of(1), start, batches())
+    assert trained.token_count == 20
+    if trained.loss is not None:
+        padded = padded_tokens([tokens], TINY.context)
+        targets = padded_targets([Document(tokens, labels)], TINY.context)
+        loss, count, _ = loss_and_gradient(start, padded, targets=targets)
+        assert trained.loss == pytest.approx(loss / count, rel=1e-6)
+        assert trained.token_count == count
+
+
+async def test_trainer_refuses_a_label_that_no_token_has() -> None:
+    trainer = numpy_trainer()
+    tokens = sequences_of(4)[0]
+
+    async def batches(label: int) -> AsyncIterator[TokenBatch]:
+        yield TokenBatch(tokens, np.array([0, 4], np.int64), labels=np.array([1, 2, label, 3]))
+
+    for label in (-1, 256):
+        with pytest.raises(TrainerFailed, match=f"label {label}; the model knows bytes only"):
+            await trainer.train(plan_of(1), await trainer.initial_parameters(SEED), batches(label))
+
+
+async def test_packed_documents_train_exactly_as_they_do_unpacked() -> None:
+    documents = sequences_of(9, 4, 30, 1, 16, 20)
+    plan = plan_of(6, 1)
+    tokens = np.concatenate(documents)
+    lengths = np.array([document.size for document in documents])
+    position_ids = np.concatenate([np.arange(length) for length in lengths])
+
+    async def packed() -> AsyncIterator[TokenBatch]:
+        for start, stop in ((0, 43), (43, 80)):
+            held = [n for n, end in zip(lengths, np.cumsum(lengths), strict=True) if start < end <= stop]
+            yield TokenBatch(
+                tokens[start:stop],
+                np.array([0, stop - start], np.int64),
+                position_ids=position_ids[start:stop],
+                sequence_lengths=np.array(held),
+                source_count=len(held),
+            )
+
+    trainer = numpy_trainer("reset")
+    start = await trainer.initial_parameters(SEED)
+    apart = await trainer.train(plan, start, arriving(documents))
+    together = await trainer.train(plan, start, packed())
+    assert apart.loss == together.loss
+    assert apart.token_count == together.token_count
+    assert bytes_of(apart.difference) == bytes_of(together.difference)
+
+
+async def test_packs_end_a_micro_batch_where_they_reach_the_planned_number_of_samples() -> None:
+    def pack(*lengths: int, source_count: int) -> TokenBatch:
+        tokens = sequences_of(sum(lengths))[0] if lengths else np.empty(0, np.uint16)
+        ends = [0, tokens.size] if lengths else [0]
+        return TokenBatch(
+            tokens, np.array(ends, np.int64), sequence_lengths=np.array(lengths, np.int64), source_count=source_count
+        )
+
+    async def packs(*given: TokenBatch) -> AsyncIterator[TokenBatch]:
+        for batch in given:
+            yield batch
+
+    plan = plan_of(12, 4)  # micro-batches end after 3, 6, 9 and 12 samples
+    arrived = packs(pack(5, 4, source_count=2), pack(9, source_count=7), pack(2, source_count=1), pack(source_count=2))
+    found = [part async for part in micro_batches(plan, arrived)]
+    assert [(part.local_step, [doc.tokens.size for doc in part.documents]) for part in found] == [
+        (0, [5, 4, 9]),
+        (3, [2]),
+    ]
+    with pytest.raises(TrainerFailed, match="ended after 11 of 12"):
+        _ = [part async for part in micro_batches(plan, packs(pack(3, source_count=11)))]
+    with pytest.raises(TrainerFailed, match="more samples arrived than the 12"):
+        _ = [part async for part in micro_batches(plan, packs(pack(3, source_count=13)))]
 
 
 async def test_trainer_passes_the_provider_s_error_on(trainer: Trainer) -> None:
@@ -345,14 +423,13 @@ async def test_numpy_failed_round_leaves_the_inner_state_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
-async def test_numpy_token_outside_the_vocabulary_is_named_with_its_data_index(
+async def test_numpy_token_outside_the_vocabulary_is_refused(
     kind: type[np.unsignedinteger[Any]],
 ) -> None:
     trainer, sequences = numpy_trainer(), sequences_of(4, 4, 4, 4, kind=kind)
     sequences[2][1] = 256
-    with pytest.raises(TrainerFailed, match="token 256 at data index 12") as caught:
+    with pytest.raises(TrainerFailed, match="token 256; the model knows bytes only, 0 to 255"):
         await trainer.train(plan_of(4), await trainer.initial_parameters(SEED), arriving(sequences))
-    assert (caught.value.context["token"], caught.value.context["data_index"]) == (256, 12)
 
 
 async def test_numpy_loss_that_is_not_finite_fails_the_step() -> None:
