@@ -1,9 +1,9 @@
 """From a location to an open provider: what a state file's `data_location` says, or `--data` in its place.
 
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
-`gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet
-file or of a `data.toml`, the path or URL of a mix (`….json`), or `name://…` for a provider that another package
-registers as the entry point *name* in the group `epochal.data_providers`: a callable
+`gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
+JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), or `name://…` for a provider that another
+package registers as the entry point *name* in the group `epochal.data_providers`: a callable
 `(location: str, spec: DatasetSpec)` that is awaited for the provider.
 """
 
@@ -21,6 +21,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
 from data_providers.http.source import HttpSource
+from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
+from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.manifest import HEAD_BYTES, MANIFEST_NAME, VerifiedSource, looks_like_one
 from data_providers.mixture import MAX_SOURCES
@@ -30,6 +32,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.source import ByteSource, read
+from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config import StateFile, parse_data_config
@@ -52,6 +55,7 @@ from state.data_location import (
     WeightedHttp,
 )
 from state.errors import DataError, EpochalError, InvalidInput
+from state.model_config import DataType
 from state.toml_schema import Section
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
@@ -83,11 +87,16 @@ class Access:
         run_id: names the run to a data server.
         ticket: gives the client's current ticket for data servers.
         cache: where what comes from HTTP servers and buckets is kept; None keeps nothing.
+        packs: whether what comes is packed before it is trained on, so that samples are JSON records, or rows of
+            parquet files of any length.
+        split: which of a folder's splits is meant, of JSON lines and parquet files.
     """
 
     run_id: str
     ticket: Callable[[], str]
     cache: BlockCache | None = None
+    packs: bool = False
+    split: str = DEFAULT_SPLIT
 
 
 async def open_provider(
@@ -115,7 +124,8 @@ async def open_provider(
     location: AnyLocation = run_location if override is None else parse_location(override)
     if isinstance(location, Local) and isinstance(run_location, Preprocessed):
         location = Preprocessed(location.path)
-    return await open_location(location, spec, Access(state.run_id, ticket, cache))
+    packs = state.model.LLM.data_type is DataType.FINETUNING
+    return await open_location(location, spec, Access(state.run_id, ticket, cache, packs))
 
 
 async def open_location(location: AnyLocation, spec: DatasetSpec, access: Access) -> DataProvider:
@@ -132,9 +142,10 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, access: Access
     if isinstance(location, Gcp | S3 | Azure):
         return await _open_ranged(await ObjectStoreSource.open(location), spec, access, is_whole=True)
     if isinstance(location, Local):
-        return await asyncio.to_thread(_open_local, Path(location.path), spec)
+        opened = _open_samples if access.packs else _open_local
+        return await asyncio.to_thread(opened, Path(location.path), spec, access)
     if isinstance(location, Preprocessed):
-        return await asyncio.to_thread(PreprocessedDataProvider.open, Path(location.path), spec.sequence_length)
+        return await asyncio.to_thread(_open_preprocessed, Path(location.path), spec, access)
     if isinstance(location, WeightedHttp):
         return await _open_mix(location.place, spec, access)
     return await _open_registered(location, spec)
@@ -295,11 +306,41 @@ def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
     return entries
 
 
-def _open_local(path: Path, spec: DatasetSpec) -> DataProvider:
+def _open_local(path: Path, spec: DatasetSpec, access: Access) -> DataProvider:
     if path.suffix == PARQUET_SUFFIX:
-        return PreprocessedDataProvider.open(path, spec.sequence_length)
+        return _open_preprocessed(path, spec, access)
+    if path.suffix == JSON_LINES_SUFFIX:
+        raise InvalidInput(
+            f'{path} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"', path=str(path)
+        )
     if path.suffix != DATA_CONFIG_SUFFIX:
         return LocalDataProvider.open(path, spec)
+    return open_described(_data_config(path, spec), path.parent)
+
+
+def _open_preprocessed(path: Path, spec: DatasetSpec, access: Access) -> DataProvider:
+    return PreprocessedDataProvider.open(path, None if access.packs else spec.sequence_length, access.split)
+
+
+def _open_samples(path: Path, spec: DatasetSpec, access: Access) -> DataProvider:
+    """Samples to be packed: JSON lines, or parquet files; a `data.toml` may give the former a shuffle."""
+    seed = spec.shuffle_seed
+    if path.suffix == DATA_CONFIG_SUFFIX:
+        config = _data_config(path, spec)
+        seed = None if config.shuffle_seed is None else bytes(config.shuffle_seed)
+        path = path.parent / config.dir
+    if path.suffix == PARQUET_SUFFIX:
+        return _open_preprocessed(path, spec, access)
+    if path.is_dir() and not any(path.rglob("*" + JSON_LINES_SUFFIX)):
+        if not any(path.rglob("*" + PARQUET_SUFFIX)):
+            raise CorruptData(
+                f"{path} holds no samples to pack ({JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files)", path=str(path)
+            )
+        return _open_preprocessed(path, spec, access)
+    return JsonLinesDataProvider.open(path, seed, access.split)
+
+
+def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     try:
         config = parse_data_config(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -311,7 +352,7 @@ def _open_local(path: Path, spec: DatasetSpec) -> DataProvider:
             f"{path}: seq_len is {config.seq_len}; allowed: {spec.sequence_length}, the run's max_seq_len",
             path=str(path),
         )
-    return open_described(config, path.parent)
+    return config
 
 
 async def _open_tcp(address: DataServerAddress, ticket: Callable[[], str], spec: DatasetSpec) -> DataProvider:

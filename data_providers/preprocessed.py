@@ -5,13 +5,10 @@ and `sequence_lengths` (of the documents packed into the row; they add up to its
 (`pip install 'epochal[parquet]'`). The order is the files' own, by name, pass after pass: whoever cuts samples
 beforehand shuffles them beforehand. Row groups are decoded as they are needed and kept under a named limit.
 
-Folders may be laid out as Hugging Face's `datasets` writes them: `train-00000-of-00004.parquet`, `train.parquet`,
-directly or in `data/`, or a folder per split, `train/…`, all of it perhaps in the folder of a configuration. The split
-`train` is taken, or the only one that there is; of several configurations one must be named.
+`data_providers/splits.py` says which files of a folder are meant.
 """
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +28,7 @@ from data_providers.protocol import (
     SourceUnavailable,
     TokenBatch,
 )
+from data_providers.splits import DEFAULT_SPLIT, files_of_split
 from state.errors import InternalError, InvalidInput
 from state.intervals import BatchId
 from state.wire import document_digest
@@ -39,8 +37,6 @@ EXTRA = "pip install 'epochal[parquet]'"
 SUFFIX = ".parquet"
 INPUTS = "inputs"
 OPTIONAL = ("labels", "position_ids", "sequence_lengths")
-DEFAULT_SPLIT = "train"
-DATA_FOLDER = "data"
 MAX_DECODED_BYTES = 512 * 1024**2
 """Decoded row groups that are kept; the least recently used goes first."""
 MAX_ROW_GROUP_BYTES = 256 * 1024**2
@@ -49,15 +45,6 @@ DECODED_ROWS = 1024
 """Rows that are decoded before what they take is looked at: a few bytes may stand for many equal values."""
 MAX_TOKEN = 2**32 - 1
 _FINGERPRINT_FORMAT = "epochal/preprocessed/v1"
-_SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
-_SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-"""Words of a file's name that say its split, as `datasets` reads them (huggingface.co, "File names and splits")."""
-_WORDS = re.compile(r"[-._ 0-9]+")
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """To the order a row is a sample of one token."""
 
@@ -116,8 +103,8 @@ class PreprocessedDataProvider:
         )
 
     @classmethod
-    def open(cls, path: Path, max_tokens: int | None = None) -> Self:
-        """A provider over a parquet file, or those of a folder, whose samples have at most `max_tokens`. Blocks.
+    def open(cls, path: Path, max_tokens: int | None = None, split: str = DEFAULT_SPLIT) -> Self:
+        """A provider over a parquet file, or a folder's of one split, of samples of at most `max_tokens`. Blocks.
 
         Raises:
             SourceUnavailable: nothing can be read there now; retry.
@@ -128,7 +115,7 @@ class PreprocessedDataProvider:
         try:
             if not path.is_dir():
                 return cls([_table(path, path.name)], max_tokens)
-            names = _choose_split({str(found.relative_to(path)): found for found in _parquet_files(path)}, path)
+            names = files_of_split(path, SUFFIX, split)
             tables = [_table(path / name, name) for name in sorted(names)]
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
@@ -231,46 +218,6 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise InvalidInput(f"preprocessed samples need pyarrow: {EXTRA}") from error
     return pyarrow
-
-
-def _parquet_files(folder: Path) -> list[Path]:
-    """The parquet files in a folder, and in the folders in it, two deep."""
-    return [path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern + SUFFIX) if path.is_file()]
-
-
-def _choose_split(files: dict[str, Path], folder: Path) -> list[str]:
-    """The names of the files of one split."""
-    if not files:
-        raise CorruptData(f"{folder} holds no parquet files", path=str(folder))
-    splits: dict[str, dict[str, list[str]]] = {}
-    for name in files:
-        split, configuration = _split_of(name)
-        splits.setdefault(split, {}).setdefault(configuration, []).append(name)
-    if DEFAULT_SPLIT not in splits and len(splits) > 1:
-        named = ", ".join(sorted(split or "(files of no split)" for split in splits))
-        raise InvalidInput(
-            f"{folder} holds {named} and no split {DEFAULT_SPLIT!r}; name a file or a folder of one split"
-        )
-    chosen = splits.get(DEFAULT_SPLIT) or next(iter(splits.values()))
-    if len(chosen) > 1:
-        named = ", ".join(sorted(configuration or "(the folder itself)" for configuration in chosen))
-        raise InvalidInput(f"{folder} holds the same split in {named}; name the folder of one of them")
-    return next(iter(chosen.values()))
-
-
-def _split_of(name: str) -> tuple[str, str]:
-    """A file's split, "" where its name tells none, and the folder of its configuration."""
-    *folders, last = name.split("/")
-    stem = last.removesuffix(SUFFIX)
-    match = _SHARD.fullmatch(stem)
-    said = [_SPLIT_WORDS[word] for word in _WORDS.split(stem.lower()) if word in _SPLIT_WORDS]
-    split = match["split"] if match else said[0] if said else None
-    if split is None and folders and folders[-1] != DATA_FOLDER:
-        split = folders[-1]
-    # `train/train-00000-of-00001.parquet` is of the split's folder, not of a configuration called `train`.
-    if folders and folders[-1] in (split, DATA_FOLDER):
-        folders.pop()
-    return split or "", "/".join(folders)
 
 
 def _table(path: Path, name: str) -> _Table:

@@ -138,7 +138,13 @@ def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenB
         sources = _token_sources(parts, lengths)
         flat = {name: _gathered([getattr(batch, name) for batch, _ in parts], sources, name) for name in _FLAT_PARTS}
     assert flat["input_ids"] is not None
-    return TokenBatch(flat["input_ids"], offsets, flat["labels"], flat["position_ids"], _documents(parts))
+    texts = {batch.is_text for batch, _ in parts}
+    if len(texts) > 1:
+        raise CorruptData("only some sources of the mix hold JSON records")
+    (is_text,) = texts
+    return TokenBatch(
+        flat["input_ids"], offsets, flat["labels"], flat["position_ids"], _documents(parts), is_text=is_text
+    )
 
 
 def _token_sources(

@@ -50,11 +50,11 @@ class FetchSettings:
     prefetch_requests: int
 
     @classmethod
-    def of(cls, state: StateFile) -> "FetchSettings":
-        """What the run's state file says."""
+    def of(cls, state: StateFile, data_indices_per_batch: int | None = None) -> "FetchSettings":
+        """What the run's state file says, or with batches of another size."""
         fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * _LARGEST_TOKEN_BYTES)
         return cls(
-            data_indices_per_batch=state.config.data_indices_per_batch,
+            data_indices_per_batch=data_indices_per_batch or state.config.data_indices_per_batch,
             samples_per_request=max(1, min(fitting, MAX_SAMPLES_PER_REQUEST)),
             attempts=state.client.fetch_attempts,
             timeout_s=state.client.fetch_timeout_s,
@@ -221,7 +221,7 @@ class DataFetcher:
         wanted = data_ids.end - data_ids.start + 1
         if batch.sample_count != wanted:
             raise CorruptData(f"{batch.sample_count} samples came for the {wanted} data indices {data_ids}")
-        if self._vocabulary is not None:
+        if self._vocabulary is not None and not batch.is_text:
             check_vocabulary(batch, data_ids.start, self._vocabulary)
         return batch
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.backoff import Clock, Jitter
+from run_manager.batching.packed_samples import Packing
 from run_manager.data_fetcher import DataFetcher, FetchSettings
 from run_manager.exchange import StarExchange
 from run_manager.merging import Merger
@@ -157,6 +158,7 @@ class RunManager:
         try:
             await merger.verify()
             trainer = equipment.open_trainer(state, equipment.new_worker("epochal-train"))
+            packing = Packing.of(state, trainer.vocabulary, worker)
             provider = await self._open_provider(state)
         except BaseException:
             await worker.aclose()
@@ -180,6 +182,7 @@ class RunManager:
             worker=worker,
             clock=equipment.clock,
             observer=equipment.observer,
+            packing=packing,
         )
         machine = StepStateMachine(context, self._group)
         await self._keeper_slot.replace(keeper.run())

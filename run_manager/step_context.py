@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from run_manager.backoff import Clock
+from run_manager.batching.packed_samples import Packing
 from run_manager.coordinator_client import CoordinatorApi
 from run_manager.data_fetcher import DataFetcher
 from run_manager.exchange import Exchange
@@ -126,6 +127,7 @@ class StepContext:
 
     Attributes:
         worker: where blocking work other than training and merging runs.
+        packing: how samples become rows; None where they are trained on as they come.
     """
 
     member: Member
@@ -140,6 +142,7 @@ class StepContext:
     worker: Worker
     clock: Clock
     observer: Observer
+    packing: Packing | None = None
 
 
 def round_of(document: RunDocument) -> RoundHead:

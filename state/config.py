@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from state.config_report import Rule, broken_rules, known_places, parse_file, show
-from state.data_location import MAX_FILES, DataConfig, NumberedFiles, Server
+from state.data_location import MAX_FILES, DataConfig, DummyData, Http, NumberedFiles, Server
 from state.errors import InternalError, InvalidConfig, Mistake, Unsupported
 from state.model_config import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
 from state.phases import RunState
@@ -24,6 +24,7 @@ MAX_ACCESS_ENTRIES = 100_000
 MAX_LOCAL_STEPS = 10_000
 MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
+MAX_POOL_SIZE = 65_536
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 _SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -149,6 +150,35 @@ class ClientConfig(Section):
     prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
 
 
+TaskEncoderPlace = Annotated[
+    str | None,
+    Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        description='"module:Class", or no such line',
+    ),
+]
+
+
+class PackingConfig(Section):
+    """`[packing]`: how samples of different lengths become rows, where `model.LLM.data_type` is "Finetuning".
+
+    Attributes:
+        method: `rolling` keeps what does not fit for a later row; `first_fit_decreasing` and `best_fit_decreasing`
+            empty the pool into rows before they fill it again; `padded` gives each sample a row of its own; `encoder`
+            leaves it to the task encoder's `slice_batch`.
+        pool_size: samples among which a row's are chosen; so many rows is the longest that a sample waits.
+        oversized: what becomes of a sample that is longer than a row.
+        max_failed_samples: samples of one data assignment that may fail to be encoded before the step fails.
+        task_encoder: whose methods say what a sample is; clients must be able to import it.
+    """
+
+    method: Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"] = "rolling"
+    pool_size: Annotated[int, Field(ge=1, le=MAX_POOL_SIZE)] = 256
+    oversized: Literal["error", "truncate", "split", "drop"] = "error"
+    max_failed_samples: Natural = 0
+    task_encoder: TaskEncoderPlace = None
+
+
 class BlobsConfig(Section):
     """`[blobs]`: `max_total_bytes` bounds the results and checkpoints that the coordinator holds."""
 
@@ -197,6 +227,11 @@ RULES = (
         "({1} − {2}) / {3}",
     ),
     Rule(
+        ("packing.task_encoder", "model.LLM.data_type"),
+        lambda encoder, kind: encoder is None or kind == DataType.FINETUNING,
+        'no such line where model.LLM.data_type is {1}; only "Finetuning" packs',
+    ),
+    Rule(
         ("access.keys", "access.mode"),
         lambda keys, mode: bool(keys) == (mode == "keys"),
         'at least one key where access.mode is "keys", and none elsewhere; access.mode is {1}',
@@ -222,6 +257,7 @@ class StateFile(Section):
     merge: MergeConfig = MergeConfig()
     client: ClientConfig = ClientConfig()
     blobs: BlobsConfig = BlobsConfig()
+    packing: PackingConfig = PackingConfig()
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
@@ -331,8 +367,9 @@ def ensure_supported(state: StateFile, source: str) -> None:
         )
     if llm.architecture is not Architecture.EPOCHAL_NGRAM:
         refused.append(("model.LLM.architecture", found["architecture"], '`architecture = "EpochalNgram"`'))
-    if llm.data_type is not DataType.PRETRAINING:
-        refused.append(("model.LLM.data_type", found["data_type"], '`data_type = "Pretraining"`'))
+    if llm.data_type is DataType.FINETUNING and isinstance(llm.data_location, Server | Http | DummyData):
+        line = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
+        refused.append(("model.LLM.data_location", found["data_location"], f"{line}, as Finetuning packs samples"))
     if not isinstance(llm.checkpoint, Ephemeral | LocalCheckpoint):
         line = '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`'
         refused.append(("model.LLM.checkpoint", found["checkpoint"], line))

@@ -15,6 +15,8 @@ from data_providers.factory import Access, open_location, parse_location
 from data_providers.formats.discovery import SUFFIXES
 from data_providers.formats.mds import INDEX_NAME
 from data_providers.formats.token_file import TokenFile
+from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
+from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.mixture import PERIOD
@@ -22,6 +24,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
 from data_providers.weighted import WeightedDataProvider
+from epochal.commands import pack
 from epochal.commands.servers import run_to_end, say
 from epochal.files import read_data_config
 from state.data_location import Local, Preprocessed
@@ -101,6 +104,7 @@ def inspect(
         seq_len = read_data_config(Path(found.path)).seq_len
     spec = DatasetSpec(int(token_size.value), seq_len)
     target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
+    packs = isinstance(found, Local) and found.path.endswith(JSON_LINES_SUFFIX)
 
     async def look() -> None:
         try:
@@ -113,7 +117,7 @@ def inspect(
             _show(report)
 
     async def opened_and_seen() -> DataReport:
-        provider = await open_location(target, spec, Access("", lambda: ""))
+        provider = await open_location(target, spec, Access("", lambda: "", packs=packs))
         try:
             return await _report(location, provider, tokenizer)
         finally:
@@ -171,6 +175,10 @@ def _files(provider: DataProvider) -> tuple[FileReport, ...]:
     if isinstance(provider, PreprocessedDataProvider):
         return tuple(
             FileReport(file.name, "parquet", file.size_bytes, file.row_count, None, 0) for file in provider.files
+        )
+    if isinstance(provider, JsonLinesDataProvider):
+        return tuple(
+            FileReport(file.name, "JSON lines", file.size_bytes, len(file.starts), None, 0) for file in provider.files
         )
     if not isinstance(provider, LocalDataProvider | RangedDataProvider):
         return ()
@@ -249,4 +257,5 @@ def _show(report: DataReport) -> None:
 
 def register(root: typer.Typer) -> None:
     """Add the commands."""
+    pack.register(app)
     root.add_typer(app, name="data")

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from run_manager.batching.packed_samples import AssignedBatches
 from run_manager.data_fetcher import BatchReceiver, failure_kind
 from run_manager.progress import RoundFailed, RoundTrained
 from run_manager.replica_builder import HeldReplica
@@ -60,15 +61,15 @@ class TrainingStepMetadata:
             self.delivered.set()
         await self._context.readiness.keep(self._head.step - 1)
 
-    async def train(self, plan: RoundPlan, held: HeldReplica, receiver: BatchReceiver) -> TrainedRound:
-        """What the plan's local steps come to, from this replica, on the samples that the receiver delivers.
+    async def train(self, plan: RoundPlan, held: HeldReplica, batches: AssignedBatches) -> TrainedRound:
+        """What the plan's local steps come to, from this replica, on the samples (or the rows) that come.
 
         Raises:
-            DataError: the provider's own; `receiver.failed_batch` says where.
+            DataError: the provider's own; `batches.failed_batch` says where.
             TrainerFailed: the trainer cannot take the step.
         """
         self._context.tentative.forget()
-        return await self._context.trainer.train(plan, held.replica.parameters, receiver)
+        return await self._context.trainer.train(plan, held.replica.parameters, batches)
 
     async def _deliver(self) -> None:
         context = self._context
@@ -95,18 +96,24 @@ class TrainingStepMetadata:
         failure: DataError | TrainerFailed | None = None
         async with asyncio.TaskGroup() as group:
             receiver = context.fetcher.fetch_data(data_assignments, group)
+            batches = self._batched(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
             started_s = context.clock.monotonic_s()
             try:
-                trained = await self.train(plan, held, receiver)
+                trained = await self.train(plan, held, batches)
             except (DataError, TrainerFailed) as error:
                 failure = error
             finally:
                 receiver.close()
         if failure is not None:
-            await self._report(failure, receiver.failed_batch)
+            await self._report(failure, batches.failed_batch)
             return None
         return _Trained(trained, held, context.clock.monotonic_s() - started_s)
+
+    def _batched(self, data_assignments: tuple[BatchId, ...], receiver: BatchReceiver) -> AssignedBatches:
+        """What the trainer is given: the samples as they come, or packed into rows."""
+        packing = self._context.packing
+        return receiver if packing is None else packing.rows_of(data_assignments, receiver)
 
     async def _publish(self, trained: _Trained) -> None:
         context, head = self._context, self._head

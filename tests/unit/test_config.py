@@ -388,6 +388,12 @@ def state_files(draw: st.DrawFn) -> StateFile:
         "optimizer": draw(optimizers),
     }
     tables["access"] = draw(accesses())
+    tables["packing"] = {
+        "pool_size": draw(st.integers(1, 65_536)),
+        "oversized": draw(st.sampled_from(["error", "split"])),
+    }
+    if tables["model"]["LLM"]["data_type"] == "Finetuning":
+        tables["packing"]["task_encoder"] = "module:Class"
     tables["merge"] = {"inner_state": draw(st.sampled_from(["keep", "reset"])), "outer_momentum": draw(betas)}
     return parse_state(tomli_w.dumps(tables), "state.toml")
 

@@ -37,6 +37,7 @@ REFUSED = [
     ("model__LLM__data_type", "Finetuning"),
     ("model__LLM__ngram__hidden", 65),
     ("merge__local_steps", 5),
+    ("packing__pool_size", 5),
     ("merge__max_abs", 1e5),
 ]
 

@@ -26,7 +26,6 @@ DISTRO = {"compression_decay": 0.999, "compression_topk": 8, "compression_chunk"
             ("model.LLM.architecture", name, '`architecture = "EpochalNgram"`')
             for name in ("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan")
         ),
-        ("model.LLM.data_type", "Finetuning", '`data_type = "Pretraining"`'),
         *(
             ("model.LLM.checkpoint", {name: {"repo_id": "a/b"}}, '`checkpoint = "Ephemeral"`')
             for name in ("Dummy", "Hub", "P2P")
@@ -96,3 +95,21 @@ def test_everything_unsupported_is_named_at_once() -> None:
 )
 def test_supported_value_is_not_refused(path: str, value: Any) -> None:
     ensure_supported(state_file(**{path: value}), "state.toml")
+
+
+@pytest.mark.parametrize("location", ["Dummy", {"Server": "127.0.0.1:9"}])
+def test_finetuning_on_fixed_length_data_is_refused_with_the_line_to_change(location: Any) -> None:
+    state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location)
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "model.LLM.data_location"
+    assert mistake.allowed.startswith('`data_location = { Local = "folder of JSON lines" }`')
+
+
+def test_finetuning_with_packing_is_carried_out() -> None:
+    packing = {"method": "encoder", "pool_size": 9, "oversized": "split", "task_encoder": "my.package:Outer.Encoder"}
+    for location in ({"Local": "data"}, {"Preprocessed": "data"}, {"WeightedHttp": "mix.json"}):
+        state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location, packing=packing)
+        ensure_supported(state, "state.toml")
+        assert state.packing.task_encoder == "my.package:Outer.Encoder"

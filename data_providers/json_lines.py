@@ -1,0 +1,179 @@
+"""Records from JSON-lines files on this machine: each line is one sample, delivered as the bytes of its text.
+
+What a record means is its task encoder's to say (`run_manager/batching/task_encoder.py`), so a line is not parsed here.
+A file is walked through once when it is opened, to know where its lines begin: eight bytes of memory a line. Blank
+lines are no records. The order is that of `data_providers/order.py`, a line being a sample, and
+`data_providers/splits.py` says which files of a folder are meant.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.order import DataFile, DataOrder, Run
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    MAX_SEQUENCE_BYTES,
+    CorruptData,
+    DatasetSpec,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
+from data_providers.splits import DEFAULT_SPLIT, files_of_split
+from state.errors import InternalError
+from state.intervals import BatchId
+from state.wire import document_digest
+
+SUFFIX = ".jsonl"
+MAX_LINE_BYTES = MAX_SEQUENCE_BYTES // 2
+"""A byte of text takes two in a batch."""
+MAX_LINES = 2**28
+"""Records of one dataset; bounds the index's memory to 4 GiB."""
+_SCANNED_BYTES = 16 * 1024**2
+_MAX_BLANK_BYTES = 4
+"""A longer line of blanks is met as a record that is no JSON."""
+_NEWLINE = 0x0A
+_BLANKS = frozenset(b" \t\r")
+_FINGERPRINT_FORMAT = "epochal/json-lines/v1"
+
+
+class LineFile(NamedTuple):
+    """One file; line *i* is `[starts[i], stops[i])` of its bytes, without the line's end."""
+
+    path: Path
+    name: str
+    size_bytes: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+class JsonLinesDataProvider:
+    """A `DataProvider` of JSON records. Make one with `open`."""
+
+    def __init__(self, files: list[LineFile], shuffle_seed: bytes | None) -> None:
+        # To the order a line is a sample of one token.
+        spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
+        self._order = DataOrder((DataFile(file.name, file.size_bytes, len(file.starts)) for file in files), spec)
+        by_name = {file.name: file for file in files}
+        self.files = tuple(by_name[file.name] for file in self._order.files)
+        self._closed = False
+        self._fingerprint = document_digest(
+            {
+                "format": _FINGERPRINT_FORMAT,
+                "files": [[file.name, file.size_bytes, len(file.starts)] for file in self.files],
+                "shuffle_seed": None if shuffle_seed is None else shuffle_seed.hex(),
+            }
+        )
+
+    @classmethod
+    def open(cls, path: Path, shuffle_seed: bytes | None = None, split: str = DEFAULT_SPLIT) -> Self:
+        """A provider over a file, or over a folder's files of one split. Blocks: it reads the files once.
+
+        Raises:
+            SourceUnavailable: nothing can be read there now; retry.
+            CorruptData: there are no records, or one is longer than `MAX_LINE_BYTES`; the data's owner's fault.
+            InvalidInput: the folder's splits do not say which one is meant; the user's fault.
+        """
+        try:
+            names = files_of_split(path, SUFFIX, split) if path.is_dir() else [path.name]
+            folder = path if path.is_dir() else path.parent
+            files = [_indexed(folder / name, name) for name in sorted(names)]
+        except OSError as error:
+            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+        if not any(len(file.starts) for file in files):
+            raise CorruptData(f"{path} holds no JSON record", path=str(path))
+        return cls(files, shuffle_seed)
+
+    @property
+    def sequence_count(self) -> int:
+        return self._order.sequence_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        """As `DataProvider.get_samples`; `is_text`, each sample a record's bytes as uint16.
+
+        Raises:
+            SourceUnavailable: a file cannot be read now; retry.
+            CorruptData: a file has another size than when it was opened.
+            OutOfRange, Rejected: no such data index; too many, or too long ones, at a time.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        return await asyncio.to_thread(self._read, self._order.locate(data_ids))
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+    def _read(self, runs: list[Run]) -> TokenBatch:
+        lines: list[bytes] = []
+        taken_bytes = 0
+        for run in runs:
+            file = self.files[run.file]
+            part = slice(run.sequence, run.sequence + run.length)
+            starts, stops = file.starts[part].tolist(), file.stops[part].tolist()
+            taken_bytes += 2 * (stops[-1] - starts[0])
+            if taken_bytes > MAX_REQUEST_BYTES:
+                raise Rejected(f"the records asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+            text = _bytes_at(file, starts[0], stops[-1])
+            lines += [text[start - starts[0] : stop - starts[0]] for start, stop in zip(starts, stops, strict=True)]
+        offsets = np.concatenate(([0], np.cumsum([len(line) for line in lines], dtype=np.int64)))
+        return TokenBatch(np.frombuffer(b"".join(lines), np.uint8).astype("<u2"), offsets, is_text=True)
+
+
+def _bytes_at(file: LineFile, start: int, stop: int) -> bytes:
+    try:
+        with file.path.open("rb") as opened:
+            size_bytes = os.fstat(opened.fileno()).st_size
+            if size_bytes != file.size_bytes:
+                raise CorruptData(f"{file.path} had {file.size_bytes} bytes and now has {size_bytes}")
+            opened.seek(start)
+            text = opened.read(stop - start)
+    except OSError as error:
+        raise SourceUnavailable(f"{file.path} cannot be read: {error}", path=str(file.path)) from error
+    if len(text) != stop - start:
+        raise CorruptData(f"{file.path} ends at byte {start + len(text)}; it was longer", path=str(file.path))
+    return text
+
+
+def _indexed(path: Path, name: str) -> LineFile:
+    """Where the file's records are."""
+    ends: list[NDArray[np.int64]] = []
+    size_bytes = 0
+    with path.open("rb") as file:
+        while block := file.read(_SCANNED_BYTES):
+            ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + size_bytes)
+            size_bytes += len(block)
+            if sum(map(len, ends)) > MAX_LINES:
+                raise CorruptData(f"{path} has more than {MAX_LINES} lines", path=str(path))
+    stops = np.concatenate([*ends, [size_bytes]]).astype(np.int64)
+    starts = np.concatenate(([0], stops[:-1] + 1))
+    lengths = stops - starts
+    if lengths.max() > MAX_LINE_BYTES:
+        line = int(lengths.argmax())
+        raise CorruptData(
+            f"{path}, line {line + 1}, has {lengths[line]} bytes; at most {MAX_LINE_BYTES}", path=str(path)
+        )
+    kept = lengths > 0
+    kept[kept] = ~_blank(path, starts[kept], stops[kept])
+    return LineFile(path, name, size_bytes, starts[kept], stops[kept])
+
+
+def _blank(path: Path, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which lines hold nothing but blanks; only those of at most `_MAX_BLANK_BYTES` are looked at."""
+    blank = np.zeros(len(starts), dtype=bool)
+    with path.open("rb") as file:
+        for number in np.flatnonzero(stops - starts <= _MAX_BLANK_BYTES).tolist():
+            file.seek(int(starts[number]))
+            blank[number] = set(file.read(int(stops[number] - starts[number]))) <= _BLANKS
+    return blank

@@ -1,0 +1,64 @@
+"""Which files of a folder belong to a split, as Hugging Face's `datasets` lays folders out.
+
+`train-00000-of-00004.parquet` or `train.parquet`, directly or in `data/`, or a folder per split, `train/…`, all of it
+perhaps in the folder of a configuration. The split that is asked for is taken; where it is the default one, the only
+one that there is will do; of several configurations one must be named (huggingface.co, "File names and splits").
+"""
+
+import re
+from pathlib import Path
+
+from data_providers.protocol import CorruptData
+from state.errors import InvalidInput
+
+DEFAULT_SPLIT = "train"
+DATA_FOLDER = "data"
+_SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_WORDS = re.compile(r"[-._ 0-9]+")
+
+
+def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> list[str]:
+    """The names, relative to the folder, of its files of one split; in the folder itself, or in folders two deep.
+
+    Raises:
+        CorruptData: no file has the suffix; the data's owner's fault.
+        InvalidInput: there is no such split, or it is in several configurations; the user's fault.
+        OSError: the folder cannot be read.
+    """
+    found = [path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern + suffix) if path.is_file()]
+    if not found:
+        raise CorruptData(f"{folder} holds no {suffix.removeprefix('.')} files", path=str(folder))
+    splits: dict[str, dict[str, list[str]]] = {}
+    for path in found:
+        name = str(path.relative_to(folder))
+        of, configuration = _split_of(name, suffix)
+        splits.setdefault(of, {}).setdefault(configuration, []).append(name)
+    if split not in splits and (len(splits) > 1 or split != DEFAULT_SPLIT):
+        named = ", ".join(sorted(of or "(files of no split)" for of in splits))
+        raise InvalidInput(f"{folder} holds {named} and no split {split!r}; name a file or a folder of one split")
+    chosen = splits.get(split) or next(iter(splits.values()))
+    if len(chosen) > 1:
+        named = ", ".join(sorted(configuration or "(the folder itself)" for configuration in chosen))
+        raise InvalidInput(f"{folder} holds the same split in {named}; name the folder of one of them")
+    return next(iter(chosen.values()))
+
+
+def _split_of(name: str, suffix: str) -> tuple[str, str]:
+    """A file's split, "" where its name tells none, and the folder of its configuration."""
+    *folders, last = name.split("/")
+    stem = last.removesuffix(suffix)
+    match = _SHARD.fullmatch(stem)
+    said = [_SPLIT_WORDS[word] for word in _WORDS.split(stem.lower()) if word in _SPLIT_WORDS]
+    split = match["split"] if match else said[0] if said else None
+    if split is None and folders and folders[-1] != DATA_FOLDER:
+        split = folders[-1]
+    # `train/train-00000-of-00001.parquet` is of the split's folder, not of a configuration called `train`.
+    if folders and folders[-1] in (split, DATA_FOLDER):
+        folders.pop()
+    return split or "", "/".join(folders)

@@ -1,0 +1,135 @@
+"""`epochal evaluate`: the loss of a run's newest checkpoint on a split of data, through the run's own task encoder."""
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.replay import replay
+from coordinator.run import Run
+from coordinator.store.blobs import DirectoryBlobs
+from coordinator.store.directory import RunDirectory
+from data_providers.factory import Access, open_location, parse_location, spec_for
+from epochal.commands.servers import run_to_end, say
+from run_manager.backoff import system_jitter
+from run_manager.batching.packed_samples import AssignedBatches, Packing
+from run_manager.data_fetcher import DataFetcher, FetchSettings
+from run_manager.trainers.ngram import VOCABULARY
+from run_manager.trainers.numpy_trainer import NumpyTrainer
+from run_manager.trainers.protocol import RoundPlan, TrainedRound
+from run_manager.worker_thread import WorkerThread
+from state.config import StateFile
+from state.data_location import Local, Preprocessed
+from state.errors import InvalidInput, StoreFailed
+from state.intervals import BatchId
+from state.model_config import DataType
+from state.replica import Replica, parse_checkpoint
+from state.wire import sha256_hex
+
+SAMPLES_AT_A_TIME = 64
+"""Samples whose loss is computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a replica is worth on some data. `loss` is in nats per predicted token, None without one."""
+
+    run_id: str
+    step: int
+    split: str
+    samples: int
+    tokens: int
+    loss: float | None
+
+
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The coordinator's run directory.")],
+    data: Annotated[
+        str | None, typer.Option(metavar="LOCATION", help="Other data than the run's: as `epochal client --data`.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split of a folder of JSON lines or parquet files.")] = "validation",
+    samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples; all by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compute the loss of a run's newest checkpoint; the run may go on meanwhile."""
+
+    async def main() -> None:
+        found = await evaluated(run_dir, data, split, samples)
+        if as_json:
+            say(json.dumps(asdict(found)))
+            return
+        loss = "no token to predict" if found.loss is None else f"loss {found.loss:.4f} nats per token"
+        say(f"{found.run_id}, replica {found.step}: {loss} ({found.samples} samples, {found.tokens} tokens, {split})")
+
+    run_to_end(main())
+
+
+async def evaluated(run_dir: Path, data: str | None, split: str, samples: int | None) -> Evaluation:
+    """The newest checkpoint's loss on one pass of a split.
+
+    Args:
+        data: a location in place of the run's; None for the run's own.
+        samples: at most so many, from the first one.
+
+    Raises:
+        StoreFailed: the run directory cannot be read, or has no checkpoint yet.
+        InvalidInput: there is no such split, or the data have no end and `samples` is None.
+        DataError: the data cannot be read, or are no samples of this run.
+    """
+    state, replica = await _newest_replica(run_dir)
+    llm = state.model.LLM
+    location = llm.data_location if data is None else parse_location(data)
+    if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
+        location = Preprocessed(location.path)
+    packs = llm.data_type is DataType.FINETUNING
+    access = Access(state.run_id, lambda: "", packs=packs, split=split)
+    provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), access)
+    worker = WorkerThread("epochal-evaluate")
+    trainer = NumpyTrainer(llm.ngram, None, "reset", worker)
+    try:
+        count = samples if provider.sequence_count is None else min(samples or 2**62, provider.sequence_count)
+        if count is None:
+            raise InvalidInput("these data have no end; say how many samples with --samples")
+        assignment = (BatchId(0, count - 1),)
+        packing = Packing.of(state, VOCABULARY, worker, split="validation" if split != "train" else "train")
+        settings = FetchSettings.of(state, data_indices_per_batch=1)
+        fetcher = DataFetcher(provider, settings, system_jitter(), VOCABULARY)
+        async with asyncio.TaskGroup() as group:
+            batches: AssignedBatches = fetcher.fetch_data(assignment, group)
+            if packing is not None:
+                batches = packing.rows_of(assignment, batches)
+            steps = -(-count // SAMPLES_AT_A_TIME)
+            plan = RoundPlan(1, assignment, 1, (0.0,) * steps)
+            trained: TrainedRound = await trainer.train(plan, replica.parameters, batches)
+    finally:
+        await provider.aclose()
+        await trainer.aclose()
+    return Evaluation(state.run_id, replica.step, split, count, trained.token_count, trained.loss)
+
+
+async def _newest_replica(run_dir: Path) -> tuple[StateFile, Replica]:
+    run = await _last_run(run_dir)
+    if run.checkpoint is None:
+        raise StoreFailed(f"{run_dir} has no checkpoint yet", path=str(run_dir))
+    blobs = await DirectoryBlobs.open_readonly(run_dir)
+    data = await blobs.read(run.checkpoint.blob_sha256)
+    if sha256_hex(data) != run.checkpoint.blob_sha256:
+        raise StoreFailed(f"the blob of checkpoint {run.checkpoint.step} is damaged")
+    return run.state_file, parse_checkpoint(data)
+
+
+async def _last_run(run_dir: Path) -> Run:
+    last = None
+    async for segment in RunDirectory.read_history(run_dir):
+        last = segment
+    if last is None:
+        raise StoreFailed(f"{run_dir} holds no journal", path=str(run_dir))
+    return replay(last).run
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(evaluate)

@@ -1,0 +1,232 @@
+"""`epochal data pack`: samples of different lengths into rows, to see how full they become or to keep them.
+
+What is kept is a parquet file with a row a packed row, which a run reads as preprocessed samples. It is written in
+parts: after each, the packer's state is saved beside them, so that a command that was interrupted goes on where the
+last whole part ended, and comes to the same rows.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from data_providers.factory import Access, open_location, parse_location
+from data_providers.preprocessed import EXTRA, SUFFIX
+from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
+from epochal.commands.servers import run_to_end, say
+from run_manager.batching.packing import Packer, PackingCounts, indices_held
+from run_manager.batching.samples import RawSample, raw_samples
+from run_manager.batching.task_encoder import EncoderContext, open_encoder
+from state.config import PackingConfig
+from state.errors import InvalidInput
+from state.intervals import BatchId, coalesce
+
+STATE_NAME = "packing.json"
+SAMPLES_PER_REQUEST = 256
+PART_ROWS = 4096
+"""Rows of one file; what an interruption loses at the most."""
+_NAMED_RUN = "epochal data pack"
+
+
+class Method(StrEnum):
+    """As `packing.method`."""
+
+    ROLLING = "rolling"
+    FIRST_FIT_DECREASING = "first_fit_decreasing"
+    BEST_FIT_DECREASING = "best_fit_decreasing"
+    PADDED = "padded"
+    ENCODER = "encoder"
+
+
+class Oversized(StrEnum):
+    """As `packing.oversized`."""
+
+    ERROR = "error"
+    TRUNCATE = "truncate"
+    SPLIT = "split"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What packing came to. `fill` is the share of the rows' tokens that are samples'."""
+
+    location: str
+    split: str
+    row_tokens: int
+    fill: float
+    counts: PackingCounts
+    parts: int
+
+
+def pack(
+    location: Annotated[str, typer.Argument(metavar="LOCATION", help="JSON lines or parquet files, or a folder.")],
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 2048,
+    method: Annotated[Method, typer.Option(help="How rows are made.")] = Method.ROLLING,
+    pool_size: Annotated[int, typer.Option(min=1, help="Samples among which a row's are chosen.")] = 256,
+    oversized: Annotated[Oversized, typer.Option(help="What becomes of longer samples.")] = Oversized.ERROR,
+    task_encoder: Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="Your task encoder.")] = None,
+    max_failed_samples: Annotated[int, typer.Option(min=0, help="Samples that may fail to be encoded.")] = 0,
+    split: Annotated[str, typer.Option(help="The split of a folder.")] = "train",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the rows here, as parquet files; go on if begun.")
+    ] = None,
+    run_id: Annotated[str, typer.Option(help="Seeds an encoder's random numbers, as the run's would.")] = _NAMED_RUN,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Pack one pass over a location's samples; show how full the rows are, and keep them with --out."""
+    settings = {
+        "method": method.value,
+        "pool_size": pool_size,
+        "oversized": oversized.value,
+        "max_failed_samples": max_failed_samples,
+        "task_encoder": task_encoder,
+    }
+    context = EncoderContext(run_id, seq_len, None, "train" if split == "train" else "validation")
+    try:
+        config = PackingConfig.model_validate(settings)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise InvalidInput(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error
+
+    async def main() -> None:
+        access = Access("", lambda: "", packs=True, split=split)
+        provider = await open_location(parse_location(location), DatasetSpec(2, seq_len), access)
+        try:
+            work = _Work(provider, config, context, out)
+            await work.run()
+        finally:
+            await provider.aclose()
+        filled = work.counts.tokens / (work.counts.rows * seq_len) if work.counts.rows else 0.0
+        report = PackReport(location, split, seq_len, filled, work.counts, work.parts)
+        if as_json:
+            say(json.dumps(asdict(report)))
+        else:
+            _show(report)
+
+    run_to_end(main())
+
+
+class _Work:
+    """One pass over a provider's samples, kept in parts if there is a folder for them."""
+
+    def __init__(
+        self, provider: DataProvider, config: PackingConfig, context: EncoderContext, out: Path | None
+    ) -> None:
+        if provider.sequence_count is None:
+            raise InvalidInput("these data have no end, so there is no pass over them to pack")
+        self.parts = 0
+        self._total = provider.sequence_count
+        self._provider = provider
+        self._config = config
+        self._context = context
+        self._out = out
+        self._packer = Packer(config, open_encoder(config.task_encoder, context))
+
+    @property
+    def counts(self) -> PackingCounts:
+        return self._packer.counts
+
+    async def run(self) -> None:
+        """Packs what is left to pack."""
+        if self._out is not None:
+            self._out.mkdir(parents=True, exist_ok=True)
+            await self._go_on(self._out)
+        rows: list[TokenBatch] = []
+        arrived: Iterator[RawSample] = iter(())
+        taken = self.counts.samples
+        while True:
+            is_full = self._packer.take(arrived)
+            row = self._packer.next_row()
+            if row is not None:
+                rows += [row] if row.sample_count else []
+                if len(rows) == PART_ROWS:
+                    await self._keep(rows)
+                    rows = []
+            elif is_full:
+                break
+            elif taken == self._total:
+                self._packer.finish()
+            else:
+                ids = BatchId(taken, min(taken + SAMPLES_PER_REQUEST, self._total) - 1)
+                arrived = await self._samples(ids)
+                taken = ids.end + 1
+        await self._keep(rows)
+
+    async def _samples(self, ids: BatchId) -> Iterator[RawSample]:
+        return raw_samples(await self._provider.get_samples(ids), iter(range(ids.start, ids.end + 1)))
+
+    async def _go_on(self, out: Path) -> None:
+        path = out / STATE_NAME
+        names = await asyncio.to_thread(os.listdir, out)
+        if STATE_NAME not in names:
+            if any(name.endswith(SUFFIX) for name in names):
+                raise InvalidInput(f"{out} holds parquet files, and no {STATE_NAME} of a packing to go on with")
+            return
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            fingerprint, parts, state = saved["fingerprint"], int(saved["parts"]), saved["packer"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{path} is no packing to go on with: {error}", path=str(path)) from error
+        if fingerprint != self._provider.fingerprint:
+            raise InvalidInput(f"{path} is of other data: {fingerprint}, not {self._provider.fingerprint}")
+        held = coalesce([BatchId(index, index) for index in indices_held(state)])
+        samples = [raw for ids in held for raw in await self._samples(ids)]
+        self._packer = Packer.restored(
+            self._config, open_encoder(self._config.task_encoder, self._context), state, samples
+        )
+        self.parts = parts
+
+    async def _keep(self, rows: Sequence[TokenBatch]) -> None:
+        """Writes a part, then says that it is there; a part that is not in the saved state is written anew."""
+        if self._out is None or not rows:
+            return
+        await asyncio.to_thread(_write_part, self._out / f"train-{self.parts:05}{SUFFIX}", rows)
+        self.parts += 1
+        saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
+        await asyncio.to_thread(_replace, self._out / STATE_NAME, json.dumps(saved).encode())
+
+
+def _write_part(path: Path, rows: Sequence[TokenBatch]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidInput(f"--out writes parquet files, which needs pyarrow: {EXTRA}") from error
+    columns: dict[str, list[Any]] = {
+        "inputs": [row.input_ids for row in rows],
+        "labels": [row.labels for row in rows],
+        "position_ids": [row.position_ids for row in rows],
+        "sequence_lengths": [row.sequence_lengths for row in rows],
+    }
+    partial = path.with_suffix(".partial")
+    pyarrow.parquet.write_table(pyarrow.table(columns), partial, row_group_size=256)
+    os.replace(partial, path)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(text)
+    os.replace(partial, path)
+
+
+def _show(report: PackReport) -> None:
+    table = Table(title=f"{report.location} · {report.split}, rows of {report.row_tokens:,}", show_header=False)
+    for name, value in {"fill": f"{report.fill:.2%}", **asdict(report.counts)}.items():
+        if value or name in ("samples", "rows"):
+            table.add_row(name, value if isinstance(value, str) else f"{value:,}")
+    Console().print(table)
+
+
+def register(data: typer.Typer) -> None:
+    """Add the command to `epochal data`."""
+    data.command()(pack)

@@ -1,0 +1,161 @@
+"""Samples on their way into rows: as a provider delivers them, as an encoder makes them, and as a row holds them."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+
+Labels = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawSample:
+    """One sample as its provider delivers it.
+
+    Attributes:
+        index: its data index in the run.
+        tokens: one-dimensional uint16 or uint32; of a JSON record, the bytes of its text.
+        labels: flat like `tokens`, as in `TokenBatch`; None for the tokens themselves.
+        sequence_lengths: lengths of the documents in it; None for one.
+        is_text: whether it is a JSON record.
+    """
+
+    index: int
+    tokens: Tokens
+    labels: Labels | None = None
+    sequence_lengths: npt.NDArray[np.integer[Any]] | None = None
+    is_text: bool = False
+
+    def record(self) -> Any:
+        """The JSON document of a record.
+
+        Raises:
+            CorruptData: it is no record, or no JSON; the data's owner's fault.
+        """
+        if not self.is_text:
+            raise CorruptData(f"data index {self.index} holds tokens, not a JSON record", data_index=self.index)
+        try:
+            return json.loads(self.tokens.astype(np.uint8).tobytes())
+        except (ValueError, RecursionError) as error:
+            raise CorruptData(f"data index {self.index} is no JSON: {error}", data_index=self.index) from error
+
+
+def raw_samples(batch: TokenBatch, indices: Iterator[int]) -> Iterator[RawSample]:
+    """A batch's samples one by one, with the data indices that `indices` says."""
+    begins = batch.offsets.tolist()
+    ids, labels, lengths = batch.input_ids, batch.labels, batch.sequence_lengths
+    ends = None if lengths is None else np.cumsum(lengths, dtype=np.int64)
+    for begin, end in itertools.pairwise(begins):
+        documents = None
+        if lengths is not None and ends is not None:
+            # A document is the sample's that it ends in; one without a token is nobody's.
+            first, stop = np.searchsorted(ends, (begin, end), side="right")
+            documents = lengths[first:stop][lengths[first:stop] > 0]
+        sample_labels = None if labels is None else labels[begin:end]
+        yield RawSample(next(indices), ids[begin:end], sample_labels, documents, batch.is_text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedSample:
+    """One sample as it is packed.
+
+    Attributes:
+        input_ids: one-dimensional unsigned tokens.
+        labels: flat like `input_ids`, as in `TokenBatch`; None for the tokens themselves.
+        sequence_lengths: lengths of the documents in it; None for one.
+        index: its data index in the run; the packer sets it.
+        start: how many of the sample's tokens went into earlier rows; the packer sets it.
+    """
+
+    input_ids: Tokens
+    labels: Labels | None = None
+    sequence_lengths: npt.NDArray[np.integer[Any]] | None = None
+    index: int = -1
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def check_encoded(encoded: Any, vocabulary: int | None) -> None:
+    """Raises `ValueError` unless it is a sample whose parts fit together."""
+    if not isinstance(encoded, EncodedSample):
+        raise ValueError(f"returned {type(encoded).__name__}; allowed: an EncodedSample")
+    ids, labels = encoded.input_ids, encoded.labels
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind != "u":
+        raise ValueError("input_ids are no one-dimensional array of unsigned integers")
+    limit = vocabulary or 2**32
+    if ids.size and int(ids.max()) >= limit:
+        raise ValueError(f"token {int(ids.max())}; the model's vocabulary allows 0 to {limit - 1}")
+    if labels is not None:
+        if labels.shape != ids.shape:
+            raise ValueError(f"{labels.size} labels for {ids.size} tokens")
+        wrong = (labels >= limit) | ((labels < 0) & (labels != IGNORED_LABEL))
+        if wrong.any():
+            raise ValueError(f"label {int(labels[wrong][0])}; allowed: 0 to {limit - 1}, and {IGNORED_LABEL}")
+    lengths = encoded.sequence_lengths
+    if lengths is not None and ((lengths <= 0).any() or int(lengths.sum()) != ids.size):
+        raise ValueError(f"sequence_lengths do not add up to {ids.size} tokens")
+
+
+def part_of(sample: EncodedSample, start: int, stop: int) -> EncodedSample:
+    """Tokens `[start, stop)` of a sample."""
+    if start == 0 and stop == len(sample):
+        return sample
+    lengths = sample.sequence_lengths
+    if lengths is not None:
+        ends = np.cumsum(lengths, dtype=np.int64)
+        lengths = np.clip(ends, start, stop) - np.clip(ends - lengths, start, stop)
+        lengths = lengths[lengths > 0]
+    labels = None if sample.labels is None else sample.labels[start:stop]
+    return EncodedSample(sample.input_ids[start:stop], labels, lengths, sample.index, sample.start + start)
+
+
+def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
+    """The samples one after the other as one packed sample.
+
+    `sequence_lengths` has each document's length, `position_ids` count from each document's start, and `labels` are
+    the samples' own (or their tokens) with `IGNORED_LABEL` at each document's first token, which no token of its
+    own document precedes.
+    """
+    input_ids = np.concatenate([sample.input_ids for sample in samples])
+    if all(sample.sequence_lengths is None for sample in samples):
+        lengths = np.array([len(sample.input_ids) for sample in samples], np.int64)
+    else:
+        held = [[len(sample)] if sample.sequence_lengths is None else sample.sequence_lengths for sample in samples]
+        lengths = np.concatenate(held, dtype=np.int64)
+    begins = lengths.cumsum() - lengths
+    labels: Labels
+    if all(sample.labels is None for sample in samples):
+        labels = input_ids.astype(np.int32 if input_ids.dtype.itemsize < 4 else np.int64)
+    else:
+        learnt = [sample.input_ids if sample.labels is None else sample.labels for sample in samples]
+        labels = np.concatenate(learnt, dtype=np.int64)
+    labels[begins] = IGNORED_LABEL
+    position_ids = np.arange(len(input_ids), dtype=np.int32)
+    position_ids -= np.repeat(begins.astype(np.int32), lengths)
+    return TokenBatch(input_ids, np.array([0, len(input_ids)], np.int64), labels, position_ids, lengths)
+
+
+def padded_row(row: TokenBatch, row_tokens: int) -> TokenBatch:
+    """The row at its full length, as fixed shapes need it: zeros that are a document of their own and never learnt."""
+    missing = row_tokens - len(row.input_ids)
+    if not missing:
+        return row
+    tail = np.zeros(missing, np.int64)
+    labels = row.input_ids if row.labels is None else row.labels
+    positions = row.position_ids if row.position_ids is not None else np.arange(len(row.input_ids))
+    lengths = row.sequence_lengths if row.sequence_lengths is not None else [len(row.input_ids)]
+    return TokenBatch(
+        np.concatenate([row.input_ids, tail.astype(row.input_ids.dtype)]),
+        np.array([0, row_tokens], np.int64),
+        np.concatenate([labels, tail + IGNORED_LABEL], dtype=np.int64),
+        np.concatenate([positions, tail], dtype=np.int64),
+        np.concatenate([lengths, [missing]], dtype=np.int64),
+    )
