@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, compared, data, members, rounds
+from benchmarks import assignment, compared, data, members, packing, rounds
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -28,8 +28,10 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
+    "packing": packing.measure,
     "peers": _peers,
 }
+PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "peers")  # they need an environment of their own
 
 
@@ -48,7 +50,8 @@ def main() -> None:
     figures = [figure for name in names for figure in BENCHMARKS[name]()]
     show(figures)
     if arguments.write:
-        write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write)
+        plots = {plot: svg for name in names if name in PLOTS for plot, svg in PLOTS[name]().items()}
+        write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots)
 
 
 if __name__ == "__main__":

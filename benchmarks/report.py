@@ -4,9 +4,10 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.figures import Figure
 
@@ -14,8 +15,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 ROW_PX, LABEL_PX, PLOT_PX, MARGIN_PX = 22, 400, 420, 30
 
 
-def write(figures: Sequence[Figure], command: str, name: str) -> None:
-    """Write `docs/NAME.md` and `docs/NAME.svg`."""
+def write(figures: Sequence[Figure], command: str, name: str, plots: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write `docs/NAME.md` and `docs/NAME.svg`, and further plots (SVG by name) below the table."""
     lines = [
         "# Benchmarks",
         "",
@@ -40,6 +41,9 @@ def write(figures: Sequence[Figure], command: str, name: str) -> None:
             figure.baseline_name,
         )
         lines.append(f"| {' | '.join(cells)} |")
+    for plot_name, svg in plots.items():
+        lines += ["", f"![{plot_name}]({plot_name}.svg)"]
+        (DOCS / f"{plot_name}.svg").write_text(svg, encoding="utf-8")
     (DOCS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (DOCS / f"{name}.svg").write_text(plot(figures), encoding="utf-8")
     sys.stdout.write(f"wrote docs/{name}.md and docs/{name}.svg\n")

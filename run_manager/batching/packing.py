@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from data_providers.protocol import CorruptData, TokenBatch
-from run_manager.batching.rows import best_fit_decreasing, fill_row, first_fit_decreasing
+from run_manager.batching.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from run_manager.batching.samples import EncodedSample, RawSample, check_encoded, padded_row, part_of
 from run_manager.batching.task_encoder import SkipSample, TaskEncoder
 from state.config import PackingConfig
@@ -279,7 +279,7 @@ class Packer:
             return row
         if self._config.oversized == "split" and max(self._lengths) > self._row_tokens:
             return [self._head_of_an_oversized_sample()]
-        if self._config.method in ("rolling", "padded"):
+        if self._config.method in ("rolling", "padded") and not self._finished:
             chosen = fill_row(self._lengths, self._row_tokens)
             row = [self._pool[position] for position in chosen]
             for position in reversed(chosen):
@@ -300,7 +300,7 @@ class Packer:
     def _sliced(self) -> list[list[EncodedSample]]:
         """The pool as rows, in the order in which they come out; what is in none stays in the pool."""
         pool, encoder = self._pool, self._encoder
-        slicer = _SLICERS.get(self._config.method)
+        slicer = _SLICERS.get(self._config.method, None if self._config.method == "encoder" else tail_rows)
         if slicer is not None:
             positions = slicer(self._lengths, self._row_tokens)
             self._pool, self._lengths = [], []

@@ -77,5 +77,18 @@ def best_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
     return rows
 
 
+def tail_rows(lengths: Sequence[int], row: int) -> list[list[int]]:
+    """All positions in rows of at most `row` tokens, where none will follow: what needs fewer rows, `fill_row` for row
+    after row, or `best_fit_decreasing`."""
+    left = list(range(len(lengths)))
+    rolled: list[list[int]] = []
+    while left:
+        chosen = fill_row([lengths[position] for position in left], row)
+        rolled.append([left[place] for place in chosen])
+        for place in reversed(chosen):
+            del left[place]
+    return min(rolled, best_fit_decreasing(lengths, row), key=len)
+
+
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))

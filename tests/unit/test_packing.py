@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from run_manager.batching.packing import Packer, indices_held, packed
-from run_manager.batching.rows import MAX_CANDIDATES, best_fit_decreasing, fill_row, first_fit_decreasing
+from run_manager.batching.rows import MAX_CANDIDATES, best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from run_manager.batching.samples import EncodedSample, RawSample, raw_samples
 from run_manager.batching.task_encoder import EncoderContext, SkipSample, TaskEncoder, stateless
 from state.config import PackingConfig
@@ -107,7 +107,7 @@ def test_row_looks_at_a_bounded_number_of_candidates() -> None:
     assert fill_row([1, *[8] * 500, 3], 4) == [0, 501]
 
 
-@pytest.mark.parametrize("slicer", [first_fit_decreasing, best_fit_decreasing])
+@pytest.mark.parametrize("slicer", [first_fit_decreasing, best_fit_decreasing, tail_rows])
 @given(st.lists(st.integers(1, ROW), max_size=40))
 def test_slicers_place_every_sample_once_and_need_few_rows(slicer: Any, lengths: list[int]) -> None:
     rows = slicer(lengths, ROW)
@@ -228,6 +228,30 @@ def test_rolling_fills_rows_where_flushing_leaves_gaps() -> None:
 
     assert fill("rolling", 64) >= 0.99 > fill("best_fit_decreasing", 64)
     assert fill("rolling", 256) >= 0.997
+
+
+def test_rows_of_a_stream_are_these_on_every_machine() -> None:
+    lengths = [int(value) % 13 + 1 for value in np.cumsum(np.arange(30) ** 2)]
+    rows = [
+        [document[0] for document in documents(row)]
+        for row in packed(packer_of("rolling", pool_size=6), samples_of(lengths))
+    ]
+    assert rows == GOLDEN_ROWS
+
+
+GOLDEN_ROWS = [
+    [0, 1, 2, 3, 4],
+    [5, 6, 7],
+    [8, 12, 13],
+    [9, 14],
+    [10, 16, 17],
+    [11, 19],
+    [15, 21],
+    [18, 20, 25],
+    [22, 26, 27],
+    [23, 28],
+    [24, 29],
+]
 
 
 def test_row_carries_positions_documents_and_labels_masked_at_boundaries() -> None:

@@ -1,0 +1,199 @@
+"""Packing: how full rows become, how fast they are made, and what that is worth to a trainer."""
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import Figure, median_ms
+from benchmarks.line_plot import line_plot
+from data_providers.protocol import TokenBatch, Tokens
+from run_manager.batching.packing import Packer, packed
+from run_manager.batching.rows import best_fit_decreasing, fill_row
+from run_manager.batching.samples import RawSample, raw_samples
+from run_manager.batching.task_encoder import EncoderContext, TaskEncoder
+from run_manager.trainers.numpy_trainer import NumpyTrainer
+from run_manager.trainers.protocol import RoundPlan, TrainedRound
+from run_manager.worker_thread import InlineWorker
+from state.config import PackingConfig
+from state.intervals import BatchId
+from state.model_config import AdamW, NgramConfig
+
+ROW = 4096
+MEAN, SIGMA = 926, 0.8
+"""Of the log-normal lengths; a longer one than a row is cut to a row."""
+SAMPLES = 20_000
+TRAINED = 512
+LOCAL_STEPS = 16
+ASSIGNMENTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def lengths_of(count: int, seed: int = 0) -> list[int]:
+    """Log-normal lengths of mean `MEAN`."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, count)
+    lengths: list[int] = np.clip(drawn.astype(int), 1, ROW).tolist()
+    return lengths
+
+
+def samples_of(lengths: list[int], text: Tokens) -> Iterator[RawSample]:
+    """Samples of these lengths from a text's bytes, as a provider would deliver them."""
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    tokens = np.resize(text, offsets[-1])
+    yield from raw_samples(TokenBatch(tokens, offsets), iter(range(len(lengths))))
+
+
+def packer_of(method: str, pool_size: int) -> Packer:
+    """A packer of bytes into rows of `ROW`."""
+    config = PackingConfig.model_validate({"method": method, "pool_size": pool_size})
+    return Packer(config, TaskEncoder(EncoderContext("benchmark", ROW, 256)))
+
+
+def _fill(lengths: list[int], method: str, pool_size: int) -> float:
+    """Percent of the rows' tokens that are samples'."""
+    packer = packer_of(method, pool_size)
+    rows = sum(1 for _ in packed(packer, samples_of(lengths, np.zeros(1, "<u2"))))
+    return 100 * sum(lengths) / (rows * ROW)
+
+
+def _rolling_rows(lengths: list[int], pool_size: int) -> int:
+    """The rolling packer's decisions alone: the number of rows."""
+    waiting = iter(lengths)
+    pool: list[int] = []
+    rows = 0
+    while True:
+        while len(pool) < pool_size and (length := next(waiting, 0)):
+            pool.append(length)
+        if not pool:
+            return rows
+        for position in reversed(fill_row(pool, ROW)):
+            del pool[position]
+        rows += 1
+
+
+def _naive_rows(lengths: list[int], pool_size: int) -> int:
+    """The same by packing the whole pool anew for every row, of which the first is taken."""
+    waiting = iter(lengths)
+    pool: list[int] = []
+    rows = 0
+    while True:
+        while len(pool) < pool_size and (length := next(waiting, 0)):
+            pool.append(length)
+        if not pool:
+            return rows
+        for position in sorted(best_fit_decreasing(pool, ROW)[0], reverse=True):
+            del pool[position]
+        rows += 1
+
+
+def _rate(work: Callable[[], object], count: int, repeats: int) -> float:
+    return count / median_ms(work, repeats) * 1000
+
+
+def measure() -> list[Figure]:
+    """Fill, speed, and a packed beside a padded round."""
+    lengths = lengths_of(SAMPLES)
+    some = lengths[:4000]
+    text = _text()
+    figures = [
+        Figure(
+            f"rows filled by the rolling packer, pool of {pool}",
+            _fill(lengths, "rolling", pool),
+            "%",
+            target,
+            _fill(lengths, "best_fit_decreasing", pool),
+            "best-fit-decreasing that empties its pool",
+        )
+        for pool, target in ((64, ">= 99 %"), (256, ">= 99.7 %"))
+    ]
+    figures.append(
+        Figure(
+            "rows decided by the rolling packer, pool of 256",
+            _rate(lambda: _rolling_rows(lengths, 256), SAMPLES, 5),
+            "samples/s",
+            ">= 100,000",
+            _rate(lambda: _naive_rows(some, 256), len(some), 3),
+            "the pool packed anew for every row",
+        )
+    )
+    figures.append(
+        Figure(
+            "rows made: encoded, decided, with labels, positions and documents",
+            _rate(lambda: list(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5),
+            "samples/s",
+        )
+    )
+    return figures + _trained(lengths_of(TRAINED, seed=1), text)
+
+
+def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
+    packed_rate, packed_round = _train(lengths, text, "rolling")
+    padded_rate, padded_round = _train(lengths, text, "padded")
+    assert packed_round.token_count == padded_round.token_count
+    assert packed_round.loss is not None
+    return [
+        Figure(
+            "a round trained on packed rows",
+            packed_rate,
+            "tokens/s",
+            "",
+            padded_rate,
+            "the same samples, each padded to a row",
+        ),
+        Figure(
+            "its mean loss",
+            packed_round.loss,
+            "nats",
+            "the same within noise",
+            padded_round.loss,
+            "of the padded round",
+        ),
+    ]
+
+
+def _train(lengths: list[int], text: Tokens, method: str) -> tuple[float, TrainedRound]:
+    """Learnt tokens per second of one round of the embedded model, and the round."""
+    optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
+    trainer = NumpyTrainer(NgramConfig(), optimizer, "reset", InlineWorker())
+    plan = RoundPlan(1, (BatchId(0, len(lengths) - 1),), 1, (0.003,) * LOCAL_STEPS)
+
+    async def rows() -> AsyncIterator[TokenBatch]:
+        for row in packed(packer_of(method, 256), samples_of(lengths, text)):
+            yield row
+
+    async def train() -> tuple[float, TrainedRound]:
+        start = await trainer.initial_parameters(bytes(32))
+        begin_s = time.perf_counter()
+        trained = await trainer.train(plan, start, rows())
+        return trained.token_count / (time.perf_counter() - begin_s), trained
+
+    return asyncio.run(train())
+
+
+def _text() -> Tokens:
+    """Text that every machine has: a module of the standard library."""
+    return np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8).astype("<u2")
+
+
+def plots() -> dict[str, str]:
+    """The plots of this benchmark, SVG by name."""
+    return {
+        "packing-fill": line_plot(_fill_by_assignment(), "samples of a data assignment", "rows filled, %"),
+    }
+
+
+def _fill_by_assignment() -> dict[str, list[tuple[float, float]]]:
+    """For each packer the fill by the samples of a data assignment, after which the pool is emptied."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for method in ("rolling", "best_fit_decreasing"):
+        for pool in (64, 256):
+            found[f"{method}, pool of {pool}"] = [(size, _mean_fill(size, method, pool)) for size in ASSIGNMENTS]
+    return found
+
+
+def _mean_fill(size: int, method: str, pool: int) -> float:
+    """Over as many assignments of this size as there are samples for a steady mean."""
+    fills = [_fill(lengths_of(size, seed), method, pool) for seed in range(max(1, 2048 // size))]
+    return sum(fills) / len(fills)
