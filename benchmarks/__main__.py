@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, compared, data, members, packing, rounds
+from benchmarks import assignment, chunking, compared, data, members, packing, rounds
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
     "packing": packing.measure,
+    "chunking": chunking.measure,
     "peers": _peers,
 }
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
