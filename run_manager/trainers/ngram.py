@@ -139,18 +139,25 @@ def loss_and_gradient(
         proceed: called between chunks; raises to abandon the computation.
         targets: what `padded_targets` returns, with at least one that is no padding; None predicts the tokens.
     """
-    targets = padded if targets is None else targets
-    context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
-    token_count = int(np.count_nonzero(targets[context:] != PADDING))
     gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
+    targets = padded if targets is None else targets
+    loss_sum, token_count = add_gradient(parameters, padded, targets, gradient, proceed)
+    for array in gradient.values():
+        array /= array.dtype.type(token_count)
+    return loss_sum, token_count, gradient
+
+
+def add_gradient(
+    parameters: Parameters, padded: Tokens, targets: Tokens, gradient: Gradient, proceed: Callable[[], None]
+) -> tuple[float, int]:
+    """Adds the gradient of the *summed* loss to `gradient`; the summed loss and the number of tokens predicted."""
+    context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
     loss_sum = 0.0
     for start in range(0, padded.size - context, CHUNK_POSITIONS):  # overlapping windows: each place is predicted once
         proceed()
         stop = start + CHUNK_POSITIONS + context
         loss_sum += _add_chunk(parameters, padded[start:stop], targets[start + context : stop], gradient)
-    for array in gradient.values():
-        array /= array.dtype.type(token_count)
-    return loss_sum, token_count, gradient
+    return loss_sum, int(np.count_nonzero(targets[context:] != PADDING))
 
 
 def _add_chunk(parameters: Parameters, chunk: Tokens, targets: Tokens, gradient: Gradient) -> float:

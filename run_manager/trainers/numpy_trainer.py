@@ -8,16 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from data_providers.protocol import IGNORED_LABEL, TokenBatch
-from run_manager.trainers.adamw import AdamWState, adamw_step
-from run_manager.trainers.micro_batches import Document, MicroBatch, micro_batches
-from run_manager.trainers.ngram import (
-    VOCABULARY,
-    initial_parameters,
-    loss_and_gradient,
-    padded_targets,
-    padded_tokens,
-)
+from data_providers.protocol import TokenBatch
+from run_manager.trainers.adamw import AdamWState
+from run_manager.trainers.learner import Learner
+from run_manager.trainers.micro_batches import MicroBatch, micro_batches
+from run_manager.trainers.ngram import VOCABULARY, initial_parameters
 from run_manager.trainers.protocol import RoundPlan, TrainedRound
 from run_manager.worker_thread import Worker
 from state.errors import TrainerFailed
@@ -98,41 +93,30 @@ class _LocalSteps:
         self._plan = plan
         self._context = context
         self._optimizer = optimizer
-        self._parameters: Tensors = {}
+        self._learner: Learner
         self._loss_sum = 0.0
         self._token_count = 0
 
     def start(self, parameters: Mapping[str, Float32Array]) -> None:
         """Copies the round's start."""
-        self._parameters = {name: parameters[name].copy() for name in sorted(parameters)}
+        self._learner = Learner(parameters, self._context, self._optimizer, self.state)
 
     def take(self, micro_batch: MicroBatch) -> None:
         """One optimizer step on one micro-batch; a micro-batch without a token to predict changes nothing."""
         self._proceed()
         number, documents = micro_batch
-        self._check_vocabulary(documents)
-        if not any(document.predicted for document in documents):
-            return
-        with np.errstate(all="ignore"):  # a loss that is not finite is found below, by name
-            padded = padded_tokens([document.tokens for document in documents], self._context)
-            targets = padded_targets(documents, self._context)
-            loss_sum, token_count, gradient = loss_and_gradient(self._parameters, padded, self._proceed, targets)
-            if self._optimizer is not None:
-                rate = self._plan.learning_rates[number]
-                adamw_step(self._parameters, gradient, self.state, self._optimizer, rate)
-        self._loss_sum += loss_sum
-        self._token_count += token_count
-        if not math.isfinite(loss_sum):
-            raise TrainerFailed(
-                f"step {self._plan.step}: the loss of local step {number + 1} is {loss_sum}", step=self._plan.step
-            )
+        try:
+            learnt = self._learner.accumulate(documents, self._proceed)
+        except TrainerFailed as error:
+            where = f"step {self._plan.step}, local step {number + 1}"
+            raise TrainerFailed(f"{where}: {error.message}", step=self._plan.step) from error
+        self._learner.step(self._plan.learning_rates[number])
+        self._loss_sum += learnt.loss_sum
+        self._token_count += learnt.token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> TrainedRound:
         """The difference from the round's start."""
-        difference = {name: np.subtract(parameters[name], end) for name, end in self._parameters.items()}
-        for name, values in difference.items():
-            if check_values(values.reshape(-1), math.inf) is not None:
-                raise TrainerFailed(f"step {self._plan.step}: training made {name!a} infinite", step=self._plan.step)
+        difference = difference_of(parameters, self._learner.parameters, self._plan.step)
         loss = self._loss_sum / self._token_count if self._token_count else None
         return TrainedRound(difference, loss, self._token_count)
 
@@ -140,16 +124,15 @@ class _LocalSteps:
         if self.abandoned.is_set():
             raise _Abandoned
 
-    def _check_vocabulary(self, documents: list[Document]) -> None:
-        """What came of a provider was checked with its data index; this one guards the arithmetic."""
-        for tokens, labels in documents:
-            for name, values in (("token", tokens), ("label", labels)):
-                if values is None:
-                    continue
-                wrong = (values >= VOCABULARY) | ((values < 0) & (values != IGNORED_LABEL))
-                if wrong.any():
-                    found = int(values[wrong][0])
-                    raise TrainerFailed(
-                        f"step {self._plan.step}: {name} {found}; the model knows bytes only, 0 to {VOCABULARY - 1}",
-                        step=self._plan.step,
-                    )
+
+def difference_of(start: Mapping[str, Float32Array], end: Tensors, step: int) -> Tensors:
+    """What training took from the parameters, `start − end` of each.
+
+    Raises:
+        TrainerFailed: some of it is not finite.
+    """
+    difference = {name: np.subtract(start[name], values) for name, values in end.items()}
+    for name, values in difference.items():
+        if check_values(values.reshape(-1), math.inf) is not None:
+            raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step)
+    return difference

@@ -436,7 +436,7 @@ async def test_numpy_loss_that_is_not_finite_fails_the_step() -> None:
     trainer = numpy_trainer()
     start = await trainer.initial_parameters(SEED)
     start["output.bias"] = np.full_like(start["output.bias"], np.inf)
-    with pytest.raises(TrainerFailed, match="loss of local step 1 is nan"):
+    with pytest.raises(TrainerFailed, match="local step 1: the loss is nan"):
         await trainer.train(plan_of(2), start, arriving(sequences_of(8, 8)))
     start = await trainer.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match="infinite"):
