@@ -5,7 +5,7 @@ import sys
 import typer
 
 from epochal import __version__
-from epochal.commands import audit, check, client, data, evaluate, operator, servers, up
+from epochal.commands import audit, check, client, data, evaluate, operator, servers, trainer_service, up
 from state.errors import EpochalError, InvalidInput, Unsupported
 
 EXIT_FAILED = 1
@@ -33,7 +33,7 @@ def _options(
     """Train one model together on machines that nobody owns together."""
 
 
-for module in (up, servers, client, check, operator, audit, evaluate, data):
+for module in (up, servers, trainer_service, client, check, operator, audit, evaluate, data):
     module.register(app)
 
 

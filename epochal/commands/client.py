@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,12 +24,18 @@ from run_manager.progress import DocumentArrived, Event, StepEntered
 from run_manager.run_manager import DataRequest, Equipment
 from run_manager.session import Admission
 from run_manager.trainers.protocol import Trainer
-from run_manager.trainers.registry import check_trainer_name, open_trainer
+from run_manager.trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_trainer
+from run_manager.training_service.client import check_service_url
 from run_manager.worker_thread import Worker, WorkerThread
 from state.config import StateFile
+from state.errors import InvalidInput
 from state.messages import Capabilities
 
 log = logging.getLogger(__name__)
+
+TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
+TRAINER_BOUND_S = 60.0
+"""For how long a training service that does not answer is tried again, before the step fails and is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,14 @@ class ClientOptions:
     reconnect_bound_s: float
     cache_dir: Path | None
     cache_bytes: int
+    remote: RemoteOptions | None = None
+
+
+class ChunkPolicyOption(StrEnum):
+    """As `chunking.POLICIES`."""
+
+    BYTES = "bytes"
+    NUMBERS = "numbers"
 
 
 def client(
@@ -52,7 +68,16 @@ def client(
         Path | None,
         typer.Option(help="The client's key, made if missing; it keeps its place. Default: a new key."),
     ] = None,
-    trainer: Annotated[str, typer.Option(help="numpy, or null (no arithmetic).")] = "numpy",
+    trainer: Annotated[
+        str, typer.Option(help="numpy, remote (a training service's), or null (no arithmetic).")
+    ] = "numpy",
+    trainer_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The training service of --trainer remote; its token: EPOCHAL_TRAINER_TOKEN."),
+    ] = None,
+    chunk_policy: Annotated[
+        ChunkPolicyOption, typer.Option(help="How its requests are measured: 10 bytes a number, or numbers.")
+    ] = ChunkPolicyOption.BYTES,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="Where this machine has the run's data: path, URL, tcp://host:port."),
@@ -74,7 +99,19 @@ def client(
     """Join a run and train until it ends. Ctrl-C finishes the round and withdraws; a second one stops at once."""
     start_logging(log_format, verbose=verbose)
     verify = True if tls_ca is None else str(tls_ca)
-    run_to_end(_run(ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s, cache, cache_bytes)))
+    remote = _remote_options(trainer, trainer_url, chunk_policy.value, verify)
+    options = ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s, cache, cache_bytes, remote)
+    run_to_end(_run(options))
+
+
+def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | str) -> RemoteOptions | None:
+    if (trainer == REMOTE) != (url is not None):
+        raise InvalidInput("--trainer remote and --trainer-url URL are given together or not at all")
+    if url is None:
+        return None
+    check_service_url(url)
+    patience = Patience(SystemClock(), system_jitter(), TRAINER_BOUND_S)
+    return RemoteOptions(url, patience, os.environ.get(TRAINER_TOKEN_VARIABLE), policy, verify)
 
 
 def base_url(url: str) -> str:
@@ -138,7 +175,7 @@ def _equipment(options: ClientOptions) -> Equipment:
         return await open_provider(request.state, request.ticket, options.data, cache)
 
     def trainer(state: StateFile, worker: Worker) -> Trainer:
-        return open_trainer(options.trainer, state, worker)
+        return open_trainer(options.trainer, state, worker, options.remote)
 
     return Equipment(
         clock=SystemClock(),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.listening import Endpoint
 from coordinator.serve import ServeOptions, serving
 from epochal import __version__
 from epochal.data_server import DataServerOptions, run_configuration, serving_data
@@ -70,11 +71,7 @@ def coordinator(
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))
     options = ServeOptions(
         run_dir=run_dir or RUNS_FOLDER / state.run_id,
-        host=host,
-        port=port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
+        endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
         version=__version__,
         source=str(state_path),
     )
@@ -87,7 +84,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         if served.admin_token is not None:
             say(f"admin token (shown this once): {served.admin_token}")
         if data_config is not None:
-            verify = True if options.tls_cert is None else str(options.tls_cert)
+            verify = True if options.endpoint.tls_cert is None else str(options.endpoint.tls_cert)
             data_options = DataServerOptions(data_config, served.url, verify=verify)
             host, port = await stack.enter_async_context(serving_data(state, data_options))
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")

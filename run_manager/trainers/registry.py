@@ -1,36 +1,65 @@
 """Trainers by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from run_manager.backoff import Patience
+from run_manager.batching.chunking import POLICIES
 from run_manager.trainers.null_trainer import NullTrainer
 from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import Trainer
+from run_manager.trainers.remote_trainer import RemoteTrainer
+from run_manager.training_service.client import TrainingServiceClient
+from run_manager.training_service.wire import SessionRequest
 from run_manager.worker_thread import Worker
 from state.config import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
 from state.model_config import AdamW, Architecture, DummyOptimizer
 
 
-def open_trainer(name: str, state: StateFile, worker: Worker) -> Trainer:
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Where the `remote` trainer trains.
+
+    Attributes:
+        url: the training service's.
+        patience: for how long a request to it is tried again.
+        token: what the service asks for; None shows none.
+        policy: how chunks are measured, one of `chunking.POLICIES`.
+        verify: whether to verify TLS certificates, or a file with the authorities to trust.
+    """
+
+    url: str
+    patience: Patience
+    token: str | None = None
+    policy: str = "bytes"
+    verify: bool | str = True
+
+
+def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOptions | None = None) -> Trainer:
     """The trainer of this name, for the run that the state file describes.
 
     Args:
         name: one of `TRAINERS`.
         state: the run's state file.
         worker: where the trainer's arithmetic runs; the trainer closes it.
+        remote: for the `remote` trainer.
 
     Raises:
         InvalidInput: no trainer has this name; the user's fault, the message says which there are.
         Unsupported: the trainer cannot train what the file asks for; the message says which lines to change.
     """
     check_trainer_name(name)
+    if name == REMOTE:
+        return _open_remote(state, worker, remote)
     return TRAINERS[name](state, worker)
 
 
 def check_trainer_name(name: str) -> None:
     """Raises `InvalidInput` unless there is a trainer of this name."""
-    if name not in TRAINERS:
-        raise InvalidInput(f"there is no trainer {name!r}; allowed: {', '.join(sorted(TRAINERS))}", trainer=name)
+    if name not in (*TRAINERS, REMOTE):
+        allowed = ", ".join(sorted((*TRAINERS, REMOTE)))
+        raise InvalidInput(f"there is no trainer {name!r}; allowed: {allowed}", trainer=name)
 
 
 def _open_null(state: StateFile, worker: Worker) -> Trainer:
@@ -40,16 +69,25 @@ def _open_null(state: StateFile, worker: Worker) -> Trainer:
 
 
 def _open_numpy(state: StateFile, worker: Worker) -> Trainer:
-    _ensure_embedded("numpy", state)
+    optimizer = _optimizer_of("numpy", state)
+    return NumpyTrainer(state.model.LLM.ngram, optimizer, state.merge.inner_state, worker)
+
+
+def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> Trainer:
+    if remote is None:
+        raise InvalidInput("the remote trainer needs the URL of its training service")
+    request = SessionRequest(state.model.LLM.ngram, _optimizer_of(REMOTE, state), state.merge.inner_state)
+    service = TrainingServiceClient(remote.url, remote.patience, remote.token, remote.verify)
+    return RemoteTrainer(service, request, worker, POLICIES[remote.policy])
+
+
+def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
+    """The optimizer of the embedded model; None for one that leaves the parameters as they are."""
+    _ensure_embedded(trainer, state)
     optimizer = state.model.LLM.optimizer
     if not isinstance(optimizer, AdamW | DummyOptimizer):
-        raise _unsupported("numpy", "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")
-    return NumpyTrainer(
-        state.model.LLM.ngram,
-        optimizer if isinstance(optimizer, AdamW) else None,
-        state.merge.inner_state,
-        worker,
-    )
+        raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")
+    return optimizer if isinstance(optimizer, AdamW) else None
 
 
 def _ensure_embedded(trainer: str, state: StateFile) -> None:
@@ -67,4 +105,5 @@ def _unsupported(trainer: str, path: str, value: str, allowed: str) -> Unsupport
     return Unsupported(f"trainer {trainer}", (Mistake(path, value, allowed),))
 
 
+REMOTE = "remote"
 TRAINERS: Mapping[str, Callable[[StateFile, Worker], Trainer]] = {"null": _open_null, "numpy": _open_numpy}

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.serve import ServeOptions, check_exposure, serving
+from coordinator.listening import Endpoint
+from coordinator.serve import ServeOptions, serving
 from state.errors import InvalidInput
 from state.wire import canonical_json
 from tests.support.served import HandClient, Served
@@ -31,35 +32,35 @@ POLLS = 40
 )
 def test_exposure_beyond_loopback_needs_tls_or_consent(host: str, tls: bool, insecure: bool, allowed: bool) -> None:
     cert, key = (Path("c"), Path("k")) if tls else (None, None)
-    options = ServeOptions(run_dir=Path("run"), host=host, insecure=insecure, tls_cert=cert, tls_key=key)
+    options = Endpoint(host=host, insecure=insecure, tls_cert=cert, tls_key=key)
     if allowed:
-        check_exposure(options)
+        options.check_exposure()
     else:
         with pytest.raises(InvalidInput, match="--insecure"):
-            check_exposure(options)
+            options.check_exposure()
 
 
 async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text("nothing")
     for cert in ("cert", "missing"):
-        options = ServeOptions(run_dir=tmp_path / "run", port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key")
+        options = ServeOptions(tmp_path / "run", Endpoint(port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key"))
         with pytest.raises(InvalidInput, match="certificate"):
             async with serving(state_file(), options):
                 raise AssertionError("it is served")
 
 
 async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
-    async with serving(state_file(), ServeOptions(run_dir=tmp_path / "one", port=0)) as first:
+    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(InvalidInput, match=str(port)):
-            async with serving(state_file(), ServeOptions(run_dir=tmp_path / "two", port=port)):
+            async with serving(state_file(), ServeOptions(tmp_path / "two", Endpoint(port=port))):
                 raise AssertionError("it is served")
 
 
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
     """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
-    options = ServeOptions(run_dir=tmp_path, port=0)
+    options = ServeOptions(tmp_path, Endpoint(port=0))
     limits = httpx.Limits(max_connections=2 * POLLS)
     async with httpx.AsyncClient(limits=limits, timeout=10) as http:
         async with asyncio.TaskGroup() as tasks:
@@ -93,7 +94,7 @@ async def all_wait(http: httpx.AsyncClient, count: int) -> None:
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(state_file(), ServeOptions(run_dir=tmp_path, port=0)) as running:
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         body = canonical_json({"public_key": "ab" * 32})

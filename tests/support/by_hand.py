@@ -19,6 +19,7 @@ from run_manager.trainers.ngram import initial_parameters
 from state.assignment import assign_data_for_state
 from state.config import StateFile
 from state.documents import RoundHead, RunDocument
+from state.errors import Refused
 from state.intervals import total_batches
 from state.merging import Contribution, OuterStep, merge
 from state.messages import (
@@ -114,7 +115,12 @@ class ByHand:
         if document.checkpointer == self.client_id:
             await self.publish_checkpoint(replica)
         else:
-            await self.api.report_checkpoint(CheckpointReport(replica.step, Sha256(replica_digest(replica)), None, 0))
+            claim = CheckpointReport(replica.step, Sha256(replica_digest(replica)), None, 0)
+            try:
+                await self.api.report_checkpoint(claim)
+            except Refused as refusal:  # the others' claims were enough before this one came
+                if refusal.kind != "not-now":
+                    raise
 
     async def be_ready(self) -> None:
         """Part of the next roster, with the run's made-up data."""

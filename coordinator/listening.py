@@ -1,0 +1,117 @@
+"""Where an HTTP server listens, and under which protection: what every server of ours is started with."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from state.errors import InvalidInput
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+SHUTDOWN_TIMEOUT_S = 3
+MAX_CONNECTIONS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to listen.
+
+    Attributes:
+        port: 0 picks a free one.
+        insecure: serve beyond loopback without TLS; what travels can then be read on the way.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+
+    def check_exposure(self) -> None:
+        """Raises `InvalidInput` for half a TLS configuration, or for plain HTTP beyond loopback without `insecure`."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidInput("--tls-cert and --tls-key are given together or not at all")
+        if self.tls_cert is not None or self.insecure:
+            return
+        try:
+            loopback = self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise InvalidInput(
+                f"--host {self.host} is not this machine alone: tokens and results would travel unprotected; "
+                "give --tls-cert and --tls-key, put a TLS proxy in front, or accept it with --insecure"
+            )
+
+    def bind(self) -> socket.socket:
+        """A socket that listens. Raises `InvalidInput`: it cannot."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # asyncio sets TCP_NODELAY only on sockets that say they are TCP; without it every answer may wait 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise InvalidInput(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from error
+        listener.setblocking(False)
+        return listener
+
+    def url_of(self, listener: socket.socket) -> str:
+        """The base URL of a server on a socket from `bind`."""
+        port: int = listener.getsockname()[1]
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
+
+    def server(self, app: Any) -> "HttpServer":
+        """A server of an ASGI app. Raises `InvalidInput`: the TLS files are none."""
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=BACKLOG,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+            ssl_certfile=None if self.tls_cert is None else str(self.tls_cert),
+            ssl_keyfile=None if self.tls_key is None else str(self.tls_key),
+            server_header=False,
+        )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            files = f"{self.tls_cert} and {self.tls_key}"
+            raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
+        return HttpServer(config)
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: signals belong to the command line."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def allow_connections() -> None:
+    """Let the process open as many files as it may; many systems grant 1,024 until they are asked."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # the system's own bound is lower than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

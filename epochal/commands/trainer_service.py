@@ -1,0 +1,82 @@
+"""`epochal trainer-service`: a trainer behind HTTP, for clients with `--trainer remote`."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.listening import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from epochal.commands.client import TRAINER_TOKEN_VARIABLE
+from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
+from epochal.logs import LogFormat, start_logging
+from epochal.processes import LISTENING
+from epochal.shutdown import until_interrupted
+from run_manager.backoff import SystemClock
+from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
+from run_manager.training_service.app import MAX_SESSIONS, ServiceParts, create_app
+from run_manager.training_service.wire import ServiceLimits
+from run_manager.worker_thread import WorkerThread
+
+
+def trainer_service(
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8100,
+    max_chunk_items: Annotated[int, typer.Option(min=1, help="Examples of one request.")] = MAX_CHUNK_ITEMS,
+    max_chunk_bytes: Annotated[
+        int, typer.Option(min=1, help="Size of one request, at ten bytes a number.")
+    ] = MAX_CHUNK_BYTES,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Clients that may train at a time.")] = MAX_SESSIONS,
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Train for clients that cannot: they send examples, this machine computes.
+
+    Clients show the token in EPOCHAL_TRAINER_TOKEN, if there is one; without, whoever reaches the port may train.
+    """
+    start_logging(log_format, verbose=verbose)
+    endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
+    limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes)
+    token = os.environ.get(TRAINER_TOKEN_VARIABLE)
+
+    async def main() -> None:
+        async with serving_training(endpoint, limits, token, max_sessions) as url:
+            say(f"training service {LISTENING}{url}")
+            await until_interrupted()
+
+    run_to_end(main())
+
+
+@contextlib.asynccontextmanager
+async def serving_training(
+    endpoint: Endpoint, limits: ServiceLimits, token: str | None = None, max_sessions: int = MAX_SESSIONS
+) -> AsyncIterator[str]:
+    """A training service until the context is left; its URL.
+
+    Raises:
+        InvalidInput: it cannot listen there.
+    """
+    endpoint.check_exposure()
+    allow_connections()
+    worker = WorkerThread("epochal-service")
+    server = endpoint.server(create_app(ServiceParts(worker, SystemClock(), limits, token, max_sessions)))
+    with endpoint.bind() as listener:
+        async with asyncio.TaskGroup() as tasks:
+            http = tasks.create_task(server.serve([listener]))
+            try:
+                yield endpoint.url_of(listener)
+            finally:
+                server.should_exit = True
+                await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
+                await worker.aclose()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("trainer-service")(trainer_service)
