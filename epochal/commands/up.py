@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from epochal.display import status_line, status_panel
@@ -55,11 +56,11 @@ def _run_plain(options: TestnetOptions, console: Console) -> Report:
         lines = [*notes[len([line for line in shown if line.startswith("* ")]) :]]
         for note in lines:
             shown.append(f"* {note}")
-            console.print(shown[-1], highlight=False)
+            console.print(shown[-1], highlight=False, markup=False)
         line = status_line(status)
         if not shown or line != shown[-1]:
             shown.append(line)
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
 
     return asyncio.run(Testnet(options, show).run())
 
@@ -71,9 +72,9 @@ def _print(found: Report, directory: Path, console: Console) -> None:
             table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
     for problem in found.problems:
-        console.print(f"[red]wrong:[/red] {problem}", highlight=False)
+        console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
     verdict = "[red]the run is not proved[/red]" if found.problems else "[green]everything holds[/green]"
-    console.print(f"{verdict} · kept in {directory}")
+    console.print(f"{verdict} · kept in {escape(str(directory))}")
 
 
 def _shown(value: object) -> str:

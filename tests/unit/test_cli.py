@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -243,6 +244,23 @@ def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None
     assert "a note" in shown
     assert ("2.500" in shown) is (loss is not None)
     assert ("28 more" in shown) is (member_count == 40)
+
+
+def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
+    status = status_of(1, 2.5)
+    (member,) = status.members
+    hostile = replace(status, members=(replace(member, trainer="[/x][red]\x1b[2J"),), reason="[/y] [red]")
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(hostile))
+    shown = console.export_text()
+    assert "[/x][red]\\x1b[2J" in shown
+    assert "[/y] [red]" in shown
+
+
+def test_log_line_for_people_is_one_line_whatever_a_client_says(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_event(CoordinatorLost("one\ntwo\x1b[2J"))
+    assert TextFormatter().format(caplog.records[0]).endswith("coordinator_lost reason=one\\ntwo\\x1b[2J")
 
 
 def test_status_line_is_one_line() -> None:
