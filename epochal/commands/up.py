@@ -15,6 +15,8 @@ from rich.table import Table
 
 from epochal.display import status_line, status_panel
 from epochal.testnet import Report, Testnet, TestnetOptions
+from run_manager.trainers.registry import check_trainer_name
+from state.errors import InvalidInput
 from state.messages import RunStatus
 
 RUNS_FOLDER = Path("runs")
@@ -34,6 +36,9 @@ def up(
     ] = 600.0,
 ) -> None:
     """Run a coordinator, a data server and clients on this machine, and prove the result (exit 0 only if it holds)."""
+    check_trainer_name(trainer)
+    if report is not None:
+        _ensure_writable(report)  # not to find it out after the run
     directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
     options = TestnetOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
     console = Console()
@@ -42,6 +47,16 @@ def up(
         report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     _print(found, directory, console)
     raise typer.Exit(1 if found.problems else 0)
+
+
+def _ensure_writable(report: Path) -> None:
+    is_new = not report.exists()
+    try:
+        report.open("a").close()
+        if is_new:
+            report.unlink()
+    except OSError as error:
+        raise InvalidInput(f"--report {report} cannot be written: {error.strerror or error}") from error
 
 
 def _run_live(options: TestnetOptions, console: Console) -> Report:

@@ -1,6 +1,9 @@
 """`epochal up`: the whole of it, small."""
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 from tests.support.processes import run_command
@@ -37,4 +40,19 @@ async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Pat
     ran = await run_command("up", "--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
     assert ran.code == 1
     assert "did not finish within 1 s" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
+    async def kill_the_coordinator() -> None:
+        run = tmp_path / "run"
+        async with asyncio.timeout(30):
+            while not (run / "logs" / "client-1.log").exists():  # noqa: ASYNC110 - other processes write it
+                await asyncio.sleep(0.05)
+        os.kill(int((run / "coordinator" / "lock").read_text()), signal.SIGKILL)
+
+    arguments = ("--no-chaos", "--clients", "1", "--run-dir", str(tmp_path / "run"))
+    ran, _ = await asyncio.gather(run_command("up", *arguments), kill_the_coordinator())
+    assert ran.code == 1
+    assert "coordinator ended with code -9" in ran.err
     assert "Traceback" not in ran.err

@@ -286,3 +286,26 @@ def test_client_option_that_is_wrong_is_said_before_anybody_is_asked(
     monkeypatch.chdir(tmp_path)
     assert run_main(monkeypatch, "client", "http://127.0.0.1:1", "--reconnect", "3600", *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer", "nope"], "there is no trainer 'nope'"),
+        (["--report", "missing/report.json"], "--report missing/report.json cannot be written: No such file"),
+        (["--run-dir", "file/run"], "--run-dir file/run cannot be used: Not a directory"),
+        (["--run-dir", "file"], "--run-dir file cannot be used: File exists"),
+    ],
+)
+def test_up_option_that_is_wrong_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert run_main(monkeypatch, "up", *options) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
