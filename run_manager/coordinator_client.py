@@ -40,6 +40,7 @@ BLOB_TIMEOUT_S = 60.0
 """How long a blob's transfer may stand still."""
 MAX_BLOB_ANSWERS = 64
 """A blob's body may break so often, as long as each answer brings something."""
+MAX_PORT = 65535
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
 PROBLEM_TYPE = "application/problem+json"
@@ -141,7 +142,7 @@ class HttpCoordinatorClient:
         """
         try:
             parsed = httpx.URL(url)
-            if parsed.scheme not in ("http", "https") or not parsed.host:
+            if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > MAX_PORT:
                 raise InvalidInput(f"coordinator URL {url}: allowed: http://host:port or https://host:port", url=url)
             http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),

@@ -150,6 +150,21 @@ def test_client_takes_the_url_of_a_coordinator_or_of_its_run(url: str) -> None:
     assert base_url(url) == "http://host:1"
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["status", "http://127.0.0.1:65536"], "ports end at 65535"),
+        (["pause", "http://127.0.0.1:9", "--admin-token", "ü"], "no admin token"),
+        (["eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"], "'../../pause' is no client id"),
+    ],
+)
+def test_operator_input_that_cannot_be_right_is_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], message: str
+) -> None:
+    assert run_main(monkeypatch, *command) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_operator_client_takes_the_run_from_its_url() -> None:
     with OperatorClient("http://host:1/v1/runs/demo") as client:
         assert client.run_id == "demo"

@@ -369,7 +369,9 @@ def test_exchange_cache_stays_within_its_bytes() -> None:
     run_virtually(main())
 
 
-@pytest.mark.parametrize("url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1", "http://host:65536"]
+)
 async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
         await HttpCoordinatorClient.connect(url, Patience(VirtualClock(), lambda: 0.0))
