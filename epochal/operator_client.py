@@ -61,10 +61,13 @@ class OperatorClient:
     def run_id(self) -> str:
         """The run that the coordinator serves."""
         if self._run_id is None:
-            runs: list[str] = self._request("GET", _RUNS).json()["runs"]
+            answer = _json_object(self._request("GET", _RUNS))
+            runs = answer.get("runs")
+            if not isinstance(runs, list) or not all(isinstance(run_id, str) for run_id in runs):
+                raise InvalidInput(f"{self._url} does not answer as a coordinator does; is it one?")
             if len(runs) != 1:
                 raise InvalidInput(f"{self._url} serves {len(runs)} runs ({', '.join(runs)}); name one in the URL")
-            self._run_id = runs[0]
+            self._run_id = str(runs[0])
         return self._run_id
 
     def status_json(self) -> bytes:
@@ -113,9 +116,17 @@ class OperatorClient:
         raise _refused(response)
 
 
+def _json_object(response: httpx.Response) -> dict[str, Any]:
+    """The answer's object; empty for an answer that holds none."""
+    try:
+        answer = response.json()
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
 def _refused(response: httpx.Response) -> Refused:
-    problem: dict[str, Any] = {}
-    if response.headers.get("content-type", "").startswith("application/problem+json"):
-        problem = response.json()
+    is_problem = response.headers.get("content-type", "").startswith("application/problem+json")
+    problem = _json_object(response) if is_problem else {}
     kind = str(problem.get("type", "unknown")).rpartition(":")[2]
     return Refused(kind, str(problem.get("detail") or f"the coordinator answered {response.status_code}"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -163,6 +164,27 @@ def test_operator_input_that_cannot_be_right_is_exit_code_2(
 ) -> None:
     assert run_main(monkeypatch, *command) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b'{"runs": "x"}', b'{"runs": [5]}', b"\xff"])
+def test_answer_of_something_else_than_a_coordinator_is_said(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    def answer(_client: httpx.Client, method: str, path: str) -> httpx.Response:
+        return httpx.Response(200, content=body, request=httpx.Request(method, f"http://host:1{path}"))
+
+    monkeypatch.setattr(httpx.Client, "request", answer)
+    with OperatorClient("http://host:1") as client, pytest.raises(InvalidInput, match="as a coordinator does"):
+        client.pause()
+
+
+def test_refusal_that_is_no_problem_document_names_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_client: httpx.Client, method: str, path: str) -> httpx.Response:
+        headers = {"Content-Type": "application/problem+json"}
+        request = httpx.Request(method, f"http://host:1{path}")
+        return httpx.Response(500, content=b"not JSON", headers=headers, request=request)
+
+    monkeypatch.setattr(httpx.Client, "request", answer)
+    with OperatorClient("http://host:1") as client, pytest.raises(Refused, match="answered 500"):
+        client.status()
 
 
 def test_operator_client_takes_the_run_from_its_url() -> None:
