@@ -7,6 +7,7 @@ message is idempotent, so whoever retries (`run_manager/session.py`) need not kn
 
 import asyncio
 import json
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from state.messages import (
     Standing,
 )
 from state.wire import Sha256, canonical_json, parse_document, sha256_hex
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
@@ -154,11 +157,15 @@ class HttpCoordinatorClient:
             raise InvalidInput(f"coordinator URL {url}: {error}", url=url) from error
         found = cls(http, "")
         backoff = patience.begin()
+        said = False
         try:
             while True:
                 try:
                     return cls(http, await found._only_run(url))
                 except CoordinatorUnreachable as error:
+                    if not said:
+                        log.warning("coordinator_does_not_answer_yet", extra={"url": url, "reason": str(error)})
+                    said = True
                     await backoff.wait(error)
         except BaseException:
             await http.aclose()

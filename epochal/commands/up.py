@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from epochal.display import status_line, status_panel
+from epochal.shutdown import Interrupts
 from epochal.testnet import Report, Testnet, TestnetOptions
 from run_manager.trainers.registry import check_trainer_name
-from state.errors import InvalidInput
+from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 
 RUNS_FOLDER = Path("runs")
@@ -61,7 +62,7 @@ def _ensure_writable(report: Path) -> None:
 
 def _run_live(options: TestnetOptions, console: Console) -> Report:
     with Live(console=console, refresh_per_second=8) as live:
-        return asyncio.run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))).run())
+        return _run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))))
 
 
 def _run_plain(options: TestnetOptions, console: Console) -> Report:
@@ -77,7 +78,24 @@ def _run_plain(options: TestnetOptions, console: Console) -> Report:
             shown.append(line)
             console.print(line, highlight=False, markup=False)
 
-    return asyncio.run(Testnet(options, show).run())
+    return _run(Testnet(options, show))
+
+
+def _run(testnet: Testnet) -> Report:
+    """Raises `EpochalError` after Ctrl-C or SIGTERM too, once every process of the testnet has ended."""
+
+    async def main() -> Report:
+        running = asyncio.current_task()
+        assert running is not None
+        interrupts = Interrupts(running.cancel, lambda: None)
+        try:
+            return await testnet.run()
+        except asyncio.CancelledError:
+            raise EpochalError("stopped before the run's end") from None
+        finally:
+            interrupts.restore()
+
+    return asyncio.run(main())
 
 
 def _print(found: Report, directory: Path, console: Console) -> None:

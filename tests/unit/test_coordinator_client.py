@@ -132,7 +132,9 @@ async def test_results_are_asked_for_by_round() -> None:
     assert page.complete
 
 
-def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_finds_the_one_run_once_the_coordinator_is_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -150,6 +152,7 @@ def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytes
         await api.aclose()
 
     run_virtually(main())
+    assert [record.getMessage() for record in caplog.records] == ["coordinator_does_not_answer_yet"], "said once"
 
 
 async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
