@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -179,8 +180,8 @@ async def _object_store_figures(root: Path) -> list[Figure]:
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
     async with _s3_server() as url:
         location = S3(bucket_name="tokens", filter_directory="data", endpoint=url)
-        options = {"region": "us-east-1", "endpoint": url, "client_options": {"allow_http": True}}
-        store = obstore.store.S3Store("tokens", **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"region": "us-east-1", "endpoint": url, "client_options": {"allow_http": True}}
+        store = obstore.store.S3Store("tokens", **options)
         paths = _paths(root)
         for path in paths:
             await obstore.put_async(store, f"data/{path.name}", path)

@@ -185,7 +185,10 @@ class AdminToken:
         path = folder / ADMIN_FILE
         try:
             if path.exists():
-                return cls(bytes.fromhex(path.read_text(encoding="ascii").strip())), None
+                kept = bytes.fromhex(path.read_text(encoding="ascii").strip())
+                if len(kept) != hashlib.sha256().digest_size:
+                    raise ValueError(f"it holds {len(kept)} bytes, no SHA-256")
+                return cls(kept), None
             token = secrets.token_urlsafe(32)
             digest = hashlib.sha256(token.encode()).digest()
             _write_private(path, digest.hex().encode())

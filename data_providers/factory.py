@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
-from data_providers.http.source import HttpSource
+from data_providers.http.source import HttpSource, file_names
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
@@ -166,6 +166,7 @@ async def _open_ranged(source: ByteSource, spec: DatasetSpec, access: Access, *,
 
 async def _http_files(urls: tuple[str, ...]) -> ByteSource:
     """The files at these URLs, and the manifest beside the first one if there is one."""
+    file_names(urls)  # what is no URL of a file has nothing beside it
     beside = urls[0].partition("?")[0].rpartition("/")[0] + "/" + MANIFEST_NAME
     return await HttpSource.open([*urls, beside] if await _is_manifest(beside) else urls)
 

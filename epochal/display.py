@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from epochal.visible import visible
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
 
@@ -54,7 +55,12 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     if status.members:
         parts.append(_members(status.members, status.member_count))
     parts.extend(Text(note, style="dim") for note in notes)
-    return Panel(Group(*parts), title=f"Epochal · run {status.run_id}", subtitle=status.reason)
+    return Panel(Group(*parts), title=_as_it_is(f"Epochal · run {status.run_id}"), subtitle=_as_it_is(status.reason))
+
+
+def _as_it_is(text: str) -> Text:
+    """What somebody else wrote: no markup, and nothing that a terminal obeys."""
+    return Text(visible(text))
 
 
 def _members(members: Sequence[MemberView], total: int) -> Table:
@@ -65,7 +71,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
         heard = f"{member.silent_s:.0f} s ago"
-        table.add_row(member.client_id[:12], state, member.trainer, str(member.share), loss, heard)
+        table.add_row(member.client_id[:12], state, _as_it_is(member.trainer), str(member.share), loss, heard)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table

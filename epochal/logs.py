@@ -6,6 +6,8 @@ import sys
 from enum import StrEnum
 from typing import Any, TextIO
 
+from epochal.visible import visible
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 MAX_FIELD_CHARS = 2000
 
@@ -42,7 +44,7 @@ class TextFormatter(logging.Formatter):
     """`12:34:56 info event key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{key}={value}" for key, value in record_fields(record).items())
+        fields = " ".join(f"{key}={visible(str(value))}" for key, value in record_fields(record).items())
         clock = self.formatTime(record, "%H:%M:%S")
         line = f"{clock} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"

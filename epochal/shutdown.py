@@ -10,7 +10,7 @@ class Interrupts:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], object], on_second: Callable[[], object]) -> None:
         self._callbacks = [on_first, on_second]
         self._loop = asyncio.get_running_loop()
         for number in self.SIGNALS:

@@ -23,7 +23,7 @@ from epochal.demo_state import demo_state
 from epochal.processes import Child, Children
 from state.config import StateFile, dump_state
 from state.documents import RunDocument
-from state.errors import EpochalError
+from state.errors import EpochalError, InvalidDocument, InvalidInput
 from state.messages import RunStatus
 from state.phases import RunState
 from state.wire import parse_document
@@ -32,6 +32,7 @@ HOST = "127.0.0.1"
 WELL_BELOW_UNIGRAM = 0.85
 """The last loss must lie below this share of the data's unigram entropy."""
 FINISH_TIMEOUT_S = 30.0
+DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
 POLL_TIMEOUT_S = 15.0
 LOSS_WINDOW = 3
@@ -109,7 +110,8 @@ class Testnet:
         """Start everything, watch it to the end, and prove it.
 
         Raises:
-            EpochalError: something did not start, or the run did not finish in time.
+            InvalidInput: the run directory cannot be used.
+            EpochalError: something did not start or ended early, or the run did not finish in time.
         """
         started_s = time.monotonic()
         data, state = await asyncio.to_thread(self._prepare)
@@ -124,6 +126,10 @@ class Testnet:
                     status = await self._watch(children, http, f"{url}/v1/runs/{state.run_id}")
             except TimeoutError:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
+            except (httpx.HTTPError, InvalidDocument) as error:
+                await children.started[0].wait(DEATH_NOTICE_S)  # what became of the coordinator says more
+                self._check_children(children)
+                raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             training_s = time.monotonic() - training_s
             problems = await self._await_clients()
         audit = await audit_run_directory(self.coordinator_dir, recompute=True)
@@ -131,8 +137,12 @@ class Testnet:
 
     def _prepare(self) -> tuple[DemoData, StateFile]:
         options = self._options
-        if options.run_dir.exists() and any(options.run_dir.iterdir()):
-            raise EpochalError(f"{options.run_dir} is not empty; give a new --run-dir")
+        try:
+            options.run_dir.mkdir(parents=True, exist_ok=True)
+            if any(options.run_dir.iterdir()):
+                raise EpochalError(f"{options.run_dir} is not empty; give a new --run-dir")
+        except OSError as error:
+            raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
         data = write_demo_data(options.run_dir / "data")
         state = demo_state(
             data_server=f"{HOST}:{_free_port()}", total_steps=options.round_count, client_count=options.client_count

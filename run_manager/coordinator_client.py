@@ -7,6 +7,7 @@ message is idempotent, so whoever retries (`run_manager/session.py`) need not kn
 
 import asyncio
 import json
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from state.messages import (
 )
 from state.wire import Sha256, canonical_json, parse_document, sha256_hex
 
+log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
 """How long an answer may take, beyond the wait that a long poll asks for."""
@@ -40,6 +43,7 @@ BLOB_TIMEOUT_S = 60.0
 """How long a blob's transfer may stand still."""
 MAX_BLOB_ANSWERS = 64
 """A blob's body may break so often, as long as each answer brings something."""
+MAX_PORT = 65535
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
 PROBLEM_TYPE = "application/problem+json"
@@ -141,7 +145,7 @@ class HttpCoordinatorClient:
         """
         try:
             parsed = httpx.URL(url)
-            if parsed.scheme not in ("http", "https") or not parsed.host:
+            if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > MAX_PORT:
                 raise InvalidInput(f"coordinator URL {url}: allowed: http://host:port or https://host:port", url=url)
             http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
@@ -153,11 +157,15 @@ class HttpCoordinatorClient:
             raise InvalidInput(f"coordinator URL {url}: {error}", url=url) from error
         found = cls(http, "")
         backoff = patience.begin()
+        said = False
         try:
             while True:
                 try:
                     return cls(http, await found._only_run(url))
                 except CoordinatorUnreachable as error:
+                    if not said:
+                        log.warning("coordinator_does_not_answer_yet", extra={"url": url, "reason": str(error)})
+                    said = True
                     await backoff.wait(error)
         except BaseException:
             await http.aclose()

@@ -83,7 +83,9 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
         index = json.loads(text)
         entries = index["shards"]
         version = index.get("version")
-        if version != VERSION or not isinstance(entries, list):
+        if not isinstance(entries, list):
+            raise CorruptData(f"{name} is no MDS index: its shards are no list", name=name)
+        if version != VERSION:
             raise CorruptData(f"{name} is an MDS index of version {version!r}; allowed: {VERSION}", name=name)
         folder = name.removesuffix(INDEX_NAME)
         return [_shard(name, folder, entry, files, spec) for entry in entries]

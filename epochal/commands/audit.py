@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coordinator.audit import AuditReport, audit
@@ -43,14 +44,14 @@ def audit_command(
 
 
 def _print(report: AuditReport) -> None:
-    table = Table(title=f"Audit of run {report.run_id}", show_header=False)
+    table = Table(title=escape(f"Audit of run {report.run_id}"), show_header=False)
     for name, value in asdict(report).items():
         if name not in ("run_id", "problems") and value is not None:
             table.add_row(name.replace("_", " "), str(value))
     console = Console()
     console.print(table)
     for problem in report.problems:
-        console.print(f"[red]wrong:[/red] {problem}")
+        console.print(f"[red]wrong:[/red] {escape(problem)}")
     console.print("[green]the ledger is clean[/green]" if report.clean else "[red]the run is disproved[/red]")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from data_providers.factory import Access, open_location, parse_location
@@ -225,7 +226,7 @@ def _printable(text: str) -> str:
 
 def _show(report: DataReport) -> None:
     console = Console()
-    table = Table(title=f"{report.location} · {report.kind}", show_header=False)
+    table = Table(title=escape(f"{report.location} · {report.kind}"), show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in (
@@ -239,14 +240,14 @@ def _show(report: DataReport) -> None:
         ("first tokens", " ".join(map(str, report.sample_tokens))),
     ):
         if value:
-            table.add_row(name, value)
+            table.add_row(name, escape(value))
     console.print(table)
     if report.files:
         files = Table("file", "format", "bytes", "sequences", "tokens", "tokens in no sequence")
         for file in report.files[:MAX_FILES_SHOWN]:
             tokens = "" if file.tokens is None else f"{file.tokens:,}"
             counts = (f"{file.size_bytes:,}", f"{file.sequences:,}", tokens, f"{file.dropped_tokens:,}")
-            files.add_row(file.name, file.format, *counts)
+            files.add_row(escape(file.name), file.format, *counts)
         if len(report.files) > MAX_FILES_SHOWN:
             files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "", "")
         console.print(files)

@@ -61,14 +61,16 @@ def resume(url: Url, admin_token: AdminToken = None, tls_ca: TlsCa = None) -> No
 
 def eject(
     url: Url,
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's id, as `status` shows it.")],
+    client_id: Annotated[
+        str, typer.Argument(metavar="CLIENT", help="The client's id, or its beginning as `status` shows it.")
+    ],
     admin_token: AdminToken = None,
     tls_ca: TlsCa = None,
 ) -> None:
     """Remove a client from the run; its key may not join again."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
-        client.eject(client_id)
-    typer.echo(f"client {client_id} is ejected")
+        ejected = client.eject(client_id)
+    typer.echo(f"client {ejected} is ejected")
 
 
 def register(app: typer.Typer) -> None:

@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from epochal.display import status_line, status_panel
+from epochal.shutdown import Interrupts
 from epochal.testnet import Report, Testnet, TestnetOptions
+from run_manager.trainers.registry import check_trainer_name
+from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 
 RUNS_FOLDER = Path("runs")
@@ -33,6 +37,9 @@ def up(
     ] = 600.0,
 ) -> None:
     """Run a coordinator, a data server and clients on this machine, and prove the result (exit 0 only if it holds)."""
+    check_trainer_name(trainer)
+    if report is not None:
+        _ensure_writable(report)  # not to find it out after the run
     directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
     options = TestnetOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
     console = Console()
@@ -43,9 +50,19 @@ def up(
     raise typer.Exit(1 if found.problems else 0)
 
 
+def _ensure_writable(report: Path) -> None:
+    is_new = not report.exists()
+    try:
+        report.open("a").close()
+        if is_new:
+            report.unlink()
+    except OSError as error:
+        raise InvalidInput(f"--report {report} cannot be written: {error.strerror or error}") from error
+
+
 def _run_live(options: TestnetOptions, console: Console) -> Report:
     with Live(console=console, refresh_per_second=8) as live:
-        return asyncio.run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))).run())
+        return _run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))))
 
 
 def _run_plain(options: TestnetOptions, console: Console) -> Report:
@@ -55,13 +72,30 @@ def _run_plain(options: TestnetOptions, console: Console) -> Report:
         lines = [*notes[len([line for line in shown if line.startswith("* ")]) :]]
         for note in lines:
             shown.append(f"* {note}")
-            console.print(shown[-1], highlight=False)
+            console.print(shown[-1], highlight=False, markup=False)
         line = status_line(status)
         if not shown or line != shown[-1]:
             shown.append(line)
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
 
-    return asyncio.run(Testnet(options, show).run())
+    return _run(Testnet(options, show))
+
+
+def _run(testnet: Testnet) -> Report:
+    """Raises `EpochalError` after Ctrl-C or SIGTERM too, once every process of the testnet has ended."""
+
+    async def main() -> Report:
+        running = asyncio.current_task()
+        assert running is not None
+        interrupts = Interrupts(running.cancel, lambda: None)
+        try:
+            return await testnet.run()
+        except asyncio.CancelledError:
+            raise EpochalError("stopped before the run's end") from None
+        finally:
+            interrupts.restore()
+
+    return asyncio.run(main())
 
 
 def _print(found: Report, directory: Path, console: Console) -> None:
@@ -71,9 +105,9 @@ def _print(found: Report, directory: Path, console: Console) -> None:
             table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
     for problem in found.problems:
-        console.print(f"[red]wrong:[/red] {problem}", highlight=False)
+        console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
     verdict = "[red]the run is not proved[/red]" if found.problems else "[green]everything holds[/green]"
-    console.print(f"{verdict} · kept in {directory}")
+    console.print(f"{verdict} · kept in {escape(str(directory))}")
 
 
 def _shown(value: object) -> str:

@@ -46,6 +46,15 @@ def test_inspect_for_people_is_a_table_with_the_text(tmp_path: Path) -> None:
     assert "Shall I compare thee to a summer's day?" in ran.stdout
 
 
+def test_inspect_shows_names_that_look_like_markup_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "data[" / "a]"
+    folder.mkdir(parents=True)
+    (write_text(folder) / "sonnet.bin").rename(folder / "data[train].bin")
+    ran = cli.invoke(app, ["data", "inspect", str(folder), "--seq-len", "40"])
+    assert ran.exit_code == 0, ran.output
+    assert "data[train].bin" in ran.stdout
+
+
 @pytest.mark.parametrize(("write", "kind"), [("mds", "MDS"), ("megatron", "Megatron"), ("npy", "npy")])
 def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None:
     tokens = np.arange(64, dtype="<u2")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_providers.dummy import DummyDataProvider
-from data_providers.factory import Registered, open_described, open_provider, parse_location
+from data_providers.factory import Access, Registered, open_described, open_location, open_provider, parse_location
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
@@ -60,6 +60,11 @@ async def first_tokens(provider: DataProvider) -> list[int]:
 )
 def test_location_text_of_each_form_is_read(text: str, location: Any) -> None:
     assert parse_location(text) == location
+
+
+async def test_url_of_no_file_is_named_as_it_was_given() -> None:
+    with pytest.raises(InvalidInput, match=r"'http://\[::1'"):
+        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), Access("", lambda: ""))
 
 
 @pytest.mark.parametrize("text", ["", "tcp://", "tcp://host", "tcp://host:99999", "http://", "https:// x"])

@@ -74,7 +74,10 @@ async def test_ejected_client_ends_with_the_reason_and_may_not_come_back(tmp_pat
         unwanted = await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 1)
         client_id = run.client_id_of(unwanted)
-        ran = await run.command("eject", run.url, client_id, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        ran = await run.command("eject", run.url, "0000", EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        assert (ran.code, ran.err) == (2, "epochal: no members have an id that begins with 0000\n")
+        shown = client_id[:12]  # as `epochal status` shows it
+        ran = await run.command("eject", run.url, shown, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         assert (ran.code, ran.out) == (0, f"client {client_id} is ejected\n")
         assert await unwanted.wait(BOUND_S) == 1
         assert f"epochal: client {client_id} was ejected from this run" in unwanted.log_tail()

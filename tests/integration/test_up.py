@@ -1,7 +1,14 @@
 """`epochal up`: the whole of it, small."""
 
+import asyncio
 import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
+
+import pytest
 
 from tests.support.processes import run_command
 
@@ -38,3 +45,33 @@ async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Pat
     assert ran.code == 1
     assert "did not finish within 1 s" in ran.err
     assert "Traceback" not in ran.err
+
+
+async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
+    async def kill_the_coordinator() -> None:
+        run = tmp_path / "run"
+        async with asyncio.timeout(30):
+            while not (run / "logs" / "client-1.log").exists():  # noqa: ASYNC110 - other processes write it
+                await asyncio.sleep(0.05)
+        os.kill(int((run / "coordinator" / "lock").read_text()), signal.SIGKILL)
+
+    arguments = ("--no-chaos", "--clients", "1", "--run-dir", str(tmp_path / "run"))
+    ran, _ = await asyncio.gather(run_command("up", *arguments), kill_the_coordinator())
+    assert ran.code == 1
+    assert "coordinator ended with code -9" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_up_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = (sys.executable, "-m", "epochal", "up", "--no-chaos", "--clients", "1", "--run-dir", str(run))
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
+    async with asyncio.timeout(60):
+        while not (run / "logs" / "client-1.log").exists():  # noqa: ASYNC110 - other processes write it
+            await asyncio.sleep(0.05)
+        coordinator = int((run / "coordinator" / "lock").read_text())
+        process.terminate()
+        _, errors = await process.communicate()
+    assert (process.returncode, errors) == (1, b"epochal: stopped before the run's end\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(coordinator, 0)

@@ -3,9 +3,11 @@
 import json
 import logging
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -149,6 +151,42 @@ def test_client_takes_the_url_of_a_coordinator_or_of_its_run(url: str) -> None:
     assert base_url(url) == "http://host:1"
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["status", "http://127.0.0.1:65536"], "ports end at 65535"),
+        (["pause", "http://127.0.0.1:9", "--admin-token", "ü"], "no admin token"),
+        (["eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"], "'../../pause' is no client id"),
+    ],
+)
+def test_operator_input_that_cannot_be_right_is_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], message: str
+) -> None:
+    assert run_main(monkeypatch, *command) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b'{"runs": "x"}', b'{"runs": [5]}', b"\xff"])
+def test_answer_of_something_else_than_a_coordinator_is_said(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    def answer(_client: httpx.Client, method: str, path: str) -> httpx.Response:
+        return httpx.Response(200, content=body, request=httpx.Request(method, f"http://host:1{path}"))
+
+    monkeypatch.setattr(httpx.Client, "request", answer)
+    with OperatorClient("http://host:1") as client, pytest.raises(InvalidInput, match="as a coordinator does"):
+        client.pause()
+
+
+def test_refusal_that_is_no_problem_document_names_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_client: httpx.Client, method: str, path: str) -> httpx.Response:
+        headers = {"Content-Type": "application/problem+json"}
+        request = httpx.Request(method, f"http://host:1{path}")
+        return httpx.Response(500, content=b"not JSON", headers=headers, request=request)
+
+    monkeypatch.setattr(httpx.Client, "request", answer)
+    with OperatorClient("http://host:1") as client, pytest.raises(Refused, match="answered 500"):
+        client.status()
+
+
 def test_operator_client_takes_the_run_from_its_url() -> None:
     with OperatorClient("http://host:1/v1/runs/demo") as client:
         assert client.run_id == "demo"
@@ -245,6 +283,23 @@ def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None
     assert ("28 more" in shown) is (member_count == 40)
 
 
+def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
+    status = status_of(1, 2.5)
+    (member,) = status.members
+    hostile = replace(status, members=(replace(member, trainer="[/x][red]\x1b[2J"),), reason="[/y] [red]")
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(hostile))
+    shown = console.export_text()
+    assert "[/x][red]\\x1b[2J" in shown
+    assert "[/y] [red]" in shown
+
+
+def test_log_line_for_people_is_one_line_whatever_a_client_says(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_event(CoordinatorLost("one\ntwo\x1b[2J"))
+    assert TextFormatter().format(caplog.records[0]).endswith("coordinator_lost reason=one\\ntwo\\x1b[2J")
+
+
 def test_status_line_is_one_line() -> None:
     line = status_line(status_of(2, 2.5))
     assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"
@@ -268,3 +323,26 @@ def test_client_option_that_is_wrong_is_said_before_anybody_is_asked(
     monkeypatch.chdir(tmp_path)
     assert run_main(monkeypatch, "client", "http://127.0.0.1:1", "--reconnect", "3600", *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer", "nope"], "there is no trainer 'nope'"),
+        (["--report", "missing/report.json"], "--report missing/report.json cannot be written: No such file"),
+        (["--run-dir", "file/run"], "--run-dir file/run cannot be used: Not a directory"),
+        (["--run-dir", "file"], "--run-dir file cannot be used: File exists"),
+    ],
+)
+def test_up_option_that_is_wrong_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert run_main(monkeypatch, "up", *options) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

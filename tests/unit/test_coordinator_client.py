@@ -132,7 +132,9 @@ async def test_results_are_asked_for_by_round() -> None:
     assert page.complete
 
 
-def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_finds_the_one_run_once_the_coordinator_is_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -150,6 +152,7 @@ def test_connect_finds_the_one_run_once_the_coordinator_is_up(monkeypatch: pytes
         await api.aclose()
 
     run_virtually(main())
+    assert [record.getMessage() for record in caplog.records] == ["coordinator_does_not_answer_yet"], "said once"
 
 
 async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +372,9 @@ def test_exchange_cache_stays_within_its_bytes() -> None:
     run_virtually(main())
 
 
-@pytest.mark.parametrize("url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1", "http://host:65536"]
+)
 async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
         await HttpCoordinatorClient.connect(url, Patience(VirtualClock(), lambda: 0.0))

@@ -164,6 +164,7 @@ def shard_entry(**changes: Any) -> Callable[[Any], object]:
     [
         (lambda index: index.update(version=1), CorruptData, "version 1; allowed: 2"),
         (lambda index: index.pop("shards"), CorruptData, "no MDS index"),
+        (lambda index: index.update(shards="x"), CorruptData, "its shards are no list"),
         (shard_entry(format="json"), Rejected, "format 'json'"),
         (shard_entry(compression="zstd"), Rejected, "compressed shards are not read; write them with compression=None"),
         (shard_entry(raw_data={"basename": "gone.mds", "bytes": 1}), CorruptData, "names gone.mds, which is not there"),

@@ -120,6 +120,13 @@ def test_admin_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
         assert refused.value.kind == "forbidden"
 
 
+@pytest.mark.parametrize("kept", ["", "ab", "junk"])
+def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "admin-token.sha256").write_text(kept)
+    with pytest.raises(StoreFailed, match="admin-token"):
+        AdminToken.load_or_create(tmp_path)
+
+
 def test_consumed_nonce_cannot_be_spelled_another_way() -> None:
     nonce = IDENTITY.challenge(CLIENT_KEY.hex(), NOW_S)
     for other in (f"0{nonce}", f"+{nonce}", f" {nonce}", f"{nonce} ", nonce.upper().replace(".", ".0", 1)):
