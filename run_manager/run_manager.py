@@ -41,8 +41,8 @@ EPOCH_PHASES = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_
 
 
 @dataclass(frozen=True, slots=True)
-class DataRequest:
-    """What a client's data provider is opened from.
+class RunAccess:
+    """What a client's data provider and trainer are opened from.
 
     Attributes:
         state: the run's state file; `model.LLM.data_location` says where the data are.
@@ -62,15 +62,15 @@ class Equipment:
         jitter: the only randomness of a client.
         new_worker: a place for blocking work, by name: a thread, or inline in virtual time.
         open_provider: the run's data, opened.
-        open_trainer: the run's trainer, opened; it closes the worker that it is given.
+        open_trainer: the run's trainer, opened; it closes the worker that it is given, also when it cannot be opened.
         observer: told what happens.
     """
 
     clock: Clock
     jitter: Jitter
     new_worker: Callable[[str], Worker]
-    open_provider: Callable[[DataRequest], Awaitable[DataProvider]]
-    open_trainer: Callable[[StateFile, Worker], Trainer]
+    open_provider: Callable[[RunAccess], Awaitable[DataProvider]]
+    open_trainer: Callable[[RunAccess, Worker], Awaitable[Trainer]]
     observer: Observer
 
 
@@ -157,7 +157,8 @@ class RunManager:
         trainer: Trainer | None = None
         try:
             await merger.verify()
-            trainer = equipment.open_trainer(state, equipment.new_worker("epochal-train"))
+            access = RunAccess(state, member.data_ticket)
+            trainer = await equipment.open_trainer(access, equipment.new_worker("epochal-train"))
             packing = Packing.of(state, trainer.vocabulary, worker)
             provider = await self._open_provider(state)
         except BaseException:
@@ -248,7 +249,7 @@ class RunManager:
         backoff = self._member.patience.begin()
         while True:
             try:
-                return await self._equipment.open_provider(DataRequest(state, self._member.data_ticket))
+                return await self._equipment.open_provider(RunAccess(state, self._member.data_ticket))
             except SourceUnavailable as error:
                 log.info("data_not_available_yet", extra={"reason": str(error)})
                 await backoff.wait(error)

@@ -21,13 +21,12 @@ from run_manager.backoff import DEFAULT_BOUND_S, Patience, SystemClock, system_j
 from run_manager.coordinator_client import HttpCoordinatorClient
 from run_manager.key import ClientKey, load_or_create_key
 from run_manager.progress import DocumentArrived, Event, StepEntered
-from run_manager.run_manager import DataRequest, Equipment
+from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
 from run_manager.trainers.protocol import Trainer
 from run_manager.trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_trainer
 from run_manager.training_service.client import check_service_url
 from run_manager.worker_thread import Worker, WorkerThread
-from state.config import StateFile
 from state.errors import InvalidInput
 from state.messages import Capabilities
 
@@ -171,11 +170,11 @@ def _equipment(options: ClientOptions) -> Equipment:
         parse_location(options.data)
     cache = None if options.cache_dir is None else BlockCache(options.cache_dir, options.cache_bytes)
 
-    async def provider(request: DataRequest) -> DataProvider:
+    async def provider(request: RunAccess) -> DataProvider:
         return await open_provider(request.state, request.ticket, options.data, cache)
 
-    def trainer(state: StateFile, worker: Worker) -> Trainer:
-        return open_trainer(options.trainer, state, worker, options.remote)
+    async def trainer(access: RunAccess, worker: Worker) -> Trainer:
+        return open_trainer(options.trainer, access.state, worker, options.remote)
 
     return Equipment(
         clock=SystemClock(),

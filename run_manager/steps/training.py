@@ -95,7 +95,8 @@ class TrainingStepMetadata:
         )
         failure: DataError | TrainerFailed | None = None
         async with asyncio.TaskGroup() as group:
-            receiver = context.fetcher.fetch_data(data_assignments, group)
+            fetched = () if context.trainer.loads_data else data_assignments
+            receiver = context.fetcher.fetch_data(fetched, group)
             batches = self._batched(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
             started_s = context.clock.monotonic_s()
@@ -106,7 +107,7 @@ class TrainingStepMetadata:
             finally:
                 receiver.close()
         if failure is not None:
-            await self._report(failure, batches.failed_batch)
+            await self._report(failure, failure.context.get("batch_id", batches.failed_batch))
             return None
         return _Trained(trained, held, context.clock.monotonic_s() - started_s)
 

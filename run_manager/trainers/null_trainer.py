@@ -17,6 +17,7 @@ class NullTrainer:
 
     name = "null"
     vocabulary = None
+    loads_data = False
 
     def __init__(self, model: NgramConfig) -> None:
         self._model = model

@@ -32,6 +32,7 @@ class NumpyTrainer:
 
     name = "numpy"
     vocabulary = VOCABULARY
+    loads_data = False
 
     def __init__(
         self,

@@ -104,6 +104,12 @@ class Trainer(Protocol):
         """Every token must be below it; None when any token will do."""
         ...
 
+    @property
+    def loads_data(self) -> bool:
+        """Whether it loads the assignment's samples itself; `train` is given none then, and says which batches failed
+        in the context `batch_id` of its `DataError`."""
+        ...
+
     async def initial_parameters(self, seed: bytes) -> Tensors:
         """The parameters of step 0, made from a seed or loaded. Published once; nobody recomputes them.
 
@@ -120,7 +126,7 @@ class Trainer(Protocol):
         Args:
             plan: the client's part of the round.
             parameters: float32 by name, read-only; the round's start.
-            batches: the assignment's sequences, in order, however grouped.
+            batches: the assignment's sequences, in order, however grouped; none for a trainer that loads them itself.
 
         Raises:
             TrainerFailed: the step cannot be taken (tokens outside the vocabulary, data that end early or exceed the

@@ -79,6 +79,7 @@ class RemoteTrainer:
 
     name = "remote"
     vocabulary = VOCABULARY
+    loads_data = False
 
     def __init__(
         self, service: TrainingServiceClient, request: SessionRequest, worker: Worker, policy: ChunkPolicy = BYTES

@@ -13,7 +13,7 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import EndReason
 from run_manager.progress import ReplicaHeld
-from run_manager.run_manager import DataRequest
+from run_manager.run_manager import RunAccess
 from state.errors import CoordinatorUnreachable
 from state.intervals import BatchId
 from tests.support.fake_clients import ClientSpec, FakeClient, fake_client
@@ -51,7 +51,7 @@ class _World:
         if self.faults.random() < LOSS:
             raise CoordinatorUnreachable(f"the {leg} of {name} is lost")
 
-    async def open_provider(self, request: DataRequest) -> DataProvider:
+    async def open_provider(self, request: RunAccess) -> DataProvider:
         return _StallingProvider(self.faults)
 
     def client(self, number: int) -> FakeClient:

@@ -10,7 +10,7 @@ from data_providers.protocol import DataProvider, DatasetSpec
 from run_manager.agent import Agent
 from run_manager.key import ClientKey
 from run_manager.progress import Event
-from run_manager.run_manager import DataRequest, Equipment
+from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
 from run_manager.trainers.protocol import Trainer
 from run_manager.trainers.registry import open_trainer
@@ -23,7 +23,7 @@ from tests.support.virtual_time import VirtualClock
 E = TypeVar("E")
 
 
-async def open_dummy_provider(request: DataRequest) -> DataProvider:
+async def open_dummy_provider(request: RunAccess) -> DataProvider:
     return DummyDataProvider(DatasetSpec(2, request.state.model.LLM.max_seq_len))
 
 
@@ -48,12 +48,21 @@ class ClientSpec:
     """What is special about a client."""
 
     trainer: str = "null"
-    open_trainer: Callable[[StateFile, Worker], Trainer] | None = None
+    open_trainer: Callable[[StateFile, Worker], Trainer] | None = None  # the trainer called `trainer` if None
     new_worker: Callable[[str], Worker] = lambda name: InlineWorker()
     faults: Faults = no_faults
-    open_provider: Callable[[DataRequest], Awaitable[DataProvider]] = open_dummy_provider
+    open_provider: Callable[[RunAccess], Awaitable[DataProvider]] = open_dummy_provider
     reconnect_bound_s: float = 3600.0
     capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+def opener(open_by_state: Callable[[StateFile, Worker], Trainer]) -> Callable[[RunAccess, Worker], Awaitable[Trainer]]:
+    """Opens trainers that need no more than the state file."""
+
+    async def open_trainer(access: RunAccess, worker: Worker) -> Trainer:
+        return open_by_state(access.state, worker)
+
+    return open_trainer
 
 
 def fake_client(coordinator: FakeCoordinator, number: int, spec: ClientSpec | None = None) -> FakeClient:
@@ -65,7 +74,7 @@ def fake_client(coordinator: FakeCoordinator, number: int, spec: ClientSpec | No
         jitter=lambda: 0.5,
         new_worker=spec.new_worker,
         open_provider=spec.open_provider,
-        open_trainer=spec.open_trainer or partial(open_trainer, spec.trainer),
+        open_trainer=opener(spec.open_trainer or partial(open_trainer, spec.trainer)),
         observer=events.append,
     )
     api = coordinator.api(spec.faults)

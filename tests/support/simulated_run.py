@@ -19,7 +19,7 @@ from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable
 from run_manager.agent import Agent, ClientEnd
 from run_manager.key import ClientKey
 from run_manager.progress import Event, ReplicaHeld
-from run_manager.run_manager import DataRequest, Equipment
+from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
 from run_manager.trainers.registry import open_trainer
 from run_manager.worker_thread import InlineWorker
@@ -28,6 +28,7 @@ from state.documents import RunDocument
 from state.intervals import BatchId
 from state.messages import Capabilities
 from state.wire import Sha256, document_digest
+from tests.support.fake_clients import opener
 from tests.support.simulated_coordinator import JournalInMemory, SimulatedCoordinator
 from tests.support.simulated_network import Link, SimulatedApi, Weather
 from tests.support.states import state_file
@@ -151,7 +152,7 @@ class SimulatedRun:
             events.append(event)
             self.witness.event(event)
 
-        async def open_provider(request: DataRequest) -> DataProvider:
+        async def open_provider(request: RunAccess) -> DataProvider:
             return BadDataProvider(request.state.model.LLM.max_seq_len, chance, self.data_loss)
 
         equipment = Equipment(
@@ -159,7 +160,7 @@ class SimulatedRun:
             jitter=chance.random,
             new_worker=lambda name: InlineWorker(),
             open_provider=open_provider,
-            open_trainer=partial(open_trainer, trainer),
+            open_trainer=opener(partial(open_trainer, trainer)),
             observer=observe,
         )
         api = SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw)

@@ -31,7 +31,7 @@ from run_manager.progress import (
     StepEntered,
 )
 from run_manager.replica_builder import HeldReplica, ReplicaKeeper
-from run_manager.run_manager import DataRequest
+from run_manager.run_manager import RunAccess
 from run_manager.session import Admission, Member
 from run_manager.step_context import TentativeState
 from run_manager.trainers.null_trainer import NullTrainer
@@ -125,7 +125,7 @@ class _Provider(DummyDataProvider):
 
 
 def with_provider(provider: DataProvider, **fields: Any) -> ClientSpec:
-    async def open_provider(request: DataRequest) -> DataProvider:
+    async def open_provider(request: RunAccess) -> DataProvider:
         assert request.ticket().startswith("ticket ")
         return provider
 
@@ -190,7 +190,7 @@ def test_run_dataset_with_another_fingerprint_ends_the_client_with_both_named() 
 def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
     opened: list[float] = []
 
-    async def open_provider(request: DataRequest) -> DataProvider:
+    async def open_provider(request: RunAccess) -> DataProvider:
         opened.append(asyncio.get_running_loop().time())
         if len(opened) < 4:
             raise SourceUnavailable("the data server is not up")
@@ -203,7 +203,7 @@ def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
 
 
 def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
-    async def open_provider(request: DataRequest) -> DataProvider:
+    async def open_provider(request: RunAccess) -> DataProvider:
         raise CorruptData("there are no token files")
 
     async def main() -> None:
@@ -455,7 +455,7 @@ def test_run_replica_that_differs_however_often_it_is_rebuilt_ends_the_client() 
 
 
 def test_warmup_member_that_had_to_join_again_reports_ready_again() -> None:
-    async def open_late(request: DataRequest) -> DataProvider:
+    async def open_late(request: RunAccess) -> DataProvider:
         await asyncio.sleep(15)
         return _Provider()
 
@@ -483,7 +483,7 @@ def _epochs_of_30_s(**fields: Any) -> StateFile:
     return state_file(**times, **fields)
 
 
-async def _open_slow(request: DataRequest) -> DataProvider:
+async def _open_slow(request: RunAccess) -> DataProvider:
     class Slow(_Provider):
         async def get_samples(self, data_ids: BatchId) -> TokenBatch:
             await asyncio.sleep(1)

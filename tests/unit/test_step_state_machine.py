@@ -8,7 +8,7 @@ import pytest
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from run_manager.progress import RoundTrained, StepEntered
-from run_manager.run_manager import DataRequest
+from run_manager.run_manager import RunAccess
 from run_manager.slot import STOP_TIMEOUT_S, Slot
 from run_manager.step_table import News, StepName, destination, news_of, next_step
 from state.errors import Desync, InternalError
@@ -167,7 +167,7 @@ def test_apply_state_overtaken_training_is_cancelled_and_the_next_round_trains()
         )
         provider = _HangingProvider()
 
-        async def open_provider(request: DataRequest) -> DataProvider:
+        async def open_provider(request: RunAccess) -> DataProvider:
             return provider
 
         slow = fake_client(coordinator, 1, ClientSpec(open_provider=open_provider))
@@ -193,7 +193,7 @@ def test_apply_state_document_that_changes_nothing_for_the_step_leaves_it_alone(
         coordinator = FakeCoordinator(state_file(config__total_steps=1))
         provider = _HangingProvider()
 
-        async def open_provider(request: DataRequest) -> DataProvider:
+        async def open_provider(request: RunAccess) -> DataProvider:
             return provider
 
         client = fake_client(coordinator, 1, ClientSpec(open_provider=open_provider))
