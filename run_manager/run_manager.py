@@ -62,7 +62,7 @@ class Equipment:
         jitter: the only randomness of a client.
         new_worker: a place for blocking work, by name: a thread, or inline in virtual time.
         open_provider: the run's data, opened.
-        open_trainer: the run's trainer, opened; it closes the worker that it is given, also when it cannot be opened.
+        open_trainer: the run's trainer, opened; it closes the worker that it is given.
         observer: told what happens.
     """
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +19,15 @@ from epochal.logs import LogFormat, start_logging
 from epochal.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
 from run_manager.backoff import DEFAULT_BOUND_S, Patience, SystemClock, system_jitter
+from run_manager.batching.mesh import parse_mesh
 from run_manager.coordinator_client import HttpCoordinatorClient
 from run_manager.key import ClientKey, load_or_create_key
 from run_manager.progress import DocumentArrived, Event, StepEntered
 from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
+from run_manager.trainers.mesh.processes import DEFAULT_BATCH_SIZE, MeshOptions
 from run_manager.trainers.protocol import Trainer
-from run_manager.trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_trainer
+from run_manager.trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
 from run_manager.training_service.client import check_service_url
 from run_manager.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
@@ -52,6 +55,7 @@ class ClientOptions:
     cache_dir: Path | None
     cache_bytes: int
     remote: RemoteOptions | None = None
+    mesh: MeshOptions | None = None
 
 
 class ChunkPolicyOption(StrEnum):
@@ -81,6 +85,16 @@ def client(
         str | None,
         typer.Option(metavar="LOCATION", help="Where this machine has the run's data: path, URL, tcp://host:port."),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXES", help="Be several processes whose devices form a mesh, such as data=2,tensor=2."),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many processes the devices of --mesh are spread over. Default: one each.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
+    ] = None,
     share: Annotated[int, typer.Option(min=1, help="Batches per round, relative to the other clients' shares.")] = 1,
     invitation: Annotated[str | None, typer.Option(help="The code of an invitation, if the run needs one.")] = None,
     tls_ca: Annotated[Path | None, typer.Option(help="Certificate authorities to trust for the coordinator.")] = None,
@@ -99,7 +113,12 @@ def client(
     start_logging(log_format, verbose=verbose)
     verify = True if tls_ca is None else str(tls_ca)
     remote = _remote_options(trainer, trainer_url, chunk_policy.value, verify)
-    options = ClientOptions(url, key, trainer, data, share, invitation, verify, reconnect_s, cache, cache_bytes, remote)
+    of_mesh = _mesh_options(trainer, mesh, processes, batch_size)
+    if of_mesh is not None:
+        of_mesh = replace(of_mesh, data=data, cache_dir=cache, cache_bytes=cache_bytes)
+    options = ClientOptions(
+        url, key, trainer, data, share, invitation, verify, reconnect_s, cache, cache_bytes, remote, of_mesh
+    )
     run_to_end(_run(options))
 
 
@@ -111,6 +130,21 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     check_service_url(url)
     patience = Patience(SystemClock(), system_jitter(), TRAINER_BOUND_S)
     return RemoteOptions(url, patience, os.environ.get(TRAINER_TOKEN_VARIABLE), policy, verify)
+
+
+def _mesh_options(trainer: str, mesh: str | None, processes: int | None, batch_size: int | None) -> MeshOptions | None:
+    if mesh is None:
+        if processes is not None or batch_size is not None:
+            raise InvalidInput("--processes and --batch-size go with --mesh AXES")
+        return None
+    if trainer != "numpy":
+        raise InvalidInput(f"--mesh goes with --trainer numpy, not with {trainer}")
+    devices = math.prod(parse_mesh(mesh).values())
+    return MeshOptions(
+        mesh,
+        process_count=devices if processes is None else processes,
+        batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+    )
 
 
 def base_url(url: str) -> str:
@@ -174,6 +208,8 @@ def _equipment(options: ClientOptions) -> Equipment:
         return await open_provider(request.state, request.ticket, options.data, cache)
 
     async def trainer(access: RunAccess, worker: Worker) -> Trainer:
+        if options.mesh is not None:
+            return await open_mesh_trainer(options.mesh, access.state, access.ticket, worker)
         return open_trainer(options.trainer, access.state, worker, options.remote)
 
     return Equipment(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from run_manager.backoff import Patience
 from run_manager.batching.chunking import POLICIES
+from run_manager.trainers.mesh.processes import MeshOptions
+from run_manager.trainers.mesh.trainer import MeshTrainer
 from run_manager.trainers.null_trainer import NullTrainer
 from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import Trainer
@@ -14,7 +16,7 @@ from run_manager.training_service.wire import SessionRequest
 from run_manager.worker_thread import Worker
 from state.config import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
-from state.model_config import AdamW, Architecture, DummyOptimizer
+from state.model_config import AdamW, Architecture, DataType, DummyOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,27 @@ def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOpti
     if name == REMOTE:
         return _open_remote(state, worker, remote)
     return TRAINERS[name](state, worker)
+
+
+async def open_mesh_trainer(
+    options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker
+) -> MeshTrainer:
+    """The `numpy` trainer on a mesh, its processes started.
+
+    Args:
+        options: the mesh.
+        state: the run's state file.
+        ticket: gives the client's current ticket for data servers.
+        worker: as in `open_trainer`.
+
+    Raises:
+        Unsupported: the trainer cannot train what the file asks for.
+        MeshBroken: the processes did not start.
+    """
+    _optimizer_of("numpy", state)
+    if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
+        raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
+    return await MeshTrainer.open(options, state, ticket, worker)
 
 
 def check_trainer_name(name: str) -> None:
