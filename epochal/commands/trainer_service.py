@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from run_manager.training_service.app import MAX_SESSIONS, ServiceParts, create_app
 from run_manager.training_service.wire import ServiceLimits
 from run_manager.worker_thread import WorkerThread
+from state.errors import InvalidInput
 
 
 def trainer_service(
@@ -30,6 +32,12 @@ def trainer_service(
         int, typer.Option(min=1, help="Size of one request, at ten bytes a number.")
     ] = MAX_CHUNK_BYTES,
     max_sessions: Annotated[int, typer.Option(min=1, help="Clients that may train at a time.")] = MAX_SESSIONS,
+    tinker: Annotated[
+        bool, typer.Option("--tinker", help="Serve clients of the tinker SDK too (needs epochal[tinker]).")
+    ] = False,
+    weights_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the weights are kept that the SDK's clients save.")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
@@ -38,24 +46,38 @@ def trainer_service(
 ) -> None:
     """Train for clients that cannot: they send examples, this machine computes.
 
-    Clients show the token in EPOCHAL_TRAINER_TOKEN, if there is one; without, whoever reaches the port may train.
+    Clients show the token in EPOCHAL_TRAINER_TOKEN, if there is one; without, whoever reaches the port may train. Those
+    of the tinker SDK show it as the API key tml-TOKEN.
     """
     start_logging(log_format, verbose=verbose)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes)
     token = os.environ.get(TRAINER_TOKEN_VARIABLE)
+    _check_tinker(tinker, weights_dir)
 
     async def main() -> None:
-        async with serving_training(endpoint, limits, token, max_sessions) as url:
+        async with serving_training(endpoint, limits, token, max_sessions, tinker, weights_dir) as url:
             say(f"training service {LISTENING}{url}")
             await until_interrupted()
 
     run_to_end(main())
 
 
+def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
+    if weights_dir is not None and not tinker:
+        raise InvalidInput("--weights-dir goes with --tinker")
+    if tinker and importlib.util.find_spec("tinker") is None:
+        raise InvalidInput("--tinker needs the SDK; install epochal[tinker]")
+
+
 @contextlib.asynccontextmanager
 async def serving_training(
-    endpoint: Endpoint, limits: ServiceLimits, token: str | None = None, max_sessions: int = MAX_SESSIONS
+    endpoint: Endpoint,
+    limits: ServiceLimits,
+    token: str | None = None,
+    max_sessions: int = MAX_SESSIONS,
+    tinker: bool = False,
+    weights_dir: Path | None = None,
 ) -> AsyncIterator[str]:
     """A training service until the context is left; its URL.
 
@@ -65,7 +87,8 @@ async def serving_training(
     endpoint.check_exposure()
     allow_connections()
     worker = WorkerThread("epochal-service")
-    server = endpoint.server(create_app(ServiceParts(worker, SystemClock(), limits, token, max_sessions)))
+    parts = ServiceParts(worker, SystemClock(), limits, token, max_sessions, tinker=tinker, weights_dir=weights_dir)
+    server = endpoint.server(create_app(parts))
     with endpoint.bind() as listener:
         async with asyncio.TaskGroup() as tasks:
             http = tasks.create_task(server.serve([listener]))

@@ -25,6 +25,7 @@ from run_manager.training_service.client import ServiceRefused, TrainingServiceC
 from run_manager.training_service.wire import (
     ChunkAnswer,
     OptimStepRequest,
+    ServiceLimits,
     SessionOpened,
     SessionRequest,
     batch_of,
@@ -169,7 +170,7 @@ class RemoteTrainer:
     ) -> dict[str, float]:
         """Submits the documents in chunks, in order; then takes the optimizer's step. The combined metrics."""
         submitter = _Submitter(self._service, session, (round_key, number), self._worker, self.metrics)
-        limits = ChunkLimits(session.limits.items, session.limits.size)
+        limits = limits_of(self._policy, session.limits)
         documents = [document for document in micro_batch.documents if document.tokens.size]
         answers = await submitter.submit(chunk_columns([batch_of(documents)], LOSS_INPUTS, self._policy, limits))
         metrics = combined(answers)
@@ -189,6 +190,14 @@ class RemoteTrainer:
         if isinstance(error, ServiceRefused) and error.kind in GONE_KINDS:
             self._session = None
         await self._service.discard(session.session_id)
+
+
+def limits_of(policy: ChunkPolicy, served: ServiceLimits) -> ChunkLimits:
+    """The service's limits as a policy measures them; under a policy that is stricter by itself, its own."""
+    if policy is BYTES:
+        return ChunkLimits(served.items, served.size)
+    size = max(1, served.size * policy.number_size // BYTES.number_size)
+    return ChunkLimits(min(served.items, policy.limits.items), min(size, policy.limits.size))
 
 
 class _Submitter:

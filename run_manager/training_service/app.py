@@ -7,15 +7,16 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from run_manager.backoff import Clock
+from run_manager.training_service.bodies import read_body
 from run_manager.training_service.sessions import TrainingSession
 from run_manager.training_service.wire import (
     IDEMPOTENCY_KEY,
@@ -48,11 +49,15 @@ STATUS_OF_KIND = {
     "untrainable": 422,
     "unauthorized": 401,
     "unknown-session": 404,
+    "unknown-model": 404,
     "not-found": 404,
     "method-not-allowed": 405,
     "stale-step": 409,
     "incomplete-step": 409,
+    "gone": 410,
+    "unknown-future": 410,
     "too-large": 413,
+    "not-saved": 422,
     "busy": 503,
     "internal": 500,
 }
@@ -71,6 +76,8 @@ class ServiceParts:
         worker: where the arithmetic runs, one request after the other.
         limits: what one request of examples may hold.
         token: clients show it as a bearer token; None asks nobody.
+        tinker: whether the `tinker` SDK's own clients are served too, which needs the extra of that name.
+        weights_dir: where those clients' weights are saved; None saves none.
     """
 
     worker: Worker
@@ -79,6 +86,8 @@ class ServiceParts:
     token: str | None = None
     max_sessions: int = MAX_SESSIONS
     idle_session_s: float = IDLE_SESSION_S
+    tinker: bool = False
+    weights_dir: Path | None = None
 
 
 class TrainingService:
@@ -140,6 +149,21 @@ def create_app(parts: ServiceParts) -> FastAPI:
     for kind in (Refused, InvalidInput, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _problem)
     _add_routes(app, service)
+    if parts.tinker:
+        from run_manager.training_service.tinker.routes import TinkerParts, add_tinker_routes
+
+        add_tinker_routes(
+            app,
+            TinkerParts(
+                parts.worker,
+                parts.clock,
+                parts.limits,
+                parts.token,
+                parts.max_sessions,
+                parts.idle_session_s,
+                parts.weights_dir,
+            ),
+        )
     return app
 
 
@@ -153,7 +177,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
     @app.post(SESSIONS, status_code=201)
     async def open_session(request: Request) -> Response:
         service.check_token(request.headers.get("Authorization"))
-        body = await _body(request, MAX_MESSAGE_BYTES)
+        body = await read_body(request, MAX_MESSAGE_BYTES)
         return _json(service.open(parse_document(SessionRequest, body)), 201)
 
     @app.delete(SESSIONS + "/{session_id}", status_code=204)
@@ -171,7 +195,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
-        body = await _body(request, MAX_PARAMETERS_BYTES)
+        body = await read_body(request, MAX_PARAMETERS_BYTES)
 
         def act(session: TrainingSession) -> bytes:
             session.begin_round(round_key, body, keep_last)
@@ -188,7 +212,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
-        documents = decode_examples(await _body(request, limits.wire_bytes))
+        documents = decode_examples(await read_body(request, limits.wire_bytes))
         if len(documents) > limits.items:
             raise Refused("too-large", f"{len(documents)} examples; at most {limits.items} in one request")
 
@@ -204,7 +228,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
-        step = parse_document(OptimStepRequest, await _body(request, MAX_MESSAGE_BYTES))
+        step = parse_document(OptimStepRequest, await read_body(request, MAX_MESSAGE_BYTES))
 
         def act(session: TrainingSession) -> bytes:
             return canonical_json(session.optim_step(step))
@@ -222,19 +246,6 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         service.check_token(request.headers.get("Authorization"))
         data = await service.run(session_id, lambda session: session.parameters(round_key, local_step))
         return Response(data, media_type="application/octet-stream")
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The request's body. Raises `Refused`: `too-large`."""
-    held = bytearray()
-    try:
-        async for piece in request.stream():
-            held += piece
-            if len(held) > most:
-                raise Refused("too-large", f"a body of more than {most} bytes")
-    except ClientDisconnect as error:
-        raise Refused("invalid-body", "the body broke off") from error
-    return bytes(held)
 
 
 def _answer(body: bytes) -> Response:

@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.listening import Endpoint
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from run_manager.backoff import Patience, SystemClock
-from run_manager.batching.chunking import NUMBERS
+from run_manager.batching.chunking import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
 from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import RoundPlan, TrainedRound
-from run_manager.trainers.remote_trainer import RemoteTrainer
+from run_manager.trainers.remote_trainer import RemoteTrainer, limits_of
 from run_manager.training_service.app import ServiceParts, create_app
 from run_manager.training_service.client import ServiceRefused, TrainingServiceClient, _retry_after_s
 from run_manager.training_service.wire import (
@@ -175,12 +175,28 @@ async def test_remote_round_is_the_local_one_however_it_is_cut(limits: ServiceLi
 async def test_older_policy_cuts_by_numbers() -> None:
     start = await local().initial_parameters(bytes(32))
     data = documents(300)
-    async with service(limits=ServiceLimits(128, 500_000)) as (url, _):
+    async with service() as (url, _):  # the service takes 1,024 items, the policy 128
         trainer = remote(url, policy=NUMBERS)
         await trainer.train(plan_of(300, 1), start, arriving(data))
         await trainer.aclose()
     assert trainer.metrics.chunks == 3
     assert trainer.metrics.estimated_bytes == 2 * sum(len(tokens) for tokens, _ in data)
+
+
+@pytest.mark.parametrize(
+    ("policy", "served", "limits"),
+    [
+        (BYTES, ServiceLimits(2048, 9_000_000), ChunkLimits(2048, 9_000_000)),
+        (BYTES, ServiceLimits(4, 100), ChunkLimits(4, 100)),
+        (NUMBERS, ServiceLimits(1024, 5_000_000), ChunkLimits(128, 500_000)),
+        (NUMBERS, ServiceLimits(4, 100), ChunkLimits(4, 10)),
+        (NUMBERS, ServiceLimits(4, 3), ChunkLimits(4, 1)),
+    ],
+)
+def test_limits_are_the_services_as_the_policy_measures_them(
+    policy: ChunkPolicy, served: ServiceLimits, limits: ChunkLimits
+) -> None:
+    assert limits_of(policy, served) == limits
 
 
 async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:

@@ -1,5 +1,6 @@
 """The command line in this process: what it says and how it exits, without a coordinator."""
 
+import importlib.util
 import json
 import logging
 import sys
@@ -346,3 +347,22 @@ def test_up_option_that_is_wrong_is_said_before_anything_starts(
     assert run_main(monkeypatch, "up", *options) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("options", "installed", "message"),
+    [
+        (["--weights-dir", "weights"], True, "--weights-dir goes with --tinker"),
+        (["--tinker"], False, "install epochal[tinker]"),
+    ],
+)
+def test_trainer_service_option_that_is_wrong_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    installed: bool,
+    message: str,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert run_main(monkeypatch, "trainer-service", *options) == 2
+    assert message in capsys.readouterr().err
