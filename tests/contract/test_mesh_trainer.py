@@ -13,6 +13,7 @@ import pytest
 
 from data_providers.factory import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
+from run_manager.trainers.mesh import processes
 from run_manager.trainers.mesh.processes import MeshOptions
 from run_manager.trainers.ngram import initial_parameters
 from run_manager.trainers.numpy_trainer import NumpyTrainer
@@ -141,11 +142,11 @@ async def test_process_that_dies_costs_its_round_and_others_take_its_place(tmp_p
         first = await trainer.train(PLAN, parameters, nothing())
         trainer.commit_inner_state()
         after = {name: parameters[name] - difference for name, difference in first.difference.items()}
-        processes = _processes_of(trainer)
-        os.kill(processes[1].pid, signal.SIGKILL)
+        running = _processes_of(trainer)
+        os.kill(running[1].pid, signal.SIGKILL)
         with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
             await trainer.train(PLAN, after, nothing())
-        assert all(process.returncode is not None for process in processes), "none is left"
+        assert all(process.returncode is not None for process in running), "none is left"
         trainer.roll_back_inner_state()
         second = await trainer.train(PLAN, after, nothing())
         assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
@@ -161,17 +162,32 @@ async def test_round_that_is_called_off_leaves_no_process_and_the_next_one_works
     trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
     parameters = initial_parameters(state.model.LLM.ngram, b"seed")
     try:
-        processes = _processes_of(trainer)
-        os.kill(processes[0].pid, signal.SIGSTOP)  # a round that does not end
+        running = _processes_of(trainer)
+        os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await trainer.train(PLAN, parameters, nothing())
-        assert all(process.returncode is not None for process in processes)
+        assert all(process.returncode is not None for process in running)
         assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
         (*_, last) = _processes_of(trainer)
     finally:
         await trainer.aclose()
     assert last.returncode is not None
+
+
+async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    monkeypatch.setattr(processes, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
+    monkeypatch.setattr(processes, "MAX_DELAY_S", 0.0)
+    state = run_state(tmp_path, client__fetch_timeout_s=0.1, client__fetch_attempts=1)
+    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 32), state, lambda: "", InlineWorker())
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    try:
+        os.kill(_processes_of(trainer)[1].pid, signal.SIGSTOP)
+        with pytest.raises(TrainerFailed, match=r"step 3: the mesh fell apart"):
+            await trainer.train(PLAN, parameters, nothing())
+    finally:
+        await trainer.aclose()
 
 
 def test_mesh_that_cannot_be_is_said() -> None:

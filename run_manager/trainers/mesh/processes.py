@@ -144,9 +144,8 @@ class MeshProcesses:
         try:
             answers = await self._ask([(task, body if number == 0 else b"") for number in range(len(self._processes))])
             found = [answer for answer, _ in answers if not isinstance(answer, Ready)]
-            broken = [answer for answer in found if isinstance(answer, Failed) and answer.cause == "broken"]
-            if broken or len(found) != len(answers):
-                raise MeshBroken(f"the mesh fell apart: {broken[0].message if broken else 'an answer out of turn'}")
+            if len(found) != len(answers):
+                raise MeshBroken("a process of the mesh answered out of turn")
         except BaseException:
             await asyncio.shield(self.aclose())
             raise
@@ -183,11 +182,14 @@ async def _exchange(process: asyncio.subprocess.Process, document: Any, body: by
     assert process.stdout is not None
     try:
         await write_frame(process.stdin, document, body)
-        return await read_frame(process.stdout, Reply)
+        answer: tuple[Reply, bytes] = await read_frame(process.stdout, Reply)
     except (EOFError, OSError) as error:
         raise MeshBroken(f"process {process.pid} of the mesh is gone") from error
     except InvalidDocument as error:
         raise MeshBroken(f"process {process.pid} of the mesh: {error.message}") from error
+    if isinstance(answer[0], Failed) and answer[0].cause == "broken":  # nobody waits for the others any more
+        raise MeshBroken(f"the mesh fell apart: {answer[0].message}")
+    return answer
 
 
 async def _spawn(process_count: int) -> asyncio.subprocess.Process:
