@@ -88,6 +88,12 @@ def _naive_rows(lengths: list[int], pool_size: int) -> int:
         rows += 1
 
 
+def _drain(rows: Iterator[TokenBatch]) -> None:
+    """Goes through the rows as a trainer does, which keeps none."""
+    for _ in rows:
+        continue
+
+
 def _rate(work: Callable[[], object], count: int, repeats: int) -> float:
     return count / median_ms(work, repeats) * 1000
 
@@ -121,8 +127,9 @@ def measure() -> list[Figure]:
     figures.append(
         Figure(
             "rows made: encoded, decided, with labels, positions and documents",
-            _rate(lambda: list(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5),
+            _rate(lambda: _drain(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5),
             "samples/s",
+            ">= 100,000",
         )
     )
     return figures + _trained(lengths_of(TRAINED, seed=1), text)

@@ -169,13 +169,41 @@ class TokenBatch:
     def sample_count(self) -> int:
         return len(self.offsets) - 1
 
+    @classmethod
+    def unchecked(
+        cls,
+        input_ids: Tokens,
+        offsets: NDArray[np.int64],
+        labels: NDArray[np.integer[Any]] | None = None,
+        position_ids: NDArray[np.integer[Any]] | None = None,
+        sequence_lengths: NDArray[np.integer[Any]] | None = None,
+        *,
+        is_text: bool = False,
+        source_count: int | None = None,
+    ) -> Self:
+        """A batch of parts that fit together by the way they were made; checking them takes longer than packing."""
+        batch = object.__new__(cls)
+        put = object.__setattr__
+        put(batch, "input_ids", input_ids)
+        put(batch, "offsets", offsets)
+        put(batch, "labels", labels)
+        put(batch, "position_ids", position_ids)
+        put(batch, "sequence_lengths", sequence_lengths)
+        put(batch, "is_text", is_text)
+        put(batch, "source_count", source_count)
+        return batch
+
     def finishing(self, source_count: int) -> Self:
         """The same batch with another `source_count`; nothing is copied or checked again."""
-        batch = object.__new__(type(self))
-        for name in self.__slots__:
-            object.__setattr__(batch, name, getattr(self, name))
-        object.__setattr__(batch, "source_count", source_count)
-        return batch
+        return self.unchecked(
+            self.input_ids,
+            self.offsets,
+            self.labels,
+            self.position_ids,
+            self.sequence_lengths,
+            is_text=self.is_text,
+            source_count=source_count,
+        )
 
     def rows(self) -> Tokens:
         """The samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.

@@ -61,7 +61,7 @@ def raw_samples(batch: TokenBatch, indices: Iterator[int]) -> Iterator[RawSample
         yield RawSample(next(indices), ids[begin:end], sample_labels, documents, batch.is_text)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class EncodedSample:
     """One sample as it is packed.
 
@@ -91,7 +91,7 @@ def check_encoded(encoded: Any, vocabulary: int | None) -> None:
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind != "u":
         raise ValueError("input_ids are no one-dimensional array of unsigned integers")
     limit = vocabulary or 2**32
-    if ids.size and int(ids.max()) >= limit:
+    if ids.size and np.maximum.reduce(ids) >= limit:  # what `max` calls, at half the price for one sample
         raise ValueError(f"token {int(ids.max())}; the model's vocabulary allows 0 to {limit - 1}")
     if labels is not None:
         if labels.shape != ids.shape:
@@ -124,15 +124,16 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
     the samples' own (or their tokens) with `IGNORED_LABEL` at each document's first token, which no token of its
     own document precedes.
     """
-    input_ids = np.concatenate([sample.input_ids for sample in samples])
-    if all(sample.sequence_lengths is None for sample in samples):
-        lengths = np.array([len(sample.input_ids) for sample in samples], np.int64)
+    parts = [sample.input_ids for sample in samples]
+    input_ids = np.concatenate(parts)
+    if all([sample.sequence_lengths is None for sample in samples]):  # noqa: C419 (twice as fast for a few samples)
+        lengths = np.array([len(part) for part in parts], np.int64)
     else:
         held = [[len(sample)] if sample.sequence_lengths is None else sample.sequence_lengths for sample in samples]
         lengths = np.concatenate(held, dtype=np.int64)
     begins = lengths.cumsum() - lengths
     labels: Labels
-    if all(sample.labels is None for sample in samples):
+    if all([sample.labels is None for sample in samples]):  # noqa: C419
         labels = input_ids.astype(np.int32 if input_ids.dtype.itemsize < 4 else np.int64)
     else:
         learnt = [sample.input_ids if sample.labels is None else sample.labels for sample in samples]
@@ -140,7 +141,7 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
     labels[begins] = IGNORED_LABEL
     position_ids = np.arange(len(input_ids), dtype=np.int32)
     position_ids -= np.repeat(begins.astype(np.int32), lengths)
-    return TokenBatch(input_ids, np.array([0, len(input_ids)], np.int64), labels, position_ids, lengths)
+    return TokenBatch.unchecked(input_ids, np.array([0, len(input_ids)], np.int64), labels, position_ids, lengths)
 
 
 def padded_row(row: TokenBatch, row_tokens: int) -> TokenBatch:
