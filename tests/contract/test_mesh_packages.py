@@ -1,10 +1,7 @@
 """Meshes of jax and PyTorch: what `compute_batch_size` says of them, in one process and for any rank."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,21 +9,17 @@ import pytest
 from run_manager.batching.mesh import compute_batch_size, layout_of_mesh
 from state.errors import InvalidInput
 from tests.support.heavy import need_module
+from tests.support.other_process import OtherProcess, other_process
 
 BOUND_S = 60.0
 T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
+def elsewhere() -> Iterator[OtherProcess]:
     """A process for packages that keep state of their own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield pool
-
-
-async def ask(elsewhere: ProcessPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
-    async with asyncio.timeout(BOUND_S):
-        return await asyncio.get_running_loop().run_in_executor(elsewhere, call, *arguments)
+    with other_process() as process:
+        yield process
 
 
 def torch_ranks(shape: tuple[int, ...], axes: tuple[str, ...], batch_axes: tuple[str, ...]) -> list[tuple[bool, int]]:
@@ -57,10 +50,10 @@ def torch_ranks(shape: tuple[int, ...], axes: tuple[str, ...], batch_axes: tuple
     ],
 )
 async def test_torch_mesh_of_a_rank_per_device(
-    elsewhere: ProcessPoolExecutor, shape: tuple[int, ...], axes: tuple[str, ...], batch_axes: tuple[str, ...]
+    elsewhere: OtherProcess, shape: tuple[int, ...], axes: tuple[str, ...], batch_axes: tuple[str, ...]
 ) -> None:
     need_module("torch")
-    found = await ask(elsewhere, torch_ranks, shape, axes, batch_axes)
+    found = await elsewhere.ask(torch_ranks, shape, axes, batch_axes)
     other = [number for number, axis in enumerate(axes) if axis not in batch_axes]
     for rank, place in enumerate(np.ndindex(*shape)):
         loads = all(place[number] == 0 for number in other)
@@ -102,9 +95,9 @@ def jax_alone() -> list[tuple[tuple[bool, int], int, float, list[list[int]]]]:
     return found
 
 
-async def test_jax_mesh_of_one_process_loads_all_and_assembles_any_order(elsewhere: ProcessPoolExecutor) -> None:
+async def test_jax_mesh_of_one_process_loads_all_and_assembles_any_order(elsewhere: OtherProcess) -> None:
     need_module("jax")
-    found = await ask(elsewhere, jax_alone)
+    found = await elsewhere.ask(jax_alone)
     assert [(loads, process, saved) for loads, process, saved, _ in found] == [
         ((True, 2), 0, 1.0),
         ((True, 4), 0, 1.0),

@@ -1,10 +1,7 @@
 """The `tinker` SDK's own clients against a training service: what they train is what the embedded model learns."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +26,7 @@ from run_manager.training_service.wire import ServiceLimits
 from state.model_config import AdamW, NgramConfig
 from state.tensors import Tensors
 from tests.support.heavy import need_module
+from tests.support.other_process import OtherProcess, other_process
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
@@ -88,16 +86,10 @@ def learnt(parameters: Tensors, text: list[Text], weight: float = 1.0) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
+def elsewhere() -> Iterator[OtherProcess]:
     """A process for the SDK, which leaves connections and threads behind."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield pool
-
-
-async def ask(elsewhere: ProcessPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
-    """What the call returns in the other process."""
-    async with asyncio.timeout(BOUND_S):
-        return await asyncio.get_running_loop().run_in_executor(elsewhere, call, *arguments)
+    with other_process() as process:
+        yield process
 
 
 def sdk_trains(url: str, data: list[list[Text]]) -> dict[str, Any]:
@@ -126,10 +118,10 @@ def sdk_trains(url: str, data: list[list[Text]]) -> dict[str, Any]:
 
 
 async def test_sdk_trains_in_chunks_as_the_model_does_alone(
-    service_url: str, tmp_path: Path, elsewhere: ProcessPoolExecutor
+    service_url: str, tmp_path: Path, elsewhere: OtherProcess
 ) -> None:
     data = [texts(11, seed) for seed in (1, 2)]
-    found = await ask(elsewhere, sdk_trains, service_url, data)
+    found = await elsewhere.ask(sdk_trains, service_url, data)
     assert (found["models"], found["info"]) == (["epochal-ngram"], BASE_MODEL)
     parameters = initial_parameters(MODEL, str(SEED).encode())
     state = AdamWState()
@@ -169,9 +161,9 @@ def sdk_weighs(url: str, texts_: list[Text]) -> tuple[float, float]:
         return weighted.metrics["loss:sum"], own.metrics["loss:sum"]
 
 
-async def test_weights_and_a_loss_of_ones_own(service_url: str, elsewhere: ProcessPoolExecutor) -> None:
+async def test_weights_and_a_loss_of_ones_own(service_url: str, elsewhere: OtherProcess) -> None:
     need_module("torch")
-    weighted, own = await ask(elsewhere, sdk_weighs, service_url, texts(5))
+    weighted, own = await elsewhere.ask(sdk_weighs, service_url, texts(5))
     loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), texts(5))
     assert weighted == pytest.approx(loss / 2, rel=1e-5)
     assert own == pytest.approx(loss * 2, rel=1e-5)
@@ -197,11 +189,11 @@ def sdk_fails(url: str, good: list[Text], bad: list[Text]) -> tuple[float, float
 
 
 async def test_chunk_that_fails_discards_the_step_and_the_client_stays_usable(
-    service_url: str, elsewhere: ProcessPoolExecutor
+    service_url: str, elsewhere: OtherProcess
 ) -> None:
     good, bad = texts(6), texts(6)
     bad[4][1] = 300
-    before, after = await ask(elsewhere, sdk_fails, service_url, good, bad)
+    before, after = await elsewhere.ask(sdk_fails, service_url, good, bad)
     loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), good)
     assert before == pytest.approx(loss, rel=1e-5), "the failed step changed nothing"
     assert after < before
@@ -229,9 +221,9 @@ def sdk_goes_on(url: str, texts_: list[Text]) -> tuple[list[float], list[float],
 
 
 async def test_saved_state_goes_on_in_another_client_with_its_optimizer(
-    service_url: str, elsewhere: ProcessPoolExecutor
+    service_url: str, elsewhere: OtherProcess
 ) -> None:
-    alone, resumed, without = await ask(elsewhere, sdk_goes_on, service_url, texts(6))
+    alone, resumed, without = await elsewhere.ask(sdk_goes_on, service_url, texts(6))
     assert resumed == pytest.approx(alone, rel=1e-6)
     assert without[0] == pytest.approx(alone[0], rel=1e-6)
     assert without[1] != pytest.approx(alone[1], rel=1e-6), "another optimizer's state"
@@ -255,8 +247,8 @@ def sdk_is_refused(url: str, text: Text) -> None:
             training.save_state("x").result(timeout=BOUND_S)
 
 
-async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: ProcessPoolExecutor) -> None:
-    await ask(elsewhere, sdk_is_refused, service_url, texts(1)[0])
+async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: OtherProcess) -> None:
+    await elsewhere.ask(sdk_is_refused, service_url, texts(1)[0])
 
 
 async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(service_url: str) -> None:
