@@ -1,7 +1,6 @@
 """Meshes of jax and PyTorch: what `compute_batch_size` says of them, in one process and for any rank."""
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
 
 BOUND_S = 60.0
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import httpx
 import numpy as np
@@ -36,7 +36,6 @@ SMALL = ServiceLimits(items=3, size=400, wire_bytes=10_000)
 BOUND_S = 60.0
 
 Text: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
