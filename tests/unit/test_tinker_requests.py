@@ -76,6 +76,7 @@ def test_failed_part_is_reported_and_others_are_not() -> None:
             "bad",
             "the service failed at this request; its log says more",
         ]
+        assert [result.category for result in found if result is not None] == ["user", "user", "server"]
         assert log.failures == ["bad", "the service failed at this request; its log says more"]
 
     run_virtually(main())

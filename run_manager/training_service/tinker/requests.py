@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from run_manager.backoff import Clock
 from run_manager.worker_thread import Worker
@@ -29,12 +30,13 @@ GAP_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Result:
-    """What became of a request: `data` of a media type, or the `error`."""
+    """What became of a request: `data` of a media type, or the `error` and whose it is, the user's or the server's."""
 
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     data: bytes = b""
     media_type: str = "application/json"
     error: str | None = None
+    category: Literal["user", "server"] = "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class RequestQueue:
             result.error = error.message
         except Exception as error:
             log.error("request_failed", exc_info=error)
-            result.error = "the service failed at this request; its log says more"
+            result.error, result.category = "the service failed at this request; its log says more", "server"
         if result.error is not None and request.is_part:
             self._failed(result.error)
         result.finished.set()

@@ -361,7 +361,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
         if result is None:
             return _json({"type": "try_again", "request_id": message.request_id, "queue_state": "active"}, 408)
         if result.error is not None:
-            return _json({"error": result.error, "category": "user"})
+            return _json({"error": result.error, "category": result.category})
         return Response(result.data, media_type=result.media_type)
 
 
