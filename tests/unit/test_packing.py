@@ -384,6 +384,7 @@ def _fails(samples: list[EncodedSample]) -> Any:
     ("rows", "row", "message"),
     [
         (_fails, None, r"Broken\.slice_batch failed: KeyError: 'caption'"),
+        (lambda samples: map(_fails, samples), None, r"Broken\.slice_batch failed: KeyError: 'caption'"),
         (lambda samples: 5, None, "returned 5; allowed: a list of lists"),
         (lambda samples: [], None, "returned no row for a full pool"),
         (lambda samples: [samples, []], None, "returned an empty row"),
@@ -403,6 +404,17 @@ def test_encoder_that_breaks_its_contract_is_named(rows: Any, row: Any, message:
     encoder = type("Broken", (Broken,), {"rows": staticmethod(rows), "row": row and staticmethod(row)})(context())
     with pytest.raises(TrainerFailed, match=message):
         list(packed(packer_of("encoder", encoder, pool_size=2), samples_of([10, 10])))
+
+
+def test_slice_batch_may_yield_its_rows_and_loses_nothing() -> None:
+    def yields(samples: list[EncodedSample]) -> Any:
+        yield (sample for sample in samples[:1])
+        yield from ([sample] for sample in samples[2:])
+
+    encoder = type("Broken", (Broken,), {"rows": staticmethod(yields)})(context())
+    rows = list(packed(packer_of("encoder", encoder, pool_size=3), samples_of([1, 2, 3, 4, 5])))
+    assert sum(row.source_count or 0 for row in rows) == 5
+    assert sorted(len(row.input_ids) for row in rows) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
