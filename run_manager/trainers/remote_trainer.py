@@ -33,7 +33,7 @@ from run_manager.training_service.wire import (
     encode_examples,
 )
 from run_manager.worker_thread import Worker
-from state.errors import EpochalError, InvalidDocument, TrainerFailed
+from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.model_config import NgramConfig
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
 
@@ -105,7 +105,7 @@ class RemoteTrainer:
             trained = await self._train(plan, parameters, batches)
         except EpochalError as error:
             await self._give_up(error)
-            if isinstance(error, ServiceRefused | InvalidDocument):
+            if isinstance(error, ServiceRefused | InvalidInput):  # both the fault of the service
                 raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
             raise
         except asyncio.CancelledError:

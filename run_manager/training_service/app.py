@@ -192,7 +192,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         round_key: str,
         request: Request,
         keep_last: bool = False,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
         body = await read_body(request, MAX_PARAMETERS_BYTES)
@@ -209,7 +209,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         round_key: str,
         local_step: int,
         request: Request,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
         documents = decode_examples(await read_body(request, limits.wire_bytes))
@@ -225,7 +225,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
     async def optim_step(
         session_id: str,
         request: Request,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
         step = parse_document(OptimStepRequest, await read_body(request, MAX_MESSAGE_BYTES))

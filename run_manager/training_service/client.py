@@ -153,7 +153,7 @@ class TrainingServiceClient:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._http.request(method, path, content=content, headers=headers)
-        except (TimeoutError, httpx.TransportError) as error:
+        except (TimeoutError, httpx.RequestError) as error:
             raise _Later(f"{self._http.base_url} does not answer: {str(error) or type(error).__name__}") from error
         if answer.is_success:
             return answer.content
@@ -200,4 +200,8 @@ def _retry_after_s(header: str | None) -> float:
     parsed = email.utils.parsedate_tz(header)
     if parsed is None:
         return 0.0
-    return min(max(email.utils.mktime_tz(parsed) - time.time(), 0.0), MAX_RETRY_AFTER_S)
+    try:
+        at_s = email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):  # a year or a zone that no clock shows
+        return 0.0
+    return min(max(at_s - time.time(), 0.0), MAX_RETRY_AFTER_S)

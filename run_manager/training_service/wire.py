@@ -22,6 +22,7 @@ from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
 from run_manager.trainers.micro_batches import Document, documents_of
 from state.errors import InvalidDocument, TrainerFailed
 from state.model_config import AdamW, NgramConfig
+from state.wire import WIRE_CONFIG
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -36,6 +37,8 @@ TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 class ServiceLimits:
     """What one request of examples may hold. `size` is estimated as `chunking.BYTES` does."""
 
+    __pydantic_config__ = WIRE_CONFIG
+
     items: int = MAX_CHUNK_ITEMS
     size: int = MAX_CHUNK_BYTES
     wire_bytes: int = MAX_WIRE_BYTES
@@ -45,6 +48,8 @@ class ServiceLimits:
 class SessionRequest:
     """A session's model and optimizer; None as optimizer leaves the parameters as they are."""
 
+    __pydantic_config__ = WIRE_CONFIG
+
     model: NgramConfig
     optimizer: AdamW | None
     inner_state: Literal["keep", "reset"] = "reset"
@@ -53,6 +58,8 @@ class SessionRequest:
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
     """A session. Its id is secret: whoever has it may use it. `expires_s`: of idleness."""
+
+    __pydantic_config__ = WIRE_CONFIG
 
     session_id: str
     limits: ServiceLimits
@@ -68,6 +75,8 @@ class ChunkAnswer:
         metrics: by `name:reduction`, where the reduction says how the metrics of several requests combine.
     """
 
+    __pydantic_config__ = WIRE_CONFIG
+
     items: int
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -75,6 +84,8 @@ class ChunkAnswer:
 @dataclass(frozen=True, slots=True)
 class OptimStepRequest:
     """The optimizer's step on the examples of a local step, `items` in all."""
+
+    __pydantic_config__ = WIRE_CONFIG
 
     round_key: str
     local_step: int

@@ -248,6 +248,7 @@ def test_retry_after_is_seconds_or_a_date_and_bounded() -> None:
     assert [_retry_after_s(header) for header in (None, "", "7", "1e9", "soon", "99999")] == [0, 0, 7, 0, 0, 60]
     assert _retry_after_s("Sat, 01 Jan 2000 00:00:00 GMT") == 0
     assert _retry_after_s("Fri, 01 Jan 2100 00:00:00 GMT") == 60
+    assert _retry_after_s("Fri, 01 Jan 99999 00:00:00 GMT") == 0
 
 
 async def test_chunk_that_is_too_large_for_the_wire_is_split_and_counted_once() -> None:
@@ -402,6 +403,13 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
             bare = await http.post(path, content=examples)
             assert bare.status_code == 422
             assert "Idempotency-Key" in bare.json()["detail"]
+            nameless = await http.post(path, content=examples, headers={"Idempotency-Key": ""})
+            assert nameless.status_code == 422, "the next request without a key would get its answer"
+            optim = f"/v1/sessions/{session_id}/optim_step"
+            for wrong in ({"learning_rate": float("nan")}, {"learning_rate": 0.1, "more": 1}):
+                body = json.dumps({"round_key": "r", "local_step": 1, "items": 0, **wrong})
+                refused = await http.post(optim, content=body, headers={"Idempotency-Key": "step"})
+                assert refused.status_code == 422, wrong
             assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:training:not-found"
             assert "session" in (await http.get("/openapi.json")).text
 
@@ -440,6 +448,61 @@ async def test_service_whose_metrics_cannot_be_combined_fails_the_step() -> None
         with pytest.raises(TrainerFailed, match="'loss:median'"):
             await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
         await trainer.aclose()
+
+
+def acting_and_answering(body: bytes, *headers: tuple[bytes, bytes]) -> Any:
+    """The service acts; it answers so instead."""
+
+    async def fault(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        async def nowhere(message: Message) -> None:
+            pass
+
+        await faults.app(scope, receive, nowhere)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":NaN}}',
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1e999}}',
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1},"more":1}',
+    ],
+)
+async def test_answer_that_is_none_fails_the_step_and_the_client_stays_usable(body: bytes) -> None:
+    start = await local().initial_parameters(bytes(32))
+    async with service() as (url, faults):
+        trainer = remote(url)
+        faults.plan = [acting_and_answering(body)]
+        with pytest.raises(TrainerFailed, match="not a valid ChunkAnswer"):
+            await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+        assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
+        await trainer.aclose()
+
+
+async def test_answer_that_cannot_be_decoded_is_asked_for_again_and_counted_once() -> None:
+    start = await local().initial_parameters(bytes(32))
+    async with service() as (url, faults):
+        trainer = remote(url)
+        faults.plan = [acting_and_answering(b"no gzip", (b"content-encoding", b"gzip"))]
+        trained = await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+        await trainer.aclose()
+    assert_close(trained, await local().train(plan_of(3, 1), start, arriving(documents(3))))
+    assert len(set(faults.keys)) == 1
+    assert len(faults.keys) == 2
+
+
+async def test_service_whose_limits_allow_nothing_fails_the_step() -> None:
+    start = await local().initial_parameters(bytes(32))
+    for limits in (ServiceLimits(items=0), ServiceLimits(size=0)):
+        async with service(limits=limits) as (url, _):
+            trainer = remote(url)
+            with pytest.raises(TrainerFailed, match="a limit of 0"):
+                await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+            await trainer.aclose()
 
 
 async def test_cancelled_round_is_discarded_and_the_next_one_begins_anew() -> None:
