@@ -20,7 +20,7 @@ import safetensors.numpy
 from data_providers.protocol import CorruptData, TokenBatch
 from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
 from run_manager.trainers.micro_batches import Document, documents_of
-from state.errors import InvalidDocument, TrainerFailed
+from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.model_config import AdamW, NgramConfig
 from state.wire import WIRE_CONFIG
 
@@ -112,11 +112,12 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return flat[batch.offsets[part.start] : batch.offsets[part.stop]].astype(np.int32)
 
 
-def decode_examples(body: bytes) -> list[Document]:
-    """The examples of a request.
+def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
+    """The examples of a request, of which there may be `most`.
 
     Raises:
         InvalidDocument: the bytes are no examples; the sender's fault.
+        Refused: `too-large`.
     """
     try:
         arrays = safetensors.numpy.load(body)
@@ -126,6 +127,8 @@ def decode_examples(body: bytes) -> list[Document]:
             raise ValueError("tokens are flat and unsigned, offsets flat and int64")
         if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
             raise ValueError("labels are signed and as many as the tokens")
+        if offsets.size > most + 1:  # a million empty ones fit into a request, and each takes time
+            raise Refused("too-large", f"{offsets.size - 1} examples; at most {most} in one request")
         batch = TokenBatch(tokens, offsets, labels)
     except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error

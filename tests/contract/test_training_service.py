@@ -34,7 +34,7 @@ from run_manager.training_service.wire import (
     encode_examples,
 )
 from run_manager.worker_thread import InlineWorker, WorkerThread
-from state.errors import InvalidDocument, InvalidInput, TrainerFailed
+from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from state.intervals import BatchId
 from state.model_config import AdamW, NgramConfig
 from state.tensors import Tensors, encode_tensor_file
@@ -406,8 +406,14 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
             nameless = await http.post(path, content=examples, headers={"Idempotency-Key": ""})
             assert nameless.status_code == 422, "the next request without a key would get its answer"
             optim = f"/v1/sessions/{session_id}/optim_step"
+            named = {"Idempotency-Key": "once"}
+            assert (await http.post(path, content=examples, headers=named)).json()["items"] == 3
+            step = json.dumps({"round_key": "r", "local_step": 1, "items": 3, "learning_rate": 0.1})
+            assert "tokens:sum" in (await http.post(optim, content=step, headers=named)).json()["metrics"]
+            done = await http.get(f"/v1/sessions/{session_id}/rounds/r/steps/2/parameters")
+            assert done.status_code == 200, "a key names a request of its kind; another one's answer is none"
             for wrong in ({"learning_rate": float("nan")}, {"learning_rate": 0.1, "more": 1}):
-                body = json.dumps({"round_key": "r", "local_step": 1, "items": 0, **wrong})
+                body = json.dumps({"round_key": "r", "local_step": 2, "items": 0, **wrong})
                 refused = await http.post(optim, content=body, headers={"Idempotency-Key": "step"})
                 assert refused.status_code == 422, wrong
             assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:training:not-found"
@@ -558,6 +564,15 @@ def test_bytes_that_are_no_examples_are_refused(arrays: dict[str, Any]) -> None:
     for damaged in (b"", b"\xff" * 16, safetensors.numpy.save(arrays)[:-1]):
         with pytest.raises(InvalidDocument, match="no examples"):
             decode_examples(damaged)
+
+
+def test_examples_are_counted_before_they_are_looked_at() -> None:
+    arrays = {"tokens": np.zeros(0, "<u2"), "offsets": np.zeros(5, "<i8")}
+    body = safetensors.numpy.save(arrays)
+    assert len(decode_examples(body, 4)) == 4
+    with pytest.raises(Refused, match="4 examples; at most 3 in one request") as refused:
+        decode_examples(body, 3)
+    assert refused.value.kind == "too-large"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "nowhere", "http://", "http://[::1"])
