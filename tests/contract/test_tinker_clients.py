@@ -253,6 +253,8 @@ def sdk_is_refused(url: str, text: Text) -> None:
         training.save_state("x").result(timeout=BOUND_S)
         with pytest.raises(tinker.RequestFailedError, match="'x' is saved already"):
             training.save_state("x").result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match=r"the name 'y\.optimizer'"):
+            training.save_state("y.optimizer").result(timeout=BOUND_S)
 
 
 async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: ProcessPoolExecutor) -> None:
@@ -294,6 +296,12 @@ async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(servi
         assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
         for body, status in (({"request_id": f"{model_id}/9"}, 410), ({"request_id": "x"}, 410), ({}, 422)):
             assert (await http.post("/retrieve_future", json=body)).status_code == status
+        digits = "9" * 5000  # more than Python makes a number of
+        for wrong in (f"{model_id}/{digits}", f"{session}:train:{digits}/1"):
+            assert (await http.post("/retrieve_future", json={"request_id": wrong})).status_code in (404, 410)
+        assert (await http.post("/get_info", json={"model_id": f"{session}:train:{digits}"})).status_code == 404
+        huge = {**made, "base_model": f"epochal-ngram:hidden={digits}"}
+        assert (await http.post("/create_model", json=huge)).status_code == 422
         assert (await http.post("/forward_backward", content=b"\xff")).status_code == 422
         assert (await http.post("/forward_backward", content=b"0" * 20_000)).status_code == 413
         assert (await http.post("/get_info", json={"model_id": f"{session}:train:5"})).status_code == 404

@@ -36,6 +36,7 @@ PREFIX = "/api/v1"
 KEY_PREFIX = "tml-"
 """The SDK takes no key that begins otherwise."""
 MAX_MODELS_PER_SESSION = 16
+MAX_NUMBER_DIGITS = 19
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TELEMETRY_BYTES = 8 * 1024**2
 RETRIEVE_WAIT_S = 20.0
@@ -184,7 +185,7 @@ class TinkerService:
     def model(self, model_id: str) -> _Served:
         """A model. Raises `Refused`: `unknown-model`, `gone`."""
         session_id, _, number = model_id.partition(":train:")
-        found = self.session(session_id).models.get(int(number)) if number.isdecimal() else None
+        found = self.session(session_id).models.get(_number_of(number))
         if found is None:
             raise Refused("unknown-model", f"no model {model_id!r}")
         return found
@@ -355,14 +356,19 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
     async def retrieve_future(request: HttpRequest) -> Response:
         message = await _message(service, request, _Retrieve)
         model_id, _, number = message.request_id.rpartition("/")
-        if not number.isdecimal():
+        if _number_of(number) < 0:
             raise Refused("unknown-future", f"no request {message.request_id!r}")
-        result = await service.model(model_id).queue.result(int(number), RETRIEVE_WAIT_S)
+        result = await service.model(model_id).queue.result(_number_of(number), RETRIEVE_WAIT_S)
         if result is None:
             return _json({"type": "try_again", "request_id": message.request_id, "queue_state": "active"}, 408)
         if result.error is not None:
             return _json({"error": result.error, "category": "user"})
         return Response(result.data, media_type=result.media_type)
+
+
+def _number_of(text: str) -> int:
+    """The number that a client gave back as text; −1 for what cannot be one."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1
 
 
 async def _message(service: TinkerService, request: HttpRequest, kind: type[M]) -> M:
