@@ -30,6 +30,8 @@ PROBLEM_PREFIX = "urn:epochal:training:"
 MAX_PARAMETERS_BYTES = 2**30
 MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 """The largest request of examples; they take less than their estimate, unless labels are many bytes wide."""
+FRAME_BYTES = 64 * 1024
+"""Room in a request beside its examples, so that one fits however low the limit of their size is."""
 TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 
