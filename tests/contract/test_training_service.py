@@ -206,6 +206,8 @@ async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
         there = remote(url, "keep")
         for number, counts in enumerate([True, False, True, True]):
             data = documents(9, number)
+            for trainer in (here, there):
+                trainer.roll_back_inner_state()  # as a step does before it trains; what was committed stays
             expected = await here.train(plan_of(9), start, arriving(data))
             found = await there.train(plan_of(9), start, arriving(data))
             assert_close(found, expected)
@@ -214,6 +216,22 @@ async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
                     trainer.commit_inner_state()
                 else:
                     trainer.roll_back_inner_state()
+        await there.aclose()
+
+
+async def test_inner_state_outlives_a_round_that_could_not_begin() -> None:
+    here, bad = local("keep"), {"w": np.zeros(1, np.float32)}
+    start = await here.initial_parameters(bytes(32))
+    async with service() as (url, _):
+        there = remote(url, "keep")
+        for number in range(2):
+            data = documents(9, number)
+            expected = await here.train(plan_of(9), start, arriving(data))
+            assert_close(await there.train(plan_of(9), start, arriving(data)), expected)
+            here.commit_inner_state()
+            there.commit_inner_state()
+            with pytest.raises(TrainerFailed, match="tensors"):
+                await there.train(plan_of(9), bad, arriving(data))
         await there.aclose()
 
 
