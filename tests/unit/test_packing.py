@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from run_manager.batching.samples import EncodedSample, RawSample, raw_samples
 from run_manager.batching.task_encoder import EncoderContext, SkipSample, TaskEncoder, stateless
 from state.config import PackingConfig
 from state.errors import InvalidInput, TrainerFailed
+from tests.support.heavy import need_module
 
 ROW = 16
 METHODS = ("rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder")
@@ -356,6 +358,28 @@ def test_seeds_follow_run_stage_and_sample_and_leave_the_generators_as_they_were
     assert noise("a", [7, 6, 5]) == before[::-1]
     assert len({tuple(part) for part in before + noise("b", [5, 6, 7])}) == 6
     assert before == GOLDEN_NOISE
+
+
+def test_first_sample_of_an_encoder_that_loads_pytorch_itself_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    import torch
+
+    class Draws(TaskEncoder):
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample: RawSample) -> EncodedSample:
+            monkeypatch.setitem(sys.modules, "torch", torch)  # what `import torch` does in a process without it
+            if int(torch.randint(2, (1,))):
+                raise SkipSample
+            return EncodedSample(torch.randint(256, (4,)).numpy().astype("<u2"))
+
+    def drawn() -> list[list[int]]:
+        return [row.input_ids.tolist() for row in packed(packer_of("padded", Draws(context())), samples_of([1] * 12))]
+
+    wanted = drawn()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        monkeypatch.delitem(sys.modules, "torch")
+        assert drawn() == wanted
 
 
 GOLDEN_NOISE = [[48, 1, 96], [81, 11, 93], [38, 26, 71]]
