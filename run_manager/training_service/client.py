@@ -134,12 +134,14 @@ class TrainingServiceClient:
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
         backoff = self._patience.begin()
-        since_s = self._patience.clock.monotonic_s()
+        failed_since_s: float | None = None
         while True:
             try:
                 return await self._once(method, path, content, headers, ANSWER_TIMEOUT_S)
             except _Later as later:
-                left_s = self._patience.bound_s - (self._patience.clock.monotonic_s() - since_s)
+                now_s = self._patience.clock.monotonic_s()
+                failed_since_s = now_s if failed_since_s is None else failed_since_s
+                left_s = self._patience.bound_s - (now_s - failed_since_s)
                 if later.retry_after_s > left_s:
                     raise TrainerFailed(f"training service: {later.message}") from later
                 log.info("training_service_asked_again", extra={"path": path, "reason": later.message})

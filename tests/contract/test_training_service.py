@@ -333,6 +333,22 @@ async def test_service_that_never_answers_fails_the_step_in_bounded_time() -> No
         await patient.aclose()
 
 
+async def test_answer_that_took_longer_than_the_patience_is_asked_for_again() -> None:
+    start = await local().initial_parameters(bytes(32))
+    clock = HandClock()
+
+    async def gateway_gives_up(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        clock.now_s += 2 * BOUND_S
+        await answering(504)(faults, scope, receive, send)
+
+    async with service() as (url, faults):
+        client = TrainingServiceClient(url, Patience(clock, lambda: 0.0, BOUND_S))
+        trainer = RemoteTrainer(client, SessionRequest(MODEL, ADAMW), InlineWorker())
+        faults.plan = [gateway_gives_up]
+        assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
+        await trainer.aclose()
+
+
 async def test_service_that_started_anew_gets_a_new_session() -> None:
     start = await local().initial_parameters(bytes(32))
     data = documents(5)
