@@ -129,7 +129,19 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
         return None
     check_service_url(url)
     patience = Patience(SystemClock(), system_jitter(), TRAINER_BOUND_S)
-    return RemoteOptions(url, patience, os.environ.get(TRAINER_TOKEN_VARIABLE), policy, verify)
+    return RemoteOptions(url, patience, trainer_token(), policy, verify)
+
+
+def trainer_token() -> str | None:
+    """The training service's token, None where none is set.
+
+    Raises:
+        InvalidInput: it is set to nothing, which would protect nothing, or no header can carry it.
+    """
+    token = os.environ.get(TRAINER_TOKEN_VARIABLE)
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
+        raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty, or no token; allowed: printable ASCII, or unset")
+    return token
 
 
 def _mesh_options(trainer: str, mesh: str | None, processes: int | None, batch_size: int | None) -> MeshOptions | None:

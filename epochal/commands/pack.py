@@ -6,6 +6,7 @@ last whole part ended, and comes to the same rows.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -139,7 +140,8 @@ class _Work:
     async def run(self) -> None:
         """Packs what is left to pack."""
         if self._out is not None:
-            self._out.mkdir(parents=True, exist_ok=True)
+            with _writing(self._out):
+                self._out.mkdir(parents=True, exist_ok=True)
             await self._go_on(self._out)
         rows: list[TokenBatch] = []
         arrived: Iterator[RawSample] = iter(())
@@ -190,10 +192,19 @@ class _Work:
         """Writes a part, then says that it is there; a part that is not in the saved state is written anew."""
         if self._out is None or not rows:
             return
-        await asyncio.to_thread(_write_part, self._out / f"train-{self.parts:05}{SUFFIX}", rows)
-        self.parts += 1
-        saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
-        await asyncio.to_thread(_replace, self._out / STATE_NAME, json.dumps(saved).encode())
+        with _writing(self._out):
+            await asyncio.to_thread(_write_part, self._out / f"train-{self.parts:05}{SUFFIX}", rows)
+            self.parts += 1
+            saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
+            await asyncio.to_thread(_replace, self._out / STATE_NAME, json.dumps(saved).encode())
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"--out {out} cannot be written: {error.strerror or error}", path=str(out)) from error
 
 
 def _write_part(path: Path, rows: Sequence[TokenBatch]) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import importlib.util
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from coordinator.listening import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
-from epochal.commands.client import TRAINER_TOKEN_VARIABLE
+from epochal.commands.client import trainer_token
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from epochal.logs import LogFormat, start_logging
 from epochal.processes import LISTENING
@@ -19,7 +18,7 @@ from epochal.shutdown import until_interrupted
 from run_manager.backoff import SystemClock
 from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from run_manager.training_service.app import MAX_SESSIONS, ServiceParts, create_app
-from run_manager.training_service.wire import ServiceLimits
+from run_manager.training_service.wire import FRAME_BYTES, ServiceLimits
 from run_manager.worker_thread import WorkerThread
 from state.errors import InvalidInput
 
@@ -51,8 +50,8 @@ def trainer_service(
     """
     start_logging(log_format, verbose=verbose)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
-    limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes)
-    token = os.environ.get(TRAINER_TOKEN_VARIABLE)
+    limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
+    token = trainer_token()
     _check_tinker(tinker, weights_dir)
 
     async def main() -> None:

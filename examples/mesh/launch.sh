@@ -5,6 +5,16 @@ set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 data="$1" tensor="$2" engine="${3:-jax}" order="${4:-tensor}"
 mesh="data=$data,tensor=$tensor"
+hosts=2
+case "$engine" in jax | torch) ;; *) echo "engine $engine; allowed: jax, torch" >&2 && exit 2 ;; esac
+case "$order" in
+    tensor | data | diagonal) ;;
+    *) echo "order $order; allowed: tensor, data, diagonal" >&2 && exit 2 ;;
+esac
+if [ "$engine" = jax ] && [ "$((data * tensor % hosts))" -ne 0 ]; then
+    echo "$((data * tensor)) devices for $hosts hosts; allowed: as many for each" >&2
+    exit 2
+fi
 python="${PYTHON:-python3}"
 logs="${LOGS:-$(mktemp -d)}"
 mkdir -p "$logs"
@@ -31,7 +41,6 @@ if [ "$engine" = torch ]; then
     exit "$result"
 fi
 
-hosts=2
 port="$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
 started=()
 for host in $(seq 0 $((hosts - 1))); do

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from state.errors import InvalidInput
 
 MAX_DEVICES = 2**20
+MAX_SIZE_DIGITS = 18
 DATA_AXIS = "data"
 BATCH_AXES = (DATA_AXIS, "replica", "fsdp")
 """Axes along which rows differ, by the names that people give them."""
@@ -194,7 +195,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, separator, size = (piece.strip() for piece in part.partition("="))
-        if not name.isidentifier() or not separator or not size.isdecimal() or int(size) < 1 or name in sizes:
+        is_size = size.isdecimal() and len(size) <= MAX_SIZE_DIGITS and int(size) > 0
+        if not name.isidentifier() or not separator or not is_size or name in sizes:
             raise InvalidInput(f"mesh {text!r}: {part!r}; allowed: NAME=SIZE, as in data=2,tensor=2, each name once")
         sizes[name] = int(size)
     if math.prod(sizes.values()) > MAX_DEVICES:

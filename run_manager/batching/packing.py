@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from state.errors import InvalidInput, TrainerFailed
 from state.wire import document_digest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STATE_FORMAT = "epochal/packer/v1"
 _SLICERS: Mapping[str, Callable[[Sequence[int], int], list[list[int]]]] = {
@@ -306,10 +308,14 @@ class Packer:
             self._pool, self._lengths = [], []
             return [[pool[position] for position in row] for row in positions]
         encoder.current_sample_index = pool[0].index
-        rows = self._asked("slice_batch", partial(encoder.slice_batch, list(pool)))
+        answer = self._asked("slice_batch", partial(encoder.slice_batch, list(pool)))
+        if not isinstance(answer, Iterable):
+            raise TrainerFailed(f"{encoder.name}.slice_batch returned {answer!r}; allowed: a list of lists of samples")
+        # Both may be generators, which are the encoder's own code and can be gone through once.
+        rows = self._asked("slice_batch", lambda: [list(row) for row in answer])
         self._pool = _left_in(pool, rows, self._row_tokens, encoder.name)
         self._lengths = [len(sample) for sample in self._pool]
-        return [list(row) for row in rows]
+        return rows
 
     def _made(self, samples: list[EncodedSample]) -> TokenBatch:
         encoder = self._encoder
@@ -324,7 +330,7 @@ class Packer:
         self.counts.tokens += len(row.input_ids)
         return row if self._config.method != "padded" else padded_row(row, self._row_tokens)
 
-    def _asked(self, method: str, call: Callable[[], Any]) -> Any:
+    def _asked(self, method: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:  # the encoder is the user's own and may raise anything
@@ -374,20 +380,18 @@ def _check_settings(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
     raise InvalidInput(f"a packer cannot go on under another configuration: {changed or 'its digest differs'}")
 
 
-def _left_in(pool: Sequence[EncodedSample], rows: Any, row_tokens: int, name: str) -> list[EncodedSample]:
+def _left_in(
+    pool: Sequence[EncodedSample], rows: list[list[EncodedSample]], row_tokens: int, name: str
+) -> list[EncodedSample]:
     """The samples of the pool that no row holds.
 
     Raises:
-        TrainerFailed: the rows are none, or break the contract of `slice_batch`.
+        TrainerFailed: the rows break the contract of `slice_batch`.
     """
     places = {id(sample): sample for sample in pool}
-    try:
-        listed = [list(row) for row in rows]
-    except TypeError:
-        raise TrainerFailed(f"{name}.slice_batch returned {rows!r}; allowed: a list of lists of samples") from None
-    if not any(listed) or not all(listed):
-        raise TrainerFailed(f"{name}.slice_batch returned {'an empty row' if listed else 'no row'} for a full pool")
-    for row in listed:
+    if not any(rows) or not all(rows):
+        raise TrainerFailed(f"{name}.slice_batch returned {'an empty row' if rows else 'no row'} for a full pool")
+    for row in rows:
         for sample in row:
             if places.pop(id(sample), None) is None:
                 shown = sample.index if isinstance(sample, EncodedSample) else repr(sample)

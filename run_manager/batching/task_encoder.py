@@ -30,6 +30,7 @@ from state.errors import InvalidInput
 STATELESS = "__epochal_stateless__"
 _SEED_DOMAIN = "epochal/task-encoder/v1"
 _SEED_BYTES = 32
+_TORCH = "torch"
 Split = Literal["train", "validation"]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,9 +81,22 @@ def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
         @wraps(method)
         def seeded(self: "TaskEncoder", *arguments: Any, **named: Any) -> Any:
             seed = stage_seed(self.context.run_id, method.__name__, self.current_sample_index)
-            with _seeded_generators(seed):
-                self.rng = random.Random(seed + 1)  # not the numbers that `random` itself gives
-                return method(self, *arguments, **named)
+
+            def made() -> Any:
+                with _seeded_generators(seed):
+                    self.rng = random.Random(seed + 1)  # not the numbers that `random` itself gives
+                    return method(self, *arguments, **named)
+
+            had_torch = _TORCH in sys.modules
+            try:
+                first = made()
+            except Exception:
+                if had_torch or _TORCH not in sys.modules:
+                    raise
+            else:
+                if had_torch or _TORCH not in sys.modules:
+                    return first
+            return made()  # the method itself has loaded PyTorch, which was not seeded then
 
         setattr(seeded, STATELESS, True)
         return seeded
@@ -98,7 +112,7 @@ def stage_seed(run_id: str, stage: str, sample_index: int) -> int:
 
 @contextmanager
 def _seeded_generators(seed: int) -> Iterator[None]:
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get(_TORCH)
     kept = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
     random.seed(seed)
     np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 8 * _SEED_BYTES, 32)])

@@ -33,7 +33,7 @@ from run_manager.training_service.wire import (
     encode_examples,
 )
 from run_manager.worker_thread import Worker
-from state.errors import EpochalError, InvalidDocument, TrainerFailed
+from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.model_config import NgramConfig
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
 
@@ -105,7 +105,7 @@ class RemoteTrainer:
             trained = await self._train(plan, parameters, batches)
         except EpochalError as error:
             await self._give_up(error)
-            if isinstance(error, ServiceRefused | InvalidDocument):
+            if isinstance(error, ServiceRefused | InvalidInput):  # both the fault of the service
                 raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
             raise
         except asyncio.CancelledError:
@@ -115,10 +115,11 @@ class RemoteTrainer:
         return trained
 
     def commit_inner_state(self) -> None:
-        self._keep_last = self._trained
+        if self._trained:
+            self._keep_last, self._trained = True, False
 
     def roll_back_inner_state(self) -> None:
-        self._keep_last = self._trained = False
+        self._trained = False
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -149,12 +150,13 @@ class RemoteTrainer:
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
         """A round at these parameters, in the session there is or in a new one if that is gone."""
         round_key = secrets.token_hex(8)
-        keep_last, self._keep_last = self._keep_last, False
         for is_last in (False, True):
             if self._session is None:
                 self._session = await self._service.open(self._request)
             try:
-                await self._service.begin_round(self._session.session_id, round_key, parameters, keep_last=keep_last)
+                await self._service.begin_round(
+                    self._session.session_id, round_key, parameters, keep_last=self._keep_last
+                )
                 break
             except ServiceRefused as refused:
                 if refused.kind != "unknown-session" or is_last:
@@ -163,6 +165,7 @@ class RemoteTrainer:
                     log.warning("inner_state_lost", extra={"reason": refused.message})
                 self._session = None
         assert self._session is not None
+        self._keep_last = False
         return self._session, round_key
 
     async def _local_step(
@@ -183,12 +186,17 @@ class RemoteTrainer:
         return metrics
 
     async def _give_up(self, error: EpochalError | None) -> None:
-        """Has the service discard what came of the round; a session that is not where it should be is left."""
+        """Has the service discard what came of the round; a session that is not where it should be is left.
+
+        A round that did not begin left nothing, and the service still holds the last one's state, which counts.
+        """
         session = self._session
         if session is None:
             return
         if isinstance(error, ServiceRefused) and error.kind in GONE_KINDS:
             self._session = None
+        if self._keep_last:
+            return
         await self._service.discard(session.session_id)
 
 

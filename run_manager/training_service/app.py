@@ -130,6 +130,10 @@ class TrainingService:
         finally:
             self._waiting -= 1
 
+    async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
+        """As `run`, but a request that comes again under the same path and key gets the answer of then."""
+        return await self.run(session_id, lambda session: session.once(key, lambda: act(session)))
+
     def check_token(self, authorization: str | None) -> None:
         """Raises `Refused`: `unauthorized`."""
         wanted = self.parts.token
@@ -192,7 +196,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         round_key: str,
         request: Request,
         keep_last: bool = False,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
         body = await read_body(request, MAX_PARAMETERS_BYTES)
@@ -201,7 +205,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
             session.begin_round(round_key, body, keep_last)
             return b"{}"
 
-        return _answer(await service.run(session_id, lambda session: session.once(key, lambda: act(session))))
+        return _answer(await service.run_once(session_id, (request.url.path, key), act))
 
     @app.post(SESSIONS + "/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward")
     async def forward_backward(
@@ -209,23 +213,21 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         round_key: str,
         local_step: int,
         request: Request,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
-        documents = decode_examples(await read_body(request, limits.wire_bytes))
-        if len(documents) > limits.items:
-            raise Refused("too-large", f"{len(documents)} examples; at most {limits.items} in one request")
+        documents = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
 
         def act(session: TrainingSession) -> bytes:
             return canonical_json(session.forward_backward(round_key, local_step, documents))
 
-        return _answer(await service.run(session_id, lambda session: session.once(key, lambda: act(session))))
+        return _answer(await service.run_once(session_id, (request.url.path, key), act))
 
     @app.post(SESSIONS + "/{session_id}/optim_step")
     async def optim_step(
         session_id: str,
         request: Request,
-        key: str = Header(alias=IDEMPOTENCY_KEY, max_length=MAX_KEY_CHARACTERS),
+        key: str = Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS),
     ) -> Response:
         service.check_token(request.headers.get("Authorization"))
         step = parse_document(OptimStepRequest, await read_body(request, MAX_MESSAGE_BYTES))
@@ -233,7 +235,7 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         def act(session: TrainingSession) -> bytes:
             return canonical_json(session.optim_step(step))
 
-        return _answer(await service.run(session_id, lambda session: session.once(key, lambda: act(session))))
+        return _answer(await service.run_once(session_id, (request.url.path, key), act))
 
     @app.post(SESSIONS + "/{session_id}/discard")
     async def discard(session_id: str, request: Request) -> Response:

@@ -134,12 +134,14 @@ class TrainingServiceClient:
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
         backoff = self._patience.begin()
-        since_s = self._patience.clock.monotonic_s()
+        failed_since_s: float | None = None
         while True:
             try:
                 return await self._once(method, path, content, headers, ANSWER_TIMEOUT_S)
             except _Later as later:
-                left_s = self._patience.bound_s - (self._patience.clock.monotonic_s() - since_s)
+                now_s = self._patience.clock.monotonic_s()
+                failed_since_s = now_s if failed_since_s is None else failed_since_s
+                left_s = self._patience.bound_s - (now_s - failed_since_s)
                 if later.retry_after_s > left_s:
                     raise TrainerFailed(f"training service: {later.message}") from later
                 log.info("training_service_asked_again", extra={"path": path, "reason": later.message})
@@ -153,7 +155,7 @@ class TrainingServiceClient:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._http.request(method, path, content=content, headers=headers)
-        except (TimeoutError, httpx.TransportError) as error:
+        except (TimeoutError, httpx.RequestError) as error:
             raise _Later(f"{self._http.base_url} does not answer: {str(error) or type(error).__name__}") from error
         if answer.is_success:
             return answer.content
@@ -200,4 +202,8 @@ def _retry_after_s(header: str | None) -> float:
     parsed = email.utils.parsedate_tz(header)
     if parsed is None:
         return 0.0
-    return min(max(email.utils.mktime_tz(parsed) - time.time(), 0.0), MAX_RETRY_AFTER_S)
+    try:
+        at_s = email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):  # a year or a zone that no clock shows
+        return 0.0
+    return min(max(at_s - time.time(), 0.0), MAX_RETRY_AFTER_S)

@@ -36,10 +36,10 @@ class TrainingSession:
     _local_step: int = 0
     _items: int = 0
     _learner: Learner | None = None
-    _answers: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    _answers: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
 
-    def once(self, key: str, act: Callable[[], bytes]) -> bytes:
-        """What `act` answers, or what it answered under the same key before. A failure is not remembered."""
+    def once(self, key: tuple[str, str], act: Callable[[], bytes]) -> bytes:
+        """What `act` answers, or what it answered under the same path and key before. A failure is not remembered."""
         if key in self._answers:
             return self._answers[key]
         answer = act()

@@ -20,8 +20,9 @@ import safetensors.numpy
 from data_providers.protocol import CorruptData, TokenBatch
 from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
 from run_manager.trainers.micro_batches import Document, documents_of
-from state.errors import InvalidDocument, TrainerFailed
+from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.model_config import AdamW, NgramConfig
+from state.wire import WIRE_CONFIG
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -29,12 +30,16 @@ PROBLEM_PREFIX = "urn:epochal:training:"
 MAX_PARAMETERS_BYTES = 2**30
 MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 """The largest request of examples; they take less than their estimate, unless labels are many bytes wide."""
+FRAME_BYTES = 64 * 1024
+"""Room in a request beside its examples, so that one fits however low the limit of their size is."""
 TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """What one request of examples may hold. `size` is estimated as `chunking.BYTES` does."""
+
+    __pydantic_config__ = WIRE_CONFIG
 
     items: int = MAX_CHUNK_ITEMS
     size: int = MAX_CHUNK_BYTES
@@ -45,6 +50,8 @@ class ServiceLimits:
 class SessionRequest:
     """A session's model and optimizer; None as optimizer leaves the parameters as they are."""
 
+    __pydantic_config__ = WIRE_CONFIG
+
     model: NgramConfig
     optimizer: AdamW | None
     inner_state: Literal["keep", "reset"] = "reset"
@@ -53,6 +60,8 @@ class SessionRequest:
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
     """A session. Its id is secret: whoever has it may use it. `expires_s`: of idleness."""
+
+    __pydantic_config__ = WIRE_CONFIG
 
     session_id: str
     limits: ServiceLimits
@@ -68,6 +77,8 @@ class ChunkAnswer:
         metrics: by `name:reduction`, where the reduction says how the metrics of several requests combine.
     """
 
+    __pydantic_config__ = WIRE_CONFIG
+
     items: int
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -75,6 +86,8 @@ class ChunkAnswer:
 @dataclass(frozen=True, slots=True)
 class OptimStepRequest:
     """The optimizer's step on the examples of a local step, `items` in all."""
+
+    __pydantic_config__ = WIRE_CONFIG
 
     round_key: str
     local_step: int
@@ -101,11 +114,12 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return flat[batch.offsets[part.start] : batch.offsets[part.stop]].astype(np.int32)
 
 
-def decode_examples(body: bytes) -> list[Document]:
-    """The examples of a request.
+def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
+    """The examples of a request, of which there may be `most`.
 
     Raises:
         InvalidDocument: the bytes are no examples; the sender's fault.
+        Refused: `too-large`.
     """
     try:
         arrays = safetensors.numpy.load(body)
@@ -115,6 +129,8 @@ def decode_examples(body: bytes) -> list[Document]:
             raise ValueError("tokens are flat and unsigned, offsets flat and int64")
         if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
             raise ValueError("labels are signed and as many as the tokens")
+        if offsets.size > most + 1:  # a million empty ones fit into a request, and each takes time
+            raise Refused("too-large", f"{offsets.size - 1} examples; at most {most} in one request")
         batch = TokenBatch(tokens, offsets, labels)
     except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error

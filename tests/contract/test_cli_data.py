@@ -146,3 +146,12 @@ def test_mistakes_are_one_clear_error(
     ran = cli.invoke(app, arguments)
     assert ran.exit_code != 0
     assert message in str(ran.exception)
+
+
+def test_pack_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "a"}\n')
+    for out in (lines, lines / "below"):
+        ran = cli.invoke(app, ["data", "pack", str(lines), "--seq-len", "8", "--out", str(out)])
+        assert isinstance(ran.exception, InvalidInput), ran.output
+        assert f"--out {out} cannot be written" in str(ran.exception)

@@ -34,6 +34,8 @@ KEY = "tml-only-for-us"
 SEED = 7
 SMALL = ServiceLimits(items=3, size=400, wire_bytes=10_000)
 BOUND_S = 60.0
+REFUSED_S = 15.0
+"""Long before a missing request is given up."""
 
 Text: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -244,6 +246,31 @@ def sdk_is_refused(url: str, text: Text) -> None:
         training.save_state("x").result(timeout=BOUND_S)
         with pytest.raises(tinker.RequestFailedError, match="'x' is saved already"):
             training.save_state("x").result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match=r"the name 'y\.optimizer'"):
+            training.save_state("y.optimizer").result(timeout=BOUND_S)
+
+
+def sdk_asks_for_what_is_refused(url: str, text: Text) -> float:
+    import tinker
+    from tinker import types
+
+    with client_of(url) as client:
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match="learning rate -1"):
+            training.optim_step(types.AdamParams(learning_rate=-1)).result(timeout=REFUSED_S)
+        with pytest.raises(tinker.RequestFailedError, match="there are no weights of a model 'nowhere'"):
+            training.load_state("tinker://nowhere/weights/x").result(timeout=REFUSED_S)
+        with pytest.raises(tinker.RequestFailedError, match="this service does not sample"):
+            training.save_weights_for_sampler("x").result(timeout=REFUSED_S)
+        with pytest.raises(tinker.APIStatusError, match="this service does not sample"):
+            client.create_sampling_client(base_model=BASE_MODEL).result(timeout=REFUSED_S)
+        done = training.forward_backward([datum_of(text)], "cross_entropy").result(timeout=REFUSED_S)
+        return float(done.metrics["tokens:sum"])
+
+
+async def test_refused_requests_hold_nothing_up(service_url: str, elsewhere: ProcessPoolExecutor) -> None:
+    text = texts(1)[0]
+    assert await ask(elsewhere, sdk_asks_for_what_is_refused, service_url, text) == text.size - 1
 
 
 async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: OtherProcess) -> None:
@@ -285,6 +312,12 @@ async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(servi
         assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
         for body, status in (({"request_id": f"{model_id}/9"}, 410), ({"request_id": "x"}, 410), ({}, 422)):
             assert (await http.post("/retrieve_future", json=body)).status_code == status
+        digits = "9" * 5000  # more than Python makes a number of
+        for wrong in (f"{model_id}/{digits}", f"{session}:train:{digits}/1"):
+            assert (await http.post("/retrieve_future", json={"request_id": wrong})).status_code in (404, 410)
+        assert (await http.post("/get_info", json={"model_id": f"{session}:train:{digits}"})).status_code == 404
+        huge = {**made, "base_model": f"epochal-ngram:hidden={digits}"}
+        assert (await http.post("/create_model", json=huge)).status_code == 422
         assert (await http.post("/forward_backward", content=b"\xff")).status_code == 422
         assert (await http.post("/forward_backward", content=b"0" * 20_000)).status_code == 413
         assert (await http.post("/get_info", json={"model_id": f"{session}:train:5"})).status_code == 404

@@ -34,7 +34,7 @@ from run_manager.training_service.wire import (
     encode_examples,
 )
 from run_manager.worker_thread import InlineWorker, WorkerThread
-from state.errors import InvalidDocument, InvalidInput, TrainerFailed
+from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from state.intervals import BatchId
 from state.model_config import AdamW, NgramConfig
 from state.tensors import Tensors, encode_tensor_file
@@ -206,6 +206,8 @@ async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
         there = remote(url, "keep")
         for number, counts in enumerate([True, False, True, True]):
             data = documents(9, number)
+            for trainer in (here, there):
+                trainer.roll_back_inner_state()  # as a step does before it trains; what was committed stays
             expected = await here.train(plan_of(9), start, arriving(data))
             found = await there.train(plan_of(9), start, arriving(data))
             assert_close(found, expected)
@@ -214,6 +216,22 @@ async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
                     trainer.commit_inner_state()
                 else:
                     trainer.roll_back_inner_state()
+        await there.aclose()
+
+
+async def test_inner_state_outlives_a_round_that_could_not_begin() -> None:
+    here, bad = local("keep"), {"w": np.zeros(1, np.float32)}
+    start = await here.initial_parameters(bytes(32))
+    async with service() as (url, _):
+        there = remote(url, "keep")
+        for number in range(2):
+            data = documents(9, number)
+            expected = await here.train(plan_of(9), start, arriving(data))
+            assert_close(await there.train(plan_of(9), start, arriving(data)), expected)
+            here.commit_inner_state()
+            there.commit_inner_state()
+            with pytest.raises(TrainerFailed, match="tensors"):
+                await there.train(plan_of(9), bad, arriving(data))
         await there.aclose()
 
 
@@ -248,6 +266,7 @@ def test_retry_after_is_seconds_or_a_date_and_bounded() -> None:
     assert [_retry_after_s(header) for header in (None, "", "7", "1e9", "soon", "99999")] == [0, 0, 7, 0, 0, 60]
     assert _retry_after_s("Sat, 01 Jan 2000 00:00:00 GMT") == 0
     assert _retry_after_s("Fri, 01 Jan 2100 00:00:00 GMT") == 60
+    assert _retry_after_s("Fri, 01 Jan 99999 00:00:00 GMT") == 0
 
 
 async def test_chunk_that_is_too_large_for_the_wire_is_split_and_counted_once() -> None:
@@ -312,6 +331,22 @@ async def test_service_that_never_answers_fails_the_step_in_bounded_time() -> No
         with pytest.raises(TrainerFailed, match="503"):
             await patient.train(plan_of(2, 1), start, arriving(documents(2)))
         await patient.aclose()
+
+
+async def test_answer_that_took_longer_than_the_patience_is_asked_for_again() -> None:
+    start = await local().initial_parameters(bytes(32))
+    clock = HandClock()
+
+    async def gateway_gives_up(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        clock.now_s += 2 * BOUND_S
+        await answering(504)(faults, scope, receive, send)
+
+    async with service() as (url, faults):
+        client = TrainingServiceClient(url, Patience(clock, lambda: 0.0, BOUND_S))
+        trainer = RemoteTrainer(client, SessionRequest(MODEL, ADAMW), InlineWorker())
+        faults.plan = [gateway_gives_up]
+        assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
+        await trainer.aclose()
 
 
 async def test_service_that_started_anew_gets_a_new_session() -> None:
@@ -402,6 +437,19 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
             bare = await http.post(path, content=examples)
             assert bare.status_code == 422
             assert "Idempotency-Key" in bare.json()["detail"]
+            nameless = await http.post(path, content=examples, headers={"Idempotency-Key": ""})
+            assert nameless.status_code == 422, "the next request without a key would get its answer"
+            optim = f"/v1/sessions/{session_id}/optim_step"
+            named = {"Idempotency-Key": "once"}
+            assert (await http.post(path, content=examples, headers=named)).json()["items"] == 3
+            step = json.dumps({"round_key": "r", "local_step": 1, "items": 3, "learning_rate": 0.1})
+            assert "tokens:sum" in (await http.post(optim, content=step, headers=named)).json()["metrics"]
+            done = await http.get(f"/v1/sessions/{session_id}/rounds/r/steps/2/parameters")
+            assert done.status_code == 200, "a key names a request of its kind; another one's answer is none"
+            for wrong in ({"learning_rate": float("nan")}, {"learning_rate": 0.1, "more": 1}):
+                body = json.dumps({"round_key": "r", "local_step": 2, "items": 0, **wrong})
+                refused = await http.post(optim, content=body, headers={"Idempotency-Key": "step"})
+                assert refused.status_code == 422, wrong
             assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:training:not-found"
             assert "session" in (await http.get("/openapi.json")).text
 
@@ -440,6 +488,61 @@ async def test_service_whose_metrics_cannot_be_combined_fails_the_step() -> None
         with pytest.raises(TrainerFailed, match="'loss:median'"):
             await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
         await trainer.aclose()
+
+
+def acting_and_answering(body: bytes, *headers: tuple[bytes, bytes]) -> Any:
+    """The service acts; it answers so instead."""
+
+    async def fault(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        async def nowhere(message: Message) -> None:
+            pass
+
+        await faults.app(scope, receive, nowhere)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":NaN}}',
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1e999}}',
+        b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1},"more":1}',
+    ],
+)
+async def test_answer_that_is_none_fails_the_step_and_the_client_stays_usable(body: bytes) -> None:
+    start = await local().initial_parameters(bytes(32))
+    async with service() as (url, faults):
+        trainer = remote(url)
+        faults.plan = [acting_and_answering(body)]
+        with pytest.raises(TrainerFailed, match="not a valid ChunkAnswer"):
+            await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+        assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
+        await trainer.aclose()
+
+
+async def test_answer_that_cannot_be_decoded_is_asked_for_again_and_counted_once() -> None:
+    start = await local().initial_parameters(bytes(32))
+    async with service() as (url, faults):
+        trainer = remote(url)
+        faults.plan = [acting_and_answering(b"no gzip", (b"content-encoding", b"gzip"))]
+        trained = await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+        await trainer.aclose()
+    assert_close(trained, await local().train(plan_of(3, 1), start, arriving(documents(3))))
+    assert len(set(faults.keys)) == 1
+    assert len(faults.keys) == 2
+
+
+async def test_service_whose_limits_allow_nothing_fails_the_step() -> None:
+    start = await local().initial_parameters(bytes(32))
+    for limits in (ServiceLimits(items=0), ServiceLimits(size=0)):
+        async with service(limits=limits) as (url, _):
+            trainer = remote(url)
+            with pytest.raises(TrainerFailed, match="a limit of 0"):
+                await trainer.train(plan_of(3, 1), start, arriving(documents(3)))
+            await trainer.aclose()
 
 
 async def test_cancelled_round_is_discarded_and_the_next_one_begins_anew() -> None:
@@ -495,6 +598,15 @@ def test_bytes_that_are_no_examples_are_refused(arrays: dict[str, Any]) -> None:
     for damaged in (b"", b"\xff" * 16, safetensors.numpy.save(arrays)[:-1]):
         with pytest.raises(InvalidDocument, match="no examples"):
             decode_examples(damaged)
+
+
+def test_examples_are_counted_before_they_are_looked_at() -> None:
+    arrays = {"tokens": np.zeros(0, "<u2"), "offsets": np.zeros(5, "<i8")}
+    body = safetensors.numpy.save(arrays)
+    assert len(decode_examples(body, 4)) == 4
+    with pytest.raises(Refused, match="4 examples; at most 3 in one request") as refused:
+        decode_examples(body, 3)
+    assert refused.value.kind == "too-large"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "nowhere", "http://", "http://[::1"])

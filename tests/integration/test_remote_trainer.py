@@ -21,7 +21,7 @@ async def test_light_clients_and_a_heavy_one_hold_the_same_replicas(
     monkeypatch.setenv(TOKEN, "only for us")
     overrides = {"config__init_min_clients": 3, "config__total_steps": 6, "merge__inner_state": "keep"}
     async with real_run(tmp_path, **overrides) as run:
-        url = await start_service(run, "service", "0", "--max-chunk-items", "2")
+        url = await start_service(run, "service", "0", "--max-chunk-items", "2", "--max-chunk-bytes", "10")
         for _ in range(2):
             await run.start_client("--trainer-url", url, trainer="remote")
         await run.start_client()

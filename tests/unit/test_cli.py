@@ -140,6 +140,29 @@ def test_user_mistake_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "begins with http://" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("token", ["", " ", "a\n", "\u00e9"])
+def test_training_service_s_token_that_protects_nothing_or_cannot_be_sent_is_refused(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPOCHAL_TRAINER_TOKEN", token)
+    for arguments in (
+        ("trainer-service", "--port", "0", "--max-sessions", "1", "--tls-cert", "nowhere"),
+        (
+            "client",
+            "http://127.0.0.1:9",
+            "--trainer",
+            "remote",
+            "--trainer-url",
+            "http://127.0.0.1:9",
+            "--reconnect",
+            "1",
+        ),
+    ):
+        ran = cli.invoke(app, arguments)
+        assert isinstance(ran.exception, InvalidInput), "which the command line ends with 2"
+        assert "EPOCHAL_TRAINER_TOKEN is empty, or no token" in ran.exception.message
+
+
 def test_operator_command_without_a_token_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
     ran = cli.invoke(app, ["pause", "http://127.0.0.1:9"])

@@ -120,6 +120,7 @@ def test_every_layout_is_the_rule_read_plainly(mesh: MeshLayout) -> None:
         (lambda: parse_mesh("data=0"), "allowed: NAME=SIZE"),
         (lambda: parse_mesh("data=2,"), "allowed: NAME=SIZE"),
         (lambda: parse_mesh("data=1048577"), "more than 1048576 devices"),
+        (lambda: parse_mesh("data=" + "9" * 5000), "allowed: NAME=SIZE"),
         (lambda: spread_over({"data": 2}, 3, 1), "3 processes for a mesh of 2 devices; allowed: 1 to 2"),
         (lambda: spread_over({"tensor": 2}, 1, 1), "one must be a batch axis: data"),
         (lambda: compute_batch_size([[0]]), "a mesh of type list; allowed: jax.sharding.Mesh"),

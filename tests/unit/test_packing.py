@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from run_manager.batching.samples import EncodedSample, RawSample, raw_samples
 from run_manager.batching.task_encoder import EncoderContext, SkipSample, TaskEncoder, stateless
 from state.config import PackingConfig
 from state.errors import InvalidInput, TrainerFailed
+from tests.support.heavy import need_module
 
 ROW = 16
 METHODS = ("rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder")
@@ -358,6 +360,28 @@ def test_seeds_follow_run_stage_and_sample_and_leave_the_generators_as_they_were
     assert before == GOLDEN_NOISE
 
 
+def test_first_sample_of_an_encoder_that_loads_pytorch_itself_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    import torch
+
+    class Draws(TaskEncoder):
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample: RawSample) -> EncodedSample:
+            monkeypatch.setitem(sys.modules, "torch", torch)  # what `import torch` does in a process without it
+            if int(torch.randint(2, (1,))):
+                raise SkipSample
+            return EncodedSample(torch.randint(256, (4,)).numpy().astype("<u2"))
+
+    def drawn() -> list[list[int]]:
+        return [row.input_ids.tolist() for row in packed(packer_of("padded", Draws(context())), samples_of([1] * 12))]
+
+    wanted = drawn()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        monkeypatch.delitem(sys.modules, "torch")
+        assert drawn() == wanted
+
+
 GOLDEN_NOISE = [[48, 1, 96], [81, 11, 93], [38, 26, 71]]
 
 
@@ -384,6 +408,7 @@ def _fails(samples: list[EncodedSample]) -> Any:
     ("rows", "row", "message"),
     [
         (_fails, None, r"Broken\.slice_batch failed: KeyError: 'caption'"),
+        (lambda samples: map(_fails, samples), None, r"Broken\.slice_batch failed: KeyError: 'caption'"),
         (lambda samples: 5, None, "returned 5; allowed: a list of lists"),
         (lambda samples: [], None, "returned no row for a full pool"),
         (lambda samples: [samples, []], None, "returned an empty row"),
@@ -403,6 +428,17 @@ def test_encoder_that_breaks_its_contract_is_named(rows: Any, row: Any, message:
     encoder = type("Broken", (Broken,), {"rows": staticmethod(rows), "row": row and staticmethod(row)})(context())
     with pytest.raises(TrainerFailed, match=message):
         list(packed(packer_of("encoder", encoder, pool_size=2), samples_of([10, 10])))
+
+
+def test_slice_batch_may_yield_its_rows_and_loses_nothing() -> None:
+    def yields(samples: list[EncodedSample]) -> Any:
+        yield (sample for sample in samples[:1])
+        yield from ([sample] for sample in samples[2:])
+
+    encoder = type("Broken", (Broken,), {"rows": staticmethod(yields)})(context())
+    rows = list(packed(packer_of("encoder", encoder, pool_size=3), samples_of([1, 2, 3, 4, 5])))
+    assert sum(row.source_count or 0 for row in rows) == 5
+    assert sorted(len(row.input_ids) for row in rows) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

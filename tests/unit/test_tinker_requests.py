@@ -108,6 +108,24 @@ def test_what_waits_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch)
     run_virtually(main())
 
 
+def test_number_of_requests_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_PENDING", 2)
+
+    async def main() -> None:
+        log = Log()
+        await log.send(1, 0)
+        await log.send(2, 0)
+        with pytest.raises(Refused, match="2 requests wait for request 0") as busy:
+            await log.send(3, 0)
+        assert busy.value.kind == "busy"
+        await log.send(2, 0)  # taken before
+        await log.send(0, 0)  # the next in turn is always taken
+        await log.send(3, 0)
+        assert log.done == [0, 1, 2, 3]
+
+    run_virtually(main())
+
+
 def test_result_that_is_not_there_yet_is_waited_for() -> None:
     async def main() -> None:
         log = Log()

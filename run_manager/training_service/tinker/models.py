@@ -32,7 +32,7 @@ from state.model_config import AdamW, NgramConfig
 from state.tensors import InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
 
 BASE_MODEL = "epochal-ngram"
-_BASE_MODEL = re.compile(rf"{BASE_MODEL}(?::(\w+=\d+(?:,\w+=\d+)*))?")
+_BASE_MODEL = re.compile(rf"{BASE_MODEL}(?::(\w+=\d{{1,9}}(?:,\w+=\d{{1,9}})*))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WEIGHTS_SUFFIX, OPTIMIZER_SUFFIX = ".safetensors", ".optimizer.safetensors"
 MAX_SAVED = 256
@@ -176,8 +176,11 @@ def saved_base_model(folder: Path, name: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise Refused("not-saved", f"the name {name!r}; allowed: letters, digits, '.', '_' and '-', up to 128")
+    if not _NAME.fullmatch(name) or (name + WEIGHTS_SUFFIX).endswith(OPTIMIZER_SUFFIX):
+        raise Refused(
+            "not-saved",
+            f"the name {name!r}; allowed: letters, digits, '.', '_' and '-', up to 128, not ending in '.optimizer'",
+        )
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 256 * 1024**2
 """Requests that wait for their turn; the next in turn is always taken."""
+MAX_PENDING = 8192
+"""Requests of a model that wait for their turn, however small."""
 MAX_RESULT_BYTES = 512 * 1024**2
 MAX_RESULTS = 8192
 """Results of a model that are kept; the oldest goes first."""
@@ -87,6 +89,8 @@ class RequestQueue:
             return
         if seq_id != self._next and self._pending_bytes + request.size > MAX_PENDING_BYTES:
             raise Refused("busy", f"{self._pending_bytes} bytes of requests wait for request {self._next}")
+        if seq_id != self._next and len(self._pending) >= MAX_PENDING:
+            raise Refused("busy", f"{len(self._pending)} requests wait for request {self._next}")
         self._pending[seq_id] = request
         self._pending_bytes += request.size
         self._results[seq_id] = Result()

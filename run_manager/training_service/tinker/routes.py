@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -36,6 +36,7 @@ PREFIX = "/api/v1"
 KEY_PREFIX = "tml-"
 """The SDK takes no key that begins otherwise."""
 MAX_MODELS_PER_SESSION = 16
+MAX_NUMBER_DIGITS = 19
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TELEMETRY_BYTES = 8 * 1024**2
 RETRIEVE_WAIT_S = 20.0
@@ -98,12 +99,17 @@ class _SaveWeights(_Message):
 
 
 class _AdamParams(_Message):
-    learning_rate: float = Field(0.0001, ge=0)
+    learning_rate: float = 0.0001
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+
+
+class _SaveForSampler(_Message):
+    model_id: str
+    seq_id: int
 
 
 class _OptimStep(_Message):
@@ -184,7 +190,7 @@ class TinkerService:
     def model(self, model_id: str) -> _Served:
         """A model. Raises `Refused`: `unknown-model`, `gone`."""
         session_id, _, number = model_id.partition(":train:")
-        found = self.session(session_id).models.get(int(number)) if number.isdecimal() else None
+        found = self.session(session_id).models.get(_number_of(number))
         if found is None:
             raise Refused("unknown-model", f"no model {model_id!r}")
         return found
@@ -288,8 +294,8 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
     @app.post(PREFIX + "/load_weights")
     async def load_weights(request: HttpRequest) -> Response:
         message = await _message(service, request, _LoadWeights)
-        folder, name = _parse_path(service, message.path)
         if message.session_id is not None and message.model_seq_id is not None:
+            folder, name = _parse_path(service, message.path)
             base_model = await service.parts.worker.run(partial(saved_base_model, folder, name))
             model_id, served = service.create(message.session_id, message.model_seq_id, base_model)
             number = 0
@@ -299,7 +305,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
             raise Refused("invalid-body", "a load names session_id and model_seq_id, or model_id and seq_id")
 
         def act() -> bytes:
-            served.model.load(folder, name, optimizer=message.optimizer)
+            served.model.load(*_parse_path(service, message.path), optimizer=message.optimizer)
             return _encoded({"type": "load_weights", "model_id": model_id, "path": message.path})
 
         return _accepted(served, model_id, number, Request(act))
@@ -315,6 +321,17 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
             return _encoded({"type": "save_weights", "path": f"tinker://{message.model_id}/weights/{name}"})
 
         return _accepted(served, message.model_id, message.seq_id, Request(act))
+
+    @app.post(PREFIX + "/save_weights_for_sampler")
+    async def save_weights_for_sampler(request: HttpRequest) -> Response:
+        message = await _message(service, request, _SaveForSampler)
+        served = service.model(message.model_id)
+        return _accepted(served, message.model_id, message.seq_id, Request(_refuse_to_sample))
+
+    @app.post(PREFIX + "/create_sampling_session")
+    async def create_sampling_session(request: HttpRequest) -> Response:
+        service.check_key(request.headers.get("X-API-Key"))
+        _refuse_to_sample()
 
     @app.post(PREFIX + "/get_info")
     async def get_info(request: HttpRequest) -> Response:
@@ -355,14 +372,23 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
     async def retrieve_future(request: HttpRequest) -> Response:
         message = await _message(service, request, _Retrieve)
         model_id, _, number = message.request_id.rpartition("/")
-        if not number.isdecimal():
+        if _number_of(number) < 0:
             raise Refused("unknown-future", f"no request {message.request_id!r}")
-        result = await service.model(model_id).queue.result(int(number), RETRIEVE_WAIT_S)
+        result = await service.model(model_id).queue.result(_number_of(number), RETRIEVE_WAIT_S)
         if result is None:
             return _json({"type": "try_again", "request_id": message.request_id, "queue_state": "active"}, 408)
         if result.error is not None:
             return _json({"error": result.error, "category": result.category})
         return Response(result.data, media_type=result.media_type)
+
+
+def _refuse_to_sample() -> NoReturn:
+    raise Refused("not-found", "this service does not sample; train, save the weights, and sample elsewhere")
+
+
+def _number_of(text: str) -> int:
+    """The number that a client gave back as text; −1 for what cannot be one."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1
 
 
 async def _message(service: TinkerService, request: HttpRequest, kind: type[M]) -> M:
@@ -377,12 +403,17 @@ async def _message(service: TinkerService, request: HttpRequest, kind: type[M]) 
 
 
 def _accepted(served: _Served, model_id: str, number: int, request: Request) -> Response:
-    """Takes a request and answers with its future; it is carried out once the answer is on its way."""
+    """Takes a request and answers with its future; it is carried out once the answer is on its way.
+
+    What is wrong with a request is said there too, since those after it wait for its number.
+    """
     served.queue.submit(number, request)
     return _json({"request_id": f"{model_id}/{number}", "model_id": model_id}, then=served.queue.run)
 
 
 def _adamw(params: _AdamParams) -> AdamW:
+    if params.learning_rate < 0:
+        raise Refused("invalid-body", f"the learning rate {params.learning_rate:g}; allowed: 0 or more")
     try:
         return AdamW(
             betas=(params.beta1, params.beta2),
