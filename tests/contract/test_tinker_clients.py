@@ -268,9 +268,9 @@ def sdk_asks_for_what_is_refused(url: str, text: Text) -> float:
         return float(done.metrics["tokens:sum"])
 
 
-async def test_refused_requests_hold_nothing_up(service_url: str, elsewhere: ProcessPoolExecutor) -> None:
+async def test_refused_requests_hold_nothing_up(service_url: str, elsewhere: OtherProcess) -> None:
     text = texts(1)[0]
-    assert await ask(elsewhere, sdk_asks_for_what_is_refused, service_url, text) == text.size - 1
+    assert await elsewhere.ask(sdk_asks_for_what_is_refused, service_url, text) == text.size - 1
 
 
 async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: OtherProcess) -> None:
