@@ -194,7 +194,8 @@ def chunk_columns(
     parts: list[Rows] = []
     items = size = 0
     for batch in batches:
-        before = batch.offsets * scale  # before[i]: the size of all samples of the batch before sample i
+        # before[i]: the size of all samples of the batch before sample i; Arrow's offsets are int32, too small for it.
+        before = batch.offsets.astype(np.int64, copy=False) * scale
         count = batch.sample_count
         start = 0
         while start < count:

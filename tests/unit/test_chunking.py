@@ -219,3 +219,12 @@ def test_chunks_come_as_they_are_asked_for_and_memory_does_not_grow() -> None:
 
     peak(3000)
     assert peak(40_000) < 1.5 * peak(4000)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint64, np.int64])
+def test_sizes_of_columns_do_not_overflow_their_offsets(dtype: Any) -> None:
+    number_size = 2**30  # as many samples as it takes to need more than 32 bits would be slow
+    policy = ChunkPolicy("large", estimate_bytes, ChunkLimits(10, 3 * number_size), number_size)
+    batch = TokenBatch(np.zeros(6, "<u2"), np.array([0, 1, 5, 6], dtype))
+    chunks = list(chunk_columns([batch, batch], 0, policy))
+    assert [(chunk.items, chunk.size // number_size) for chunk in chunks] == [(1, 1), (1, 4), (2, 2), (1, 4), (1, 1)]

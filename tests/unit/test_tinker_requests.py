@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from run_manager.training_service.tinker import requests
 from run_manager.training_service.tinker.requests import GAP_TIMEOUT_S, Request, RequestQueue
 from run_manager.worker_thread import InlineWorker
 from state.errors import Refused, TrainerFailed
+from tests.support.heavy import need_module
 from tests.support.virtual_time import VirtualClock, run_virtually
 
 
@@ -124,6 +126,26 @@ def test_number_of_requests_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatch
         assert log.done == [0, 1, 2, 3]
 
     run_virtually(main())
+
+
+@pytest.mark.parametrize("target", [1.5, float("nan"), float("inf")])
+def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
+    need_module("tinker")
+    from tinker.proto import tinker_public_pb2 as proto
+
+    from run_manager.training_service.tinker.examples import decode_request
+
+    message = proto.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([1, 2], "<i4").tobytes()
+    targets = datum.loss_fn_inputs["target_tokens"]
+    targets.dtype = proto.DTYPE_FLOAT32
+    targets.dense = np.array([2, 3], "<f4").tobytes()
+    (example,) = decode_request(message.SerializeToString()).examples()
+    assert example.targets.tolist() == [2, 3]
+    targets.dense = np.array([2, target], "<f4").tobytes()
+    with pytest.raises(Refused, match="datum 0: target_tokens are no whole numbers"):
+        decode_request(message.SerializeToString()).examples()
 
 
 def test_result_that_is_not_there_yet_is_waited_for() -> None:

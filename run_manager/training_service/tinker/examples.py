@@ -95,7 +95,10 @@ def _example(number: int, datum: Any) -> Example:
     inputs = datum.loss_fn_inputs
     if TARGETS not in inputs or not set(inputs) <= {TARGETS, WEIGHTS}:
         raise _untrainable(f"{where} has the inputs {sorted(inputs)}; allowed: {TARGETS}, and {WEIGHTS} if wanted")
-    targets = _array(where, TARGETS, inputs[TARGETS]).astype(np.int64)
+    named = _array(where, TARGETS, inputs[TARGETS])
+    if not (np.isfinite(named) & (named == np.trunc(named))).all():
+        raise _untrainable(f"{where}: {TARGETS} are no whole numbers")
+    targets = named.astype(np.int64)
     weights = (
         _array(where, WEIGHTS, inputs[WEIGHTS]).astype(np.float32)
         if WEIGHTS in inputs
