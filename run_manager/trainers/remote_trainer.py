@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES_IN_FLIGHT = 4
 """Chunks of the largest size that may be under way; so many times the service's size limit bounds their bytes."""
+MAX_REQUESTS_IN_FLIGHT = 32
+"""Requests that may be under way, however small."""
 LOSS_INPUTS = 1
 """Arrays of the loss that go with each example: its labels."""
 GONE_KINDS = frozenset({"unknown-session", "stale-step", "incomplete-step"})
@@ -226,6 +228,7 @@ class _Submitter:
         self._metrics = metrics
         self._most = MAX_BYTES_IN_FLIGHT * session.limits.wire_bytes
         self._in_flight = 0
+        self._requests = 0
         self._landed = asyncio.Condition()
 
     async def submit(self, chunks: Iterable[ColumnChunk]) -> list[ChunkAnswer]:
@@ -249,9 +252,10 @@ class _Submitter:
 
     async def _wait_for_room(self, size: int) -> None:
         async with self._landed:
-            while self._in_flight and self._in_flight + size > self._most:
+            while self._requests and (self._in_flight + size > self._most or self._requests == MAX_REQUESTS_IN_FLIGHT):
                 await self._landed.wait()
             self._in_flight += size
+            self._requests += 1
 
     async def _send(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:
         try:
@@ -259,6 +263,7 @@ class _Submitter:
         finally:
             async with self._landed:
                 self._in_flight -= len(body)
+                self._requests -= 1
                 self._landed.notify_all()
 
     async def _send_or_split(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:

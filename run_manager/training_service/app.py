@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from run_manager.backoff import Clock
 from run_manager.training_service.bodies import read_body
-from run_manager.training_service.sessions import TrainingSession
+from run_manager.training_service.sessions import TrainingSession, check_model_size
 from run_manager.training_service.wire import (
     IDEMPOTENCY_KEY,
     MAX_PARAMETERS_BYTES,
@@ -99,7 +99,8 @@ class TrainingService:
         self._waiting = 0
 
     def open(self, request: SessionRequest) -> SessionOpened:
-        """A new session. Raises `Refused`: `busy`, when there are as many as may be."""
+        """A new session. Raises `Refused`: `busy`, when there are as many as may be; `too-large`."""
+        check_model_size(request.model)
         self._forget_idle()
         if len(self._sessions) >= self.parts.max_sessions:
             raise Refused("busy", f"{self.parts.max_sessions} sessions are open, which is as many as may be")

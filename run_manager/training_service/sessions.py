@@ -13,12 +13,20 @@ from run_manager.trainers.adamw import AdamWState
 from run_manager.trainers.learner import Learner
 from run_manager.trainers.micro_batches import Document
 from run_manager.trainers.ngram import parameter_shapes
-from run_manager.training_service.wire import ChunkAnswer, OptimStepRequest, SessionRequest
+from run_manager.training_service.wire import MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
 from state.errors import Refused, TrainerFailed
+from state.model_config import NgramConfig
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
 
 MAX_REMEMBERED_ANSWERS = 4096
 """Of one session; the oldest goes first. A round has far fewer requests under way."""
+
+
+def check_model_size(model: NgramConfig) -> None:
+    """Raises `Refused`: `too-large`, for a model whose parameters no message could carry."""
+    size = 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    if size > MAX_PARAMETERS_BYTES:
+        raise Refused("too-large", f"a model of {size} bytes; at most {MAX_PARAMETERS_BYTES}")
 
 
 @dataclass
@@ -79,12 +87,14 @@ class TrainingSession:
         """Adds the examples' gradient to that of the local step.
 
         Raises:
-            Refused: `stale-step`, `untrainable` (the examples' fault; nothing was added).
+            Refused: `stale-step`, `untrainable` (the examples' fault; what was added of the local step is discarded).
         """
         learner = self._at(round_key, local_step)
         try:
             learnt = learner.accumulate(documents)
         except TrainerFailed as error:
+            learner.discard()
+            self._items = 0
             raise Refused("untrainable", error.message) from error
         self._items += len(documents)
         per_example = learnt.loss_sum / len(documents) if documents else 0.0

@@ -19,6 +19,8 @@ from coordinator.listening import Endpoint
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from run_manager.backoff import Patience, SystemClock
 from run_manager.batching.chunking import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
+from run_manager.trainers import remote_trainer
+from run_manager.trainers.micro_batches import Document
 from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import RoundPlan, TrainedRound
 from run_manager.trainers.remote_trainer import RemoteTrainer, limits_of
@@ -598,6 +600,51 @@ def test_bytes_that_are_no_examples_are_refused(arrays: dict[str, Any]) -> None:
     for damaged in (b"", b"\xff" * 16, safetensors.numpy.save(arrays)[:-1]):
         with pytest.raises(InvalidDocument, match="no examples"):
             decode_examples(damaged)
+
+
+async def test_requests_under_way_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_trainer, "MAX_REQUESTS_IN_FLIGHT", 3)
+    under_way, most = 0, 0
+
+    async def counting(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await faults.app(scope, receive, send)
+        under_way -= 1
+
+    start = await local().initial_parameters(bytes(32))
+    async with service(limits=ServiceLimits(items=1)) as (url, faults):
+        faults.plan = [counting] * 40
+        trainer = remote(url)
+        trained = await trainer.train(plan_of(40, 1), start, arriving(documents(40)))
+        await trainer.aclose()
+    assert trained.token_count
+    assert len(faults.keys) == 40
+    assert 1 <= most <= 3
+
+
+async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
+    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
+    bad = encode_examples(_rows([Document(np.array([1, 300], "<u2"))]))
+    async with service() as (url, _):
+        client = client_of(url)
+        session_id = (await client.open(SessionRequest(MODEL, ADAMW))).session_id
+        await client.begin_round(session_id, "r", start, keep_last=False)
+        await client.forward_backward(session_id, "r", 0, encode_examples(_rows(documents(3))))
+        with pytest.raises(ServiceRefused, match="token 300"):
+            await client.forward_backward(session_id, "r", 0, bad)
+        with pytest.raises(ServiceRefused, match="0 examples arrived of the 3"):
+            await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
+        await client.aclose()
+
+
+async def test_model_that_no_message_could_carry_is_refused() -> None:
+    async with service() as (url, _):
+        client = client_of(url)
+        with pytest.raises(ServiceRefused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
+            await client.open(SessionRequest(NgramConfig(context=1, embedding=65536, hidden=65536), ADAMW))
+        await client.aclose()
 
 
 def test_examples_are_counted_before_they_are_looked_at() -> None:

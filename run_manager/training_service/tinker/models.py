@@ -26,6 +26,7 @@ from run_manager.trainers.ngram import (
     padded_tokens,
     parameter_shapes,
 )
+from run_manager.training_service.sessions import check_model_size
 from run_manager.training_service.tinker.examples import Example, encode_output
 from state.errors import Refused
 from state.model_config import AdamW, NgramConfig
@@ -44,16 +45,18 @@ def parse_base_model(name: str) -> NgramConfig:
     """The model of a name such as `epochal-ngram` or `epochal-ngram:context=4,hidden=32`.
 
     Raises:
-        Refused: `invalid-body`: there is no such model.
+        Refused: `invalid-body`: there is no such model; `too-large`.
     """
     found = _BASE_MODEL.fullmatch(name)
     if found is None:
         raise Refused("invalid-body", f"base model {name!r}; allowed: {BASE_MODEL}, or {BASE_MODEL}:hidden=32")
     sizes = dict(part.split("=") for part in found[1].split(",")) if found[1] else {}
     try:
-        return NgramConfig.model_validate({size: int(value) for size, value in sizes.items()})
+        model = NgramConfig.model_validate({size: int(value) for size, value in sizes.items()})
     except ValidationError as error:
         raise Refused("invalid-body", f"base model {name!r}: {error.errors()[0]['msg']}") from error
+    check_model_size(model)
+    return model
 
 
 class TinkerModel:
@@ -156,7 +159,7 @@ class TinkerModel:
         tensors = {key: array.copy() for key, array in weights.tensors().items()}
         if {key: array.shape for key, array in tensors.items()} != parameter_shapes(self._config):
             raise Refused("not-saved", f"{name!r} holds another model than {self.base_model}")
-        self._parameters, self._state = tensors, AdamWState()
+        self._parameters, self._state, self._gradient = tensors, AdamWState(), {}
         if optimizer:
             moments = kept.tensors()
             first, second = (
