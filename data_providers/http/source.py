@@ -7,6 +7,7 @@ what `EPOCHAL_HTTP_HEADERS` says; every wait has a bound.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -27,9 +28,12 @@ SILENCE_TIMEOUT_S = 20.0
 POOL_TIMEOUT_S = 120.0
 MAX_ANSWERS_PER_READ = 64
 """A body may break often as long as each answer brings something; after so many answers the source is given up."""
+MAX_PORT = 65_535
 PROBE_BYTES = 1
 MAX_URLS = 100_000
 HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"(?:[\x21-\x7e]+(?:[\t ]+[\x21-\x7e]+)*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class HttpOptions:
             headers = json.loads(text)
         except ValueError:
             headers = None
-        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        if not isinstance(headers, dict) or not all(
+            _HEADER_NAME.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
+            for name, value in headers.items()
+        ):
             raise InvalidInput(f'{HEADERS_VARIABLE} is no JSON object like {{"Authorization": "Bearer …"}}')
         return cls(headers)
 
@@ -168,11 +175,12 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
         InvalidInput: two URLs still have one name, or one names no file; the fault of whoever wrote the location.
     """
     places: dict[str, list[str]] = {}
-    for url in urls:
+    for number, url in enumerate(urls, start=1):
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise InvalidInput(f"{url!r} is no URL: {error}", url=url) from error
+            # What cannot be parsed cannot be shown without its password; httpx's reason may hold a part of it too.
+            raise InvalidInput(f"URL {number} of {len(urls)} has no host and port that could be asked") from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
             raise InvalidInput(f"{_without_secrets(url)} names no file", url=_without_secrets(url))
@@ -190,10 +198,12 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
 
 def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
     own_servers = {httpx.URL(url).copy_with(raw_path=b"/", userinfo=b"") for url in urls}
-    origins = {(url.scheme, url.host, url.port) for url in own_servers}
+    origins = {(url.scheme, url.raw_host, url.port) for url in own_servers}
 
     async def keep_headers_at_home(request: httpx.Request) -> None:
-        if (request.url.scheme, request.url.host, request.url.port) in origins:
+        if not 0 <= (request.url.port or 0) <= MAX_PORT:
+            raise httpx.InvalidURL(f"there is no port {request.url.port}")  # asyncio would raise an OverflowError
+        if (request.url.scheme, request.url.raw_host, request.url.port) in origins:
             request.headers.update(options.headers)
         else:
             for name in options.headers:

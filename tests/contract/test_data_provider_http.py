@@ -150,10 +150,28 @@ async def test_http_server_that_is_away_is_unavailable(folder: Path) -> None:
         await open_url(f"{url}/a.bin")
 
 
-@pytest.mark.parametrize(("url", "error"), [("ftp://127.0.0.1/a.bin", Rejected), ("http://[::1/a.bin", InvalidInput)])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("ftp://127.0.0.1/a.bin", Rejected),
+        ("http://[::1/a.bin", InvalidInput),
+        ("http://127.0.0.1:99999/a.bin", Rejected),
+        ("http://xn--/a.bin", Rejected),
+    ],
+)
 async def test_http_url_that_cannot_be_asked_is_refused(url: str, error: type[EpochalError]) -> None:
     with pytest.raises(error):
         await open_url(url)
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:99999/a.bin", "http://127.0.0.1:-1/a.bin", "http://xn--/a.bin"])
+async def test_http_redirect_to_what_cannot_be_asked_is_a_data_error(target: str) -> None:
+    async def redirect(request: HttpRequest) -> HttpReply:
+        return HttpReply(302, headers={"Location": target})
+
+    async with http_server(redirect) as url:
+        with pytest.raises(DataError):
+            await open_url(f"{url}/a.bin")
 
 
 async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path) -> None:
@@ -308,7 +326,8 @@ async def test_http_retries_wait_as_long_as_the_server_asks_and_no_longer_than_t
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [("0", 0.0), ("17", 17.0), ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0), ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0)]
-    + [(value, 0.0) for value in (None, "", "soon", "-3", "²")],
+    + [(value, 0.0) for value in (None, "", "soon", "-3", "²")]
+    + [("Wed, 21 Oct 99999999999 07:28:30 GMT", 0.0), ("Wed, 21 Oct 2015 07:28:30 +99999999999999999999", 0.0)],
 )
 def test_retry_after_is_a_number_or_a_date_or_nothing(value: str | None, seconds: float) -> None:
     assert retry_after_s(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
@@ -336,7 +355,20 @@ async def test_http_headers_from_the_environment_go_to_the_locations_servers_alo
     ]
 
 
-@pytest.mark.parametrize("text", ["Bearer secret", "[1]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer secret",
+        "[1]",
+        '{"a": 1}',
+        '{"a": " b"}',
+        '{"a": "b\\n"}',
+        '{"a": "é"}',
+        '{"a b": "c"}',
+        '{"": "c"}',
+        '{"é": "c"}',
+    ],
+)
 def test_http_headers_variable_with_something_else_is_refused_without_repeating_it(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +384,14 @@ async def test_http_error_shows_no_credentials(folder: Path) -> None:
             await open_url(f"{url}/missing.bin?key=secret".replace("http://", "http://user:secret@"))
     assert "secret" not in str(refused.value) + str(refused.value.context)
     assert "missing.bin" in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@[::1/a.bin?key=secret", "http://user:secret/secret@h/a.bin"])
+def test_malformed_url_is_refused_without_its_credentials(url: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        file_names(["http://h/b.bin", url])
+    assert "secret" not in str(refused.value) + str(refused.value.context)
+    assert "URL 2 of 2" in str(refused.value)
 
 
 def test_file_names_are_last_parts_or_what_tells_the_files_apart() -> None:
