@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
-from data_providers.http.source import HttpSource, file_names
+from data_providers.http.source import HttpSource, file_names, without_secrets
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
@@ -247,7 +247,7 @@ _MIX = TypeAdapter(Annotated[list[_MixEntry], Field(min_length=1, max_length=MAX
 
 
 async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvider:
-    entries = _parse_mix(await _mix_text(place), place)
+    entries = _parse_mix(await _mix_text(place), without_secrets(place) if "://" in place else place)
     folder = None if "://" in place else Path(place).parent
     sources: list[Weighted] = []
     async with AsyncExitStack() as opened:

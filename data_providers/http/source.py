@@ -116,7 +116,7 @@ class HttpSource:
     @property
     def location(self) -> str:
         first = next(iter(self._by_name.values()), None)
-        return "no URL" if first is None else _without_secrets(first.url)
+        return "no URL" if first is None else without_secrets(first.url)
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -183,7 +183,7 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"URL {number} of {len(urls)} has no host and port that could be asked") from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
-            raise InvalidInput(f"{_without_secrets(url)} names no file", url=_without_secrets(url))
+            raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
         places[url] = parts
     names = {url: parts[-1] for url, parts in places.items()}
     if len(set(names.values())) < len(names):
@@ -225,7 +225,7 @@ def _version(answer: Opened) -> str:
     return found
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """The URL without user, password and query: those may be keys."""
     try:
         return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))

@@ -120,6 +120,15 @@ async def test_list_that_is_no_mix_is_refused_with_its_place(tmp_path: Path, tex
     assert "mix.json" in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["no json", "[]", '[{"location": {"WeightedHttp": "a.json"}, "weight": 1}]'])
+async def test_list_behind_a_url_that_is_no_mix_is_refused_without_its_credentials(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mix.json").write_text(text)
+    async with http_server(FileServer(tmp_path)) as url:
+        with pytest.raises(InvalidInput, match=r"mix\.json") as refused:
+            await opened(url.replace("http://", "http://user:secret@") + "/mix.json?key=secret")
+    assert "secret" not in str(refused.value) + str(refused.value.context)
+
+
 async def test_list_that_is_missing_or_too_long_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"absent\.json"):
         await opened(str(tmp_path / "absent.json"))
