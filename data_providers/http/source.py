@@ -5,6 +5,7 @@ those of the first answer); a broken body is continued where it broke; nobody bu
 what `EPOCHAL_HTTP_HEADERS` says; every wait has a bound.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -158,7 +159,10 @@ class HttpSource:
             try:
                 async with opened(self._client, url, 0, PROBE_BYTES) as answer:
                     size_bytes = what_comes(answer)[2]
-                    return _RemoteFile(url, SourceFile(name, size_bytes, answer.url, _version(answer)))
+                    version = _version(answer)
+                    return _RemoteFile(
+                        url, SourceFile(name, size_bytes, answer.url, version, _distinction(url, answer))
+                    )
             except SourceUnavailable as error:
                 failures += 1
                 await self._options.retries.wait(failures, error)
@@ -223,6 +227,14 @@ def _version(answer: Opened) -> str:
     headers = answer.response.headers
     found: str = headers.get("ETag") or headers.get("Last-Modified") or ""
     return found
+
+
+def _distinction(url: str, answer: Opened) -> str:
+    """A digest of all of the URL, its query included, where no ETag tells the file from others at its path.
+
+    With an ETag the query does not count: it may be a signature that is another one every hour.
+    """
+    return "" if answer.response.headers.get("ETag") else hashlib.sha256(url.encode()).hexdigest()
 
 
 def without_secrets(url: str) -> str:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import data_providers.http.answers
+from data_providers.cached import MIN_CACHE_BYTES, BlockCache, CachedSource
 from data_providers.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.retries import Retries, retry_after_s
-from data_providers.source import MAX_CONCURRENT_READS
+from data_providers.source import MAX_CONCURRENT_READS, read
 from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED
@@ -392,6 +393,36 @@ def test_malformed_url_is_refused_without_its_credentials(url: str) -> None:
         file_names(["http://h/b.bin", url])
     assert "secret" not in str(refused.value) + str(refused.value.context)
     assert "URL 2 of 2" in str(refused.value)
+
+
+@pytest.mark.parametrize("has_etag", [False, True])
+async def test_cache_tells_files_apart_that_differ_in_their_query(tmp_path: Path, has_etag: bool) -> None:
+    async def answer(request: HttpRequest) -> HttpReply:
+        data = (TOKENS + int(request.query["file"])).tobytes()
+        first, last = request.byte_range() or (0, 0)
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        return HttpReply(206, data[first : last + 1], headers | ({"ETag": request.query["file"]} if has_etag else {}))
+
+    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
+    async with http_server(answer) as url:
+        for number in (0, 7, 0):
+            source = CachedSource(await HttpSource.open([f"{url}/get.bin?file={number}&key=secret"], ONE_TRY), cache)
+            assert await read(source, "get.bin", 0, 4) == (TOKENS[:2] + number).tobytes()
+            assert "secret" not in str(source.files)
+            await source.aclose()
+
+
+async def test_cache_knows_a_file_with_an_etag_whatever_signs_its_url(tmp_path: Path) -> None:
+    TOKENS.tofile(tmp_path / "a.bin")
+    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
+    fetched = []
+    async with http_server(FileServer(tmp_path)) as url:
+        for signature in ("x", "y"):
+            source = CachedSource(await HttpSource.open([f"{url}/a.bin?signature={signature}"], ONE_TRY), cache)
+            assert await read(source, "a.bin", 0, 4) == TOKENS[:2].tobytes()
+            fetched.append(source.fetched_bytes)
+            await source.aclose()
+    assert fetched == [TOKENS.nbytes, 0]
 
 
 def test_file_names_are_last_parts_or_what_tells_the_files_apart() -> None:
