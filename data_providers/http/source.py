@@ -183,8 +183,10 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            # What cannot be parsed cannot be shown without its password; httpx's reason may hold a part of it too.
-            raise InvalidInput(f"URL {number} of {len(urls)} has no host and port that could be asked") from error
+            # What cannot be parsed cannot be shown without its secrets; httpx's reason may hold a part of them too.
+            has_secrets = "@" in url or "?" in url
+            shown = f"URL {number} of {len(urls)} is none" if has_secrets else f"{url!r} is no URL: {error}"
+            raise InvalidInput(shown) from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
             raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
