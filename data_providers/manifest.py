@@ -115,15 +115,22 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
     return path
 
 
-def verify_folder(folder: Path) -> int:
+def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
     """Compare every byte of a folder with its manifest; the number of files that were compared. Blocks.
 
+    Args:
+        names: files of the folder that the manifest must list, because they would be read as data.
+
     Raises:
-        CorruptData: a file is missing, has another size, or differs; the first one found is named with the block.
+        CorruptData: a file is missing, is not listed, has another size, or differs; the first one found is named with
+            the block.
         InvalidInput: there is no manifest, or a file cannot be read.
     """
     try:
         manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder / MANIFEST_NAME))
+        for name in sorted(names):
+            if name not in manifest:
+                raise CorruptData(f"{folder}: the manifest does not list {name}", name=name)
         for name, listed in manifest.items():
             path = folder / name
             if not path.is_file():
