@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import httpx
 
+from data_providers.formats.mds import INDEX_NAME
 from data_providers.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.retries import Retries
@@ -172,8 +173,8 @@ class HttpSource:
 
 
 def file_names(urls: Sequence[str]) -> dict[str, str]:
-    """The name of the file at each URL: the last part of its path, or, where two would have one name, all of the path
-    behind the longest folder that every URL shares.
+    """The name of the file at each URL: the last part of its path, or, where two would have one name or an MDS index
+    may name folders, all of the path behind the longest folder that every URL shares.
 
     Raises:
         InvalidInput: two URLs still have one name, or one names no file; the fault of whoever wrote the location.
@@ -192,7 +193,7 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
         places[url] = parts
     names = {url: parts[-1] for url, parts in places.items()}
-    if len(set(names.values())) < len(names):
+    if len(set(names.values())) < len(names) or (len(names) > 1 and INDEX_NAME in names.values()):
         first, last = min(places.values()), max(places.values())
         pairs = enumerate(zip(first, last, strict=False))
         shared = next((number for number, (one, other) in pairs if one != other), 0)
