@@ -85,7 +85,7 @@ class DataReport:
 @app.command()
 def inspect(
     location: Annotated[str, typer.Argument(metavar="LOCATION", help="As `epochal client --data` takes it.")],
-    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token, where the files do not say.")] = (
+    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token; files that say theirs must agree.")] = (
         TokenSizeOption.TWO
     ),
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
