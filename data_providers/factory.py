@@ -38,6 +38,7 @@ from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config import StateFile, parse_data_config
 from state.data_location import (
+    MAX_FILES,
     S3,
     Azure,
     DataConfig,
@@ -278,6 +279,10 @@ def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
         raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
     if any(isinstance(entry.location, WeightedHttp) for entry in entries):
         raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
+    for entry in entries:
+        files = entry.location.location if isinstance(entry.location, Http) else None
+        if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:  # before anybody writes down their URLs
+            raise InvalidInput(f"mix {place}: {files.num_files} files; at most {MAX_FILES}", place=place)
     return entries
 
 
