@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
+from data_providers.formats.discovery import SUFFIXES
 from data_providers.http.manifests import open_checked
 from data_providers.http.source import HttpSource, without_secrets
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
@@ -311,6 +312,11 @@ def _open_samples(path: Path, spec: DatasetSpec, access: Access) -> DataProvider
         path = path.parent / config.dir
     if path.suffix == PARQUET_SUFFIX:
         return _open_preprocessed(path, spec, access)
+    if path.suffix in SUFFIXES and path.is_file():
+        raise InvalidInput(
+            f"{path} holds tokens, which are not packed; allowed: {JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files",
+            path=str(path),
+        )
     if path.is_dir() and not any(path.rglob("*" + JSON_LINES_SUFFIX)):
         if not any(path.rglob("*" + PARQUET_SUFFIX)):
             raise CorruptData(
