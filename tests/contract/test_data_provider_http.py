@@ -175,6 +175,15 @@ async def test_http_redirect_to_what_cannot_be_asked_is_a_data_error(target: str
             await open_url(f"{url}/a.bin")
 
 
+async def test_http_url_of_no_known_format_is_corrupt_and_says_which_are_read(folder: Path) -> None:
+    (folder / "tokens").write_bytes(TOKENS.tobytes())
+    async with http_server(FileServer(folder)) as url:
+        with pytest.raises(
+            CorruptData, match=r"/tokens holds no token files \(\.bin, \.ds, \.npy, or an MDS index\.json\)"
+        ):
+            await open_url(f"{url}/tokens?key=secret")
+
+
 async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path) -> None:
     async def whole(request: HttpRequest) -> HttpReply:
         return HttpReply(200, TOKENS.tobytes())
