@@ -5,6 +5,7 @@ those of the first answer); a broken body is continued where it broke; nobody bu
 what `EPOCHAL_HTTP_HEADERS` says; every wait has a bound.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -86,6 +87,8 @@ class HttpSource:
         self._client = client
         self._by_name = {file.listed.name: file for file in files}
         self._options = options
+        # httpcore's own queue loses a connection for ever where a request is cancelled while it is given one.
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @classmethod
     async def open(cls, urls: Sequence[str], options: HttpOptions | None = None) -> Self:
@@ -142,7 +145,7 @@ class HttpSource:
     async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
         """One answer: what is missing of the target, or what comes of it. The target begins at byte `start`."""
         begin, stop = start + target.filled, start + target.filled + target.missing
-        async with opened(self._client, file.url, begin, stop) as answer:
+        async with self._turns, opened(self._client, file.url, begin, stop) as answer:
             first, end, size_bytes = what_comes(answer)
             if (size_bytes, _version(answer)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
@@ -158,7 +161,7 @@ class HttpSource:
         failures = 0
         while True:
             try:
-                async with opened(self._client, url, 0, PROBE_BYTES) as answer:
+                async with self._turns, opened(self._client, url, 0, PROBE_BYTES) as answer:
                     size_bytes = what_comes(answer)[2]
                     version = _version(answer)
                     return _RemoteFile(

@@ -13,7 +13,7 @@ import pytest
 import data_providers.http.answers
 from data_providers.cached import MIN_CACHE_BYTES, BlockCache, CachedSource
 from data_providers.http.answers import MAX_WHOLE_FILE_BYTES
-from data_providers.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
+from data_providers.http.source import HEADERS_VARIABLE, MAX_CONNECTIONS, HttpOptions, HttpSource, file_names
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
@@ -271,6 +271,21 @@ async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch:
 def broken_after(count: int) -> Callable[[HttpReply], HttpReply]:
     """Answers that break off after so many bytes."""
     return lambda reply: replace(reply, body=reply.body[:count], announced_bytes=len(reply.body))
+
+
+async def test_http_source_is_usable_after_many_reads_are_cancelled_at_once(folder: Path) -> None:
+    async with http_server(FileServer(folder)) as url:
+        source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
+        for turns in range(4):  # of the event loop, until the reads are cancelled
+            async with asyncio.TaskGroup() as group:
+                reads = [group.create_task(read(source, "a.bin", 0, 100)) for _ in range(3 * MAX_CONNECTIONS)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for waiting in reads:
+                    waiting.cancel()
+        async with asyncio.timeout(10):
+            assert await read(source, "a.bin", 0, 100) == TOKENS[:50].tobytes()
+        await source.aclose()
 
 
 async def test_http_broken_body_is_continued_where_it_broke(folder: Path) -> None:
