@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Self
 from urllib.parse import unquote
 
@@ -206,6 +208,12 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
     return names
 
 
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """The certificates that servers are checked with; reading them takes longer than the rest of a client."""
+    return httpx.create_ssl_context()
+
+
 def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
     own_servers = {httpx.URL(url).copy_with(raw_path=b"/", userinfo=b"") for url in urls}
     origins = {(url.scheme, url.raw_host, url.port) for url in own_servers}
@@ -220,6 +228,7 @@ def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
                 request.headers.pop(name, None)
 
     return httpx.AsyncClient(
+        verify=_trusted(),
         timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=POOL_TIMEOUT_S),
         limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         follow_redirects=True,
