@@ -8,7 +8,7 @@ folder safely:
 - a block is read without a lock, and believed only if it has its hash; another one is deleted and fetched again;
 - the total is counted under the lock in `total`; at the limit the blocks that were longest not used make room.
 
-A block is named after the file's place, size and version, so that a file that changed is another file.
+A block is named after the file's place, size, version and distinction, so that a file that changed is another file.
 """
 
 import asyncio
@@ -193,5 +193,5 @@ def _block_bytes(file: SourceFile, number: int) -> int:
 
 
 def _key(file: SourceFile, number: int) -> str:
-    parts = (file.place, str(file.size_bytes), file.version, str(BLOCK_BYTES), str(number))
+    parts = (file.place, str(file.size_bytes), file.version, file.distinction, str(BLOCK_BYTES), str(number))
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()

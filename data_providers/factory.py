@@ -20,11 +20,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from data_providers.cached import BlockCache, CachedSource
 from data_providers.dummy import DummyDataProvider
-from data_providers.http.source import HttpSource, file_names
+from data_providers.formats.discovery import SUFFIXES
+from data_providers.http.manifests import open_checked
+from data_providers.http.source import HttpSource, without_secrets
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.manifest import HEAD_BYTES, MANIFEST_NAME, VerifiedSource, looks_like_one
+from data_providers.manifest import VerifiedSource
 from data_providers.mixture import MAX_SOURCES
 from data_providers.object_store import ObjectStoreSource
 from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
@@ -37,6 +39,7 @@ from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config import StateFile, parse_data_config
 from state.data_location import (
+    MAX_FILES,
     S3,
     Azure,
     DataConfig,
@@ -138,9 +141,10 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, access: Access
         return await _open_tcp(DataServerAddress(location.host, location.port, access.run_id), access.ticket, spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles):
         urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
-        return await _open_ranged(await _http_files(urls), spec, access, is_whole=False)
+        return await _open_ranged(await open_checked(urls), spec, access)
     if isinstance(location, Gcp | S3 | Azure):
-        return await _open_ranged(await ObjectStoreSource.open(location), spec, access, is_whole=True)
+        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location))
+        return await _open_ranged(source, spec, access)
     if isinstance(location, Local):
         opened = _open_samples if access.packs else _open_local
         return await asyncio.to_thread(opened, Path(location.path), spec, access)
@@ -151,37 +155,9 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, access: Access
     return await _open_registered(location, spec)
 
 
-async def _open_ranged(source: ByteSource, spec: DatasetSpec, access: Access, *, is_whole: bool) -> DataProvider:
-    """A provider over a source, checked by its manifest if it has one, and kept in the cache if there is one.
-
-    `is_whole`: the source lists everything that is there, so that a listed file that it lacks is missing.
-    """
-    try:
-        checked = await VerifiedSource.where_listed(source, is_whole=is_whole)
-    except BaseException:
-        await source.aclose()
-        raise
-    return await RangedDataProvider.open(checked if access.cache is None else CachedSource(checked, access.cache), spec)
-
-
-async def _http_files(urls: tuple[str, ...]) -> ByteSource:
-    """The files at these URLs, and the manifest beside the first one if there is one."""
-    file_names(urls)  # what is no URL of a file has nothing beside it
-    beside = urls[0].partition("?")[0].rpartition("/")[0] + "/" + MANIFEST_NAME
-    return await HttpSource.open([*urls, beside] if await _is_manifest(beside) else urls)
-
-
-async def _is_manifest(url: str) -> bool:
-    """Whether there is a manifest at this URL. A server that refuses it, or answers anything to any path, has none."""
-    try:
-        source = await HttpSource.open([url])
-    except (Rejected, SourceUnavailable):
-        return False
-    try:
-        (file,) = source.files
-        return looks_like_one(await read(source, file.name, 0, min(HEAD_BYTES, file.size_bytes)))
-    finally:
-        await source.aclose()
+async def _open_ranged(source: ByteSource, spec: DatasetSpec, access: Access) -> DataProvider:
+    """A provider over a source, which is kept in the cache if there is one."""
+    return await RangedDataProvider.open(source if access.cache is None else CachedSource(source, access.cache), spec)
 
 
 def parse_location(text: str) -> Override:
@@ -247,7 +223,7 @@ _MIX = TypeAdapter(Annotated[list[_MixEntry], Field(min_length=1, max_length=MAX
 
 
 async def _open_mix(place: str, spec: DatasetSpec, access: Access) -> DataProvider:
-    entries = _parse_mix(await _mix_text(place), place)
+    entries = _parse_mix(await _mix_text(place), without_secrets(place) if "://" in place else place)
     folder = None if "://" in place else Path(place).parent
     sources: list[Weighted] = []
     async with AsyncExitStack() as opened:
@@ -304,6 +280,10 @@ def _parse_mix(text: bytes, place: str) -> list[_MixEntry]:
         raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
     if any(isinstance(entry.location, WeightedHttp) for entry in entries):
         raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
+    for entry in entries:
+        files = entry.location.location if isinstance(entry.location, Http) else None
+        if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:  # before anybody writes down their URLs
+            raise InvalidInput(f"mix {place}: {files.num_files} files; at most {MAX_FILES}", place=place)
     return entries
 
 
@@ -332,6 +312,11 @@ def _open_samples(path: Path, spec: DatasetSpec, access: Access) -> DataProvider
         path = path.parent / config.dir
     if path.suffix == PARQUET_SUFFIX:
         return _open_preprocessed(path, spec, access)
+    if path.suffix in SUFFIXES and path.is_file():
+        raise InvalidInput(
+            f"{path} holds tokens, which are not packed; allowed: {JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files",
+            path=str(path),
+        )
     if path.is_dir() and not any(path.rglob("*" + JSON_LINES_SUFFIX)):
         if not any(path.rglob("*" + PARQUET_SUFFIX)):
             raise CorruptData(

@@ -18,7 +18,7 @@ import numpy as np
 
 from data_providers.formats.discovery import SUFFIXES, Part, discovery
 from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
-from data_providers.formats.megatron import INDEX_SUFFIX
+from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder, Run
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
@@ -75,7 +75,8 @@ class LocalDataProvider:
                 paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
             if folder is not path:
                 # A file alone is a dataset; what lies beside it matters only if it is the file's own index.
-                paths = {name: entry for name, entry in paths.items() if name in (path.name, path.stem + INDEX_SUFFIX)}
+                wanted = {path.name} | ({path.stem + INDEX_SUFFIX} if path.suffix == TOKENS_SUFFIX else set())
+                paths = {name: entry for name, entry in paths.items() if name in wanted}
                 if path.name not in paths:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
             layouts = _discovered(paths, spec)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from data_providers.protocol import CorruptData
 from data_providers.source import ByteSource, SourceFile, read
@@ -28,18 +28,19 @@ _HASH_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file as the manifest has it; `hashes` has `_HASH_BYTES` for each block."""
+    """A file as the manifest has it; `hashes` has `_HASH_BYTES` for each block of `block_bytes`."""
 
     size_bytes: int
     hashes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A parsed manifest: the files by name, all hashed in blocks of one size."""
-
     block_bytes: int
-    files: Mapping[str, ListedFile]
+
+    def hash_of(self, number: int) -> bytes:
+        """What the block of this number hashes to."""
+        return self.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
+
+
+Manifest: TypeAlias = Mapping[str, ListedFile]
+"""A parsed manifest: the files by name."""
 
 
 def block_hash(block: bytes | memoryview) -> bytes:
@@ -60,10 +61,21 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
         block_bytes = found["block_bytes"]
         if type(block_bytes) is not int or not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
             raise CorruptData(f"{place}: block_bytes {block_bytes!r}; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
-        files = {str(name): _listed(place, name, entry, block_bytes) for name, entry in found["files"].items()}
+        return {str(name): _listed(place, name, entry, block_bytes) for name, entry in found["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"{place} is no manifest: {type(error).__name__} {error}", place=place) from error
-    return Manifest(block_bytes, files)
+
+
+async def read_manifest(source: ByteSource, file: SourceFile) -> Manifest:
+    """The manifest that is a file of a source.
+
+    Raises:
+        CorruptData: it is none, or has more than `MAX_MANIFEST_BYTES`.
+        SourceUnavailable, Rejected: as `ByteSource.read_into`.
+    """
+    if file.size_bytes > MAX_MANIFEST_BYTES:
+        raise CorruptData(f"{file.place} has {file.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
+    return parse_manifest(await read(source, file.name, 0, file.size_bytes), file.place)
 
 
 def looks_like_one(head: bytes) -> bool:
@@ -75,7 +87,7 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
     if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
         raise CorruptData(f"{place}: {name} has {size_bytes!r} bytes and {len(hashes) // _HASH_BYTES} hashes")
-    return ListedFile(size_bytes, hashes)
+    return ListedFile(size_bytes, hashes, block_bytes)
 
 
 def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
@@ -103,16 +115,23 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
     return path
 
 
-def verify_folder(folder: Path) -> int:
+def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
     """Compare every byte of a folder with its manifest; the number of files that were compared. Blocks.
 
+    Args:
+        names: files of the folder that the manifest must list, because they would be read as data.
+
     Raises:
-        CorruptData: a file is missing, has another size, or differs; the first one found is named with the block.
+        CorruptData: a file is missing, is not listed, has another size, or differs; the first one found is named with
+            the block.
         InvalidInput: there is no manifest, or a file cannot be read.
     """
     try:
         manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder / MANIFEST_NAME))
-        for name, listed in manifest.files.items():
+        for name in sorted(names):
+            if name not in manifest:
+                raise CorruptData(f"{folder}: the manifest does not list {name}", name=name)
+        for name, listed in manifest.items():
             path = folder / name
             if not path.is_file():
                 raise CorruptData(f"{folder}: the manifest lists {name}, which is not there", name=name)
@@ -120,13 +139,12 @@ def verify_folder(folder: Path) -> int:
                 raise CorruptData(f"{path} has {path.stat().st_size} bytes, the manifest says {listed.size_bytes}")
             with path.open("rb") as file:
                 for number in range(len(listed.hashes) // _HASH_BYTES):
-                    expected = listed.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
-                    if block_hash(file.read(manifest.block_bytes)) != expected:
-                        size = manifest.block_bytes
+                    size = listed.block_bytes
+                    if block_hash(file.read(size)) != listed.hash_of(number):
                         raise CorruptData(f"{path}: block {number} of {size} bytes is not what the manifest says")
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
-    return len(manifest.files)
+    return len(manifest)
 
 
 class VerifiedSource:
@@ -136,16 +154,14 @@ class VerifiedSource:
         CorruptData: the source's files are not those of the manifest.
     """
 
-    def __init__(self, source: ByteSource, manifest: Manifest, *, is_whole: bool) -> None:
+    def __init__(self, source: ByteSource, manifest: Manifest) -> None:
         self._source = source
         self._manifest = manifest
         self._files = [file for file in source.files if file.name != MANIFEST_NAME]
         by_name = {file.name: file for file in self._files}
-        for name, listed in manifest.files.items():
+        for name, listed in manifest.items():
             if name not in by_name:
-                if is_whole:
-                    raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
-                continue
+                raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
             if by_name[name].size_bytes != listed.size_bytes:
                 raise CorruptData(
                     f"{by_name[name].place} has {by_name[name].size_bytes} bytes, "
@@ -154,11 +170,8 @@ class VerifiedSource:
                 )
 
     @classmethod
-    async def where_listed(cls, source: ByteSource, *, is_whole: bool) -> ByteSource:
-        """The source itself, or a verified one where the source holds a manifest.
-
-        Args:
-            is_whole: the source lists all that is there, so that a file that it lacks is missing.
+    async def where_listed(cls, source: ByteSource) -> ByteSource:
+        """The source itself, or a verified one where the source, which lists all that is there, holds a manifest.
 
         Raises:
             CorruptData: the manifest is none, or the source's files are not those that it lists.
@@ -167,10 +180,11 @@ class VerifiedSource:
         held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
         if held is None:
             return source
-        if held.size_bytes > MAX_MANIFEST_BYTES:
-            raise CorruptData(f"{held.place} has {held.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
-        text = await read(source, held.name, 0, held.size_bytes)
-        return cls(source, parse_manifest(text, held.place), is_whole=is_whole)
+        try:
+            return cls(source, await read_manifest(source, held))
+        except BaseException:
+            await source.aclose()
+            raise
 
     @property
     def location(self) -> str:
@@ -182,17 +196,17 @@ class VerifiedSource:
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """As `ByteSource.read_into`; whole blocks are fetched and compared, but for a file that is not listed."""
-        listed, size, stop = self._manifest.files.get(name), self._manifest.block_bytes, start + len(into)
+        listed = self._manifest.get(name)
         if listed is None:
             await self._source.read_into(name, start, into)
             return
+        size, stop = listed.block_bytes, start + len(into)
         begin, end = start // size * size, min(-(-stop // size) * size, listed.size_bytes)
         body = into if (begin, end) == (start, stop) else memoryview(bytearray(end - begin))
         await self._source.read_into(name, begin, body)
         for at in range(begin, end, size):
             number = at // size
-            expected = listed.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
-            if block_hash(body[at - begin : at - begin + size]) != expected:
+            if block_hash(body[at - begin : at - begin + size]) != listed.hash_of(number):
                 place = next(file.place for file in self._files if file.name == name)
                 raise CorruptData(f"{place}: block {number} of {size} bytes is not what the manifest says", name=name)
         if body is not into:

@@ -55,6 +55,7 @@ _CREDENTIALS = {
 }
 _ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZURE_ALLOW_HTTP"}
 """obstore reads these too, but forgets them when it is given timeouts."""
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
 _PASSING_STATUS = (408, 425, 429)
 _HOPELESS = ("non-partial response when range requested", "incorrectly configured region")
@@ -88,6 +89,9 @@ class ObjectStoreSource:
             Rejected: it refuses, or there are more than `MAX_LISTED_FILES`.
             InvalidInput: obstore is not installed, or the location's values are none for it; the user's fault.
         """
+        name = getattr(bucket, "bucket_name", None)
+        if name is not None and not _BUCKET_NAME.fullmatch(name):  # obstore panics at some of these
+            raise InvalidInput(f"{location_of(bucket)}: {name!r} is no name of a bucket", location=location_of(bucket))
         return await cls.over(_store_of(bucket), location_of(bucket), bucket.filter_directory)
 
     @classmethod
@@ -107,6 +111,8 @@ class ObjectStoreSource:
                     raise Rejected(f"{location} holds more than {MAX_LISTED_FILES} objects", location=location)
         except _failures() as error:
             raise _as_ours(error, location) from error
+        except ValueError as error:
+            raise InvalidInput(f"{location} is no folder of a bucket: {error}", location=location) from error
         return cls(store, location, objects)
 
     @property

@@ -157,7 +157,8 @@ class TokenBatch:
                 raise CorruptData(f"{len(flat)} {name} for {total} tokens")
         if self.sequence_lengths is not None:
             ends = np.concatenate(([0], np.cumsum(self.sequence_lengths, dtype=np.int64)))
-            if ends[-1] != total or (ends[np.searchsorted(ends, offsets)] != offsets).any():
+            is_ascending = not (ends[1:] < ends[:-1]).any()
+            if not is_ascending or ends[-1] != total or (ends[np.searchsorted(ends, offsets)] != offsets).any():
                 raise CorruptData("sequence_lengths do not add up to the samples' lengths")
 
     @classmethod

@@ -5,7 +5,8 @@ from typing import Self
 
 import numpy as np
 
-from data_providers.formats.discovery import discover
+from data_providers.formats.discovery import SUFFIXES, discover
+from data_providers.formats.mds import INDEX_NAME
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
@@ -37,7 +38,10 @@ class RangedDataProvider:
         try:
             files = await discover(source, spec)
             if not files:
-                raise CorruptData(f"{source.location} holds no token files", location=source.location)
+                raise CorruptData(
+                    f"{source.location} holds no token files ({', '.join(SUFFIXES)}, or an MDS {INDEX_NAME})",
+                    location=source.location,
+                )
             return cls(source, files, spec)
         except BaseException:
             await source.aclose()

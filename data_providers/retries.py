@@ -50,6 +50,6 @@ def retry_after_s(value: object, now: datetime) -> float:
         return float(text[:9])
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())

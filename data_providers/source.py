@@ -26,12 +26,14 @@ class SourceFile:
         size_bytes: of the whole file.
         place: where exactly the file is, for messages and as a cache's key: a URL without credentials, say.
         version: what changes when the content does (an ETag, say); "" when the source cannot tell.
+        distinction: what tells the file from others with the same place, where `version` does not.
     """
 
     name: str
     size_bytes: int
     place: str
     version: str = ""
+    distinction: str = ""
 
 
 class ByteSource(Protocol):

@@ -47,7 +47,8 @@ async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> 
                 await asyncio.shield(response.aclose())
     except (TimeoutError, httpx.TimeoutException) as error:
         raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects, UnicodeError) as error:
+        # `UnicodeError`: a redirect to a host that is no name (httpx decodes it to compare servers).
         raise Rejected(f"{shown} cannot be asked: {error}", url=shown) from error
     except httpx.HTTPError as error:
         raise SourceUnavailable(f"{shown} cannot be read: {error or type(error).__name__}", url=shown) from error

@@ -5,15 +5,21 @@ those of the first answer); a broken body is continued where it broke; nobody bu
 what `EPOCHAL_HTTP_HEADERS` says; every wait has a bound.
 """
 
+import asyncio
+import hashlib
 import json
 import os
+import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Self
 from urllib.parse import unquote
 
 import httpx
 
+from data_providers.formats.mds import INDEX_NAME
 from data_providers.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.retries import Retries
@@ -27,9 +33,12 @@ SILENCE_TIMEOUT_S = 20.0
 POOL_TIMEOUT_S = 120.0
 MAX_ANSWERS_PER_READ = 64
 """A body may break often as long as each answer brings something; after so many answers the source is given up."""
+MAX_PORT = 65_535
 PROBE_BYTES = 1
 MAX_URLS = 100_000
 HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"(?:[\x21-\x7e]+(?:[\t ]+[\x21-\x7e]+)*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,10 @@ class HttpOptions:
             headers = json.loads(text)
         except ValueError:
             headers = None
-        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        if not isinstance(headers, dict) or not all(
+            _HEADER_NAME.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
+            for name, value in headers.items()
+        ):
             raise InvalidInput(f'{HEADERS_VARIABLE} is no JSON object like {{"Authorization": "Bearer …"}}')
         return cls(headers)
 
@@ -77,6 +89,8 @@ class HttpSource:
         self._client = client
         self._by_name = {file.listed.name: file for file in files}
         self._options = options
+        # httpcore's own queue loses a connection for ever where a request is cancelled while it is given one.
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @classmethod
     async def open(cls, urls: Sequence[str], options: HttpOptions | None = None) -> Self:
@@ -109,7 +123,7 @@ class HttpSource:
     @property
     def location(self) -> str:
         first = next(iter(self._by_name.values()), None)
-        return "no URL" if first is None else _without_secrets(first.url)
+        return "no URL" if first is None else without_secrets(first.url)
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -133,7 +147,7 @@ class HttpSource:
     async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
         """One answer: what is missing of the target, or what comes of it. The target begins at byte `start`."""
         begin, stop = start + target.filled, start + target.filled + target.missing
-        async with opened(self._client, file.url, begin, stop) as answer:
+        async with self._turns, opened(self._client, file.url, begin, stop) as answer:
             first, end, size_bytes = what_comes(answer)
             if (size_bytes, _version(answer)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
@@ -149,9 +163,12 @@ class HttpSource:
         failures = 0
         while True:
             try:
-                async with opened(self._client, url, 0, PROBE_BYTES) as answer:
+                async with self._turns, opened(self._client, url, 0, PROBE_BYTES) as answer:
                     size_bytes = what_comes(answer)[2]
-                    return _RemoteFile(url, SourceFile(name, size_bytes, answer.url, _version(answer)))
+                    version = _version(answer)
+                    return _RemoteFile(
+                        url, SourceFile(name, size_bytes, answer.url, version, _distinction(url, answer))
+                    )
             except SourceUnavailable as error:
                 failures += 1
                 await self._options.retries.wait(failures, error)
@@ -161,24 +178,27 @@ class HttpSource:
 
 
 def file_names(urls: Sequence[str]) -> dict[str, str]:
-    """The name of the file at each URL: the last part of its path, or, where two would have one name, all of the path
-    behind the longest folder that every URL shares.
+    """The name of the file at each URL: the last part of its path, or, where two would have one name or an MDS index
+    may name folders, all of the path behind the longest folder that every URL shares.
 
     Raises:
         InvalidInput: two URLs still have one name, or one names no file; the fault of whoever wrote the location.
     """
     places: dict[str, list[str]] = {}
-    for url in urls:
+    for number, url in enumerate(urls, start=1):
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise InvalidInput(f"{url!r} is no URL: {error}", url=url) from error
+            # What cannot be parsed cannot be shown without its secrets; httpx's reason may hold a part of them too.
+            has_secrets = "@" in url or "?" in url
+            shown = f"URL {number} of {len(urls)} is none" if has_secrets else f"{url!r} is no URL: {error}"
+            raise InvalidInput(shown) from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
-            raise InvalidInput(f"{_without_secrets(url)} names no file", url=_without_secrets(url))
+            raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
         places[url] = parts
     names = {url: parts[-1] for url, parts in places.items()}
-    if len(set(names.values())) < len(names):
+    if len(set(names.values())) < len(names) or (len(names) > 1 and INDEX_NAME in names.values()):
         first, last = min(places.values()), max(places.values())
         pairs = enumerate(zip(first, last, strict=False))
         shared = next((number for number, (one, other) in pairs if one != other), 0)
@@ -188,18 +208,27 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
     return names
 
 
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """The certificates that servers are checked with; reading them takes longer than the rest of a client."""
+    return httpx.create_ssl_context()
+
+
 def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
     own_servers = {httpx.URL(url).copy_with(raw_path=b"/", userinfo=b"") for url in urls}
-    origins = {(url.scheme, url.host, url.port) for url in own_servers}
+    origins = {(url.scheme, url.raw_host, url.port) for url in own_servers}
 
     async def keep_headers_at_home(request: httpx.Request) -> None:
-        if (request.url.scheme, request.url.host, request.url.port) in origins:
+        if not 0 <= (request.url.port or 0) <= MAX_PORT:
+            raise httpx.InvalidURL(f"there is no port {request.url.port}")  # asyncio would raise an OverflowError
+        if (request.url.scheme, request.url.raw_host, request.url.port) in origins:
             request.headers.update(options.headers)
         else:
             for name in options.headers:
                 request.headers.pop(name, None)
 
     return httpx.AsyncClient(
+        verify=_trusted(),
         timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=POOL_TIMEOUT_S),
         limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         follow_redirects=True,
@@ -215,7 +244,15 @@ def _version(answer: Opened) -> str:
     return found
 
 
-def _without_secrets(url: str) -> str:
+def _distinction(url: str, answer: Opened) -> str:
+    """A digest of all of the URL, its query included, where no ETag tells the file from others at its path.
+
+    With an ETag the query does not count: it may be a signature that is another one every hour.
+    """
+    return "" if answer.response.headers.get("ETag") else hashlib.sha256(url.encode()).hexdigest()
+
+
+def without_secrets(url: str) -> str:
     """The URL without user, password and query: those may be keys."""
     try:
         return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))

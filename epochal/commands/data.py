@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from data_providers.factory import Access, open_location, parse_location
+from data_providers.factory import DATA_CONFIG_SUFFIX, Access, open_location, parse_location
 from data_providers.formats.discovery import SUFFIXES
-from data_providers.formats.mds import INDEX_NAME
+from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.mixture import PERIOD
+from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
@@ -84,7 +85,7 @@ class DataReport:
 @app.command()
 def inspect(
     location: Annotated[str, typer.Argument(metavar="LOCATION", help="As `epochal client --data` takes it.")],
-    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token, where the files do not say.")] = (
+    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token; files that say theirs must agree.")] = (
         TokenSizeOption.TWO
     ),
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
@@ -101,11 +102,13 @@ def inspect(
     Whatever is wrong with the location is bad input here, and ends with 2.
     """
     found = parse_location(location)
-    if isinstance(found, Local) and found.path.endswith(".toml"):
-        seq_len = read_data_config(Path(found.path)).seq_len
+    path = Path(found.path) if isinstance(found, Local) else None
+    if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
+        config = read_data_config(path)
+        seq_len, path = config.seq_len, path.parent / config.dir
     spec = DatasetSpec(int(token_size.value), seq_len)
     target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
-    packs = isinstance(found, Local) and found.path.endswith(JSON_LINES_SUFFIX)
+    packs = path is not None and _holds_samples(path)
 
     async def look() -> None:
         try:
@@ -135,7 +138,7 @@ def manifest(
     """Write the hashes of a folder's files beside them, so that whoever fetches them can check every block."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is no folder", path=str(folder))
-    names = [path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name)]
+    names = _data_names(folder)
     if not names:
         raise InvalidInput(f"{folder} holds no data files", path=str(folder))
     say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
@@ -144,7 +147,28 @@ def manifest(
 @app.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
-    say(f"{folder}: {verify_folder(folder)} files are what the manifest says")
+    count = verify_folder(folder, _data_names(folder) if folder.is_dir() else ())
+    say(f"{folder}: {count} files are what the manifest says")
+
+
+def _data_names(folder: Path) -> list[str]:
+    """The files of a folder that a manifest lists."""
+    names = {path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name)}
+    if INDEX_NAME in names:  # a merged one names shards in folders below it
+        names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
+    return sorted(names)
+
+
+def _holds_samples(path: Path) -> bool:
+    """Whether what a path holds is no token files but samples of any length: JSON lines or, in a folder, parquet."""
+    if not path.is_dir():
+        return path.suffix == JSON_LINES_SUFFIX
+    try:
+        if any(entry.name.endswith(SUFFIXES) or entry.name == INDEX_NAME for entry in path.iterdir()):
+            return False
+        return any(entry.suffix in (JSON_LINES_SUFFIX, PARQUET_SUFFIX) for entry in path.rglob("*"))
+    except OSError:  # whoever opens the folder says why
+        return False
 
 
 def _is_data(name: str) -> bool:

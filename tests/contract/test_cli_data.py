@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from data_providers.protocol import CorruptData
 from epochal.main import app
 from state.errors import InvalidInput
 from tests.support.data_formats import write_mds, write_megatron
@@ -99,6 +100,25 @@ def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) 
     assert inspected(str(config))["sequences"] == 4
 
 
+@pytest.mark.parametrize("place", ["", "data.toml"])
+def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
+    report = inspected(str(tmp_path / (place or "samples")))
+    assert (report["kind"], report["sequences"], report["sample_text"]) == ("JsonLines", 2, '{"text": "one"}')
+
+
+def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": [[72, 105]]}), tmp_path / "train.parquet")
+    report = inspected(str(tmp_path))
+    assert (report["kind"], report["sequences"], report["sample_text"]) == ("Preprocessed", 1, "Hi")
+
+
 def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     need_module("tokenizers")
     import tokenizers
@@ -128,6 +148,29 @@ def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
     ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
     assert ran.exit_code == 0
     assert "1 files are what the manifest says" in ran.stdout
+
+
+def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
+    index = write_mds(tmp_path / "0", [np.arange(16, dtype="<u2").reshape(1, 16)])
+    for entry in index["shards"]:
+        entry["raw_data"]["basename"] = "0/" + entry["raw_data"]["basename"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    assert "2 files are what" in cli.invoke(app, ["data", "verify", str(tmp_path)]).stdout
+    with (tmp_path / "0" / "shard.00000.mds").open("ab") as shard:
+        shard.write(b"x")
+    assert isinstance(cli.invoke(app, ["data", "verify", str(tmp_path)]).exception, CorruptData)
+
+
+def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    (tmp_path / "notes.txt").write_text("no data")
+    assert cli.invoke(app, ["data", "verify", str(tmp_path)]).exit_code == 0
+    (tmp_path / "more.npy").write_bytes(bytes(64))
+    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
+    assert isinstance(ran.exception, CorruptData)
+    assert "more.npy" in ran.exception.message
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,15 @@ async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) ->
         await open_as(tmp_path / "lines" / "train.jsonl", packs=False)
 
 
+@pytest.mark.parametrize("name", ["a.bin", "a.ds", "a.npy"])
+async def test_token_file_to_be_packed_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / name)
+    with pytest.raises(InvalidInput, match=f"{name} holds tokens"):
+        await open_location(
+            parse_location(str(tmp_path / name)), DatasetSpec(2, 16), Access("", lambda: "", packs=True)
+        )
+
+
 async def test_mix_of_records_and_tokens_does_not_go_together(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from data_providers.manifest import (
     verify_folder,
     write_manifest,
 )
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from state.data_location import Urls
 from state.errors import InvalidInput
 from state.intervals import BatchId
@@ -77,6 +78,79 @@ async def test_file_of_another_size_than_listed_is_corrupt_at_once(folder: Path)
         verify_folder(folder)
     async with http_server(FileServer(folder)) as url:
         with pytest.raises(CorruptData, match="the manifest says 38400"):
+            await opened(url)
+
+
+class Tree:
+    """Answers range requests for the files below a folder, by their whole path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def __call__(self, request: HttpRequest) -> HttpReply:
+        folder, _, name = request.path.lstrip("/").rpartition("/")
+        answer = FileServer(self._root / folder)
+        return await answer(replace(request, path=name))
+
+
+def write_folders(root: Path) -> None:
+    """Folders `x` and `y` with a manifest and files of the same names, and `z` with other ones and no manifest."""
+    for number, name in enumerate(("x", "y", "z")):
+        (root / name).mkdir()
+        for file in NAMES:
+            np.arange(64 * (10 + number), dtype="<u2").tofile(root / name / file)
+    write_manifest(root / "x", NAMES)
+    write_manifest(root / "y", NAMES, MIN_BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("order", [("x/a.bin", "y/a.bin"), ("y/b.bin", "x/a.bin"), ("z/a.bin", "y/b.bin")])
+@pytest.mark.parametrize("damaged", [0, 1])
+async def test_every_folder_of_the_urls_is_checked_by_its_own_manifest(
+    tmp_path: Path, order: tuple[str, str], damaged: int
+) -> None:
+    write_folders(tmp_path)
+    async with http_server(Tree(tmp_path)) as url:
+        location = Urls(tuple(f"{url}/{name}" for name in order))
+        provider = await open_location(location, SPEC, Access("run", lambda: ""))
+        everything = BatchId(0, (provider.sequence_count or 1) - 1)
+        whole = await provider.get_samples(everything)
+        assert whole.sample_count == sum(10 + "xyz".index(name[0]) for name in order)
+        path = tmp_path / order[damaged]
+        path.write_bytes(b"\xff" + path.read_bytes()[1:])
+        again = await open_location(location, SPEC, Access("run", lambda: ""))
+        if order[damaged].startswith("z"):
+            await again.get_samples(everything)
+        else:
+            with pytest.raises(CorruptData, match=f"{order[damaged]}: block 0 of .* is not what the manifest says"):
+                await again.get_samples(everything)
+        await provider.aclose()
+        await again.aclose()
+
+
+async def test_manifest_above_the_folders_of_the_urls_lists_their_files(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    names = ["a.bin", "below/a.bin"]
+    for name in names:
+        np.arange(64 * 10, dtype="<u2").tofile(tmp_path / name)
+    write_manifest(tmp_path, names)
+    (tmp_path / names[1]).write_bytes(bytes(64 * 10 * 2))
+    async with http_server(Tree(tmp_path)) as url:
+        location = Urls(tuple(f"{url}/{name}" for name in names))
+        provider = await open_location(location, DatasetSpec(2, 64), Access("run", lambda: ""))
+        assert (await provider.get_samples(BatchId(0, 9))).sample_count == 10
+        with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* is not what the manifest says"):
+            await provider.get_samples(BatchId(10, 10))
+        await provider.aclose()
+
+
+async def test_manifest_that_does_not_come_now_is_no_reason_to_go_without(folder: Path) -> None:
+    files = FileServer(folder)
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        return HttpReply(503) if request.path.endswith(MANIFEST_NAME) else await files(request)
+
+    async with http_server(answer) as url:
+        with pytest.raises(SourceUnavailable, match=MANIFEST_NAME):
             await opened(url)
 
 

@@ -28,6 +28,22 @@ LENGTH = 16
 COUNTS = {"en": 300, "de": 100}
 
 
+MANY_FILES = {
+    "Http": {
+        "location": {
+            "NumberedFiles": {
+                "url_template": "http://127.0.0.1:1/{}.bin",
+                "start_index": 0,
+                "n_left_pad_zeros": 0,
+                "num_files": 10**9,
+            }
+        },
+        "token_size_in_bytes": "TwoBytes",
+        "shuffle": "DontShuffle",
+    }
+}
+
+
 def write_sources(folder: Path) -> None:
     """Two files whose tokens say which file and which sequence they are."""
     for number, (name, count) in enumerate(COUNTS.items()):
@@ -110,6 +126,7 @@ async def test_mix_with_other_weights_has_another_fingerprint(tmp_path: Path) ->
         ('[{"location": "Dummy", "weight": -1}, {"location": "Dummy"}]', r"0\.weight.*1\.weight"),
         ('[{"location": "Dmmy", "weight": 1}]', r"0\.location"),
         ('[{"location": {"WeightedHttp": "mix.json"}, "weight": 1}]', "names another mix"),
+        (json.dumps([{"location": MANY_FILES, "weight": 1}]), "1000000000 files; at most 100000"),
     ],
 )
 async def test_list_that_is_no_mix_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -118,6 +135,15 @@ async def test_list_that_is_no_mix_is_refused_with_its_place(tmp_path: Path, tex
     with pytest.raises(InvalidInput, match=message) as refused:
         await opened(str(path))
     assert "mix.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", '[{"location": {"WeightedHttp": "a.json"}, "weight": 1}]'])
+async def test_list_behind_a_url_that_is_no_mix_is_refused_without_its_credentials(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mix.json").write_text(text)
+    async with http_server(FileServer(tmp_path)) as url:
+        with pytest.raises(InvalidInput, match=r"mix\.json") as refused:
+            await opened(url.replace("http://", "http://user:secret@") + "/mix.json?key=secret")
+    assert "secret" not in str(refused.value) + str(refused.value.context)
 
 
 async def test_list_that_is_missing_or_too_long_is_refused(tmp_path: Path) -> None:

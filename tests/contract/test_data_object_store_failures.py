@@ -11,7 +11,7 @@ from data_providers.object_store import MAX_RETRIES, ObjectStoreSource
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.source import read
 from state.data_location import S3, Azure
-from state.errors import DataError
+from state.errors import DataError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_http import HttpReply, HttpRequest, http_server
 from tests.support.heavy import need_module
@@ -169,6 +169,19 @@ async def test_body_that_breaks_is_continued_where_it_broke() -> None:
         source = await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
         assert await read(source, "a.bin", 10, 110) == TOKENS.tobytes()[10:110]
     assert asked == [(10, 109), (50, 109)]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        S3(bucket_name="b b", filter_directory="d", endpoint="http://127.0.0.1:1"),
+        S3(bucket_name="b", filter_directory="a//b/../c", endpoint="http://127.0.0.1:1"),
+    ],
+)
+async def test_bucket_whose_name_or_folder_no_store_has_is_bad_input(location: S3) -> None:
+    need_module("obstore")
+    with pytest.raises(InvalidInput, match="s3://"):
+        await open_location(location, DatasetSpec(2, 16), Access("run", lambda: ""))
 
 
 async def test_bucket_of_another_region_is_rejected_and_not_tried_again() -> None:

@@ -171,6 +171,7 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
     "a token beyond 32 bits": ({"inputs": [[2**32]]}, "token 4294967296"),
     "labels of another length": ({"inputs": [[1, 2]], "labels": [[1]]}, "labels and inputs differ in length"),
     "documents that do not add up": ({"inputs": [[1, 2]], "sequence_lengths": [[1]]}, "do not add up"),
+    "documents of less than nothing": ({"inputs": [[1, 2, 3]], "sequence_lengths": [[1, 2, -1, 1]]}, "add up"),
 }
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import data_providers.http.answers
+from data_providers.cached import MIN_CACHE_BYTES, BlockCache, CachedSource
 from data_providers.http.answers import MAX_WHOLE_FILE_BYTES
-from data_providers.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
+from data_providers.http.source import HEADERS_VARIABLE, MAX_CONNECTIONS, HttpOptions, HttpSource, file_names
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.retries import Retries, retry_after_s
-from data_providers.source import MAX_CONCURRENT_READS
+from data_providers.source import MAX_CONCURRENT_READS, read
 from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
 from tests.support.data_files import SEED
@@ -150,10 +151,37 @@ async def test_http_server_that_is_away_is_unavailable(folder: Path) -> None:
         await open_url(f"{url}/a.bin")
 
 
-@pytest.mark.parametrize(("url", "error"), [("ftp://127.0.0.1/a.bin", Rejected), ("http://[::1/a.bin", InvalidInput)])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("ftp://127.0.0.1/a.bin", Rejected),
+        ("http://[::1/a.bin", InvalidInput),
+        ("http://127.0.0.1:99999/a.bin", Rejected),
+        ("http://xn--/a.bin", Rejected),
+    ],
+)
 async def test_http_url_that_cannot_be_asked_is_refused(url: str, error: type[EpochalError]) -> None:
     with pytest.raises(error):
         await open_url(url)
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:99999/a.bin", "http://127.0.0.1:-1/a.bin", "http://xn--/a.bin"])
+async def test_http_redirect_to_what_cannot_be_asked_is_a_data_error(target: str) -> None:
+    async def redirect(request: HttpRequest) -> HttpReply:
+        return HttpReply(302, headers={"Location": target})
+
+    async with http_server(redirect) as url:
+        with pytest.raises(DataError):
+            await open_url(f"{url}/a.bin")
+
+
+async def test_http_url_of_no_known_format_is_corrupt_and_says_which_are_read(folder: Path) -> None:
+    (folder / "tokens").write_bytes(TOKENS.tobytes())
+    async with http_server(FileServer(folder)) as url:
+        with pytest.raises(
+            CorruptData, match=r"/tokens holds no token files \(\.bin, \.ds, \.npy, or an MDS index\.json\)"
+        ):
+            await open_url(f"{url}/tokens?key=secret")
 
 
 async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path) -> None:
@@ -245,6 +273,21 @@ def broken_after(count: int) -> Callable[[HttpReply], HttpReply]:
     return lambda reply: replace(reply, body=reply.body[:count], announced_bytes=len(reply.body))
 
 
+async def test_http_source_is_usable_after_many_reads_are_cancelled_at_once(folder: Path) -> None:
+    async with http_server(FileServer(folder)) as url:
+        source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
+        for turns in range(4):  # of the event loop, until the reads are cancelled
+            async with asyncio.TaskGroup() as group:
+                reads = [group.create_task(read(source, "a.bin", 0, 100)) for _ in range(3 * MAX_CONNECTIONS)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for waiting in reads:
+                    waiting.cancel()
+        async with asyncio.timeout(10):
+            assert await read(source, "a.bin", 0, 100) == TOKENS[:50].tobytes()
+        await source.aclose()
+
+
 async def test_http_broken_body_is_continued_where_it_broke(folder: Path) -> None:
     answer = Faulty(folder)
     async with opened(answer, options=FOUR_TRIES) as provider:
@@ -308,7 +351,8 @@ async def test_http_retries_wait_as_long_as_the_server_asks_and_no_longer_than_t
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [("0", 0.0), ("17", 17.0), ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0), ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0)]
-    + [(value, 0.0) for value in (None, "", "soon", "-3", "²")],
+    + [(value, 0.0) for value in (None, "", "soon", "-3", "²")]
+    + [("Wed, 21 Oct 99999999999 07:28:30 GMT", 0.0), ("Wed, 21 Oct 2015 07:28:30 +99999999999999999999", 0.0)],
 )
 def test_retry_after_is_a_number_or_a_date_or_nothing(value: str | None, seconds: float) -> None:
     assert retry_after_s(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
@@ -336,7 +380,20 @@ async def test_http_headers_from_the_environment_go_to_the_locations_servers_alo
     ]
 
 
-@pytest.mark.parametrize("text", ["Bearer secret", "[1]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer secret",
+        "[1]",
+        '{"a": 1}',
+        '{"a": " b"}',
+        '{"a": "b\\n"}',
+        '{"a": "é"}',
+        '{"a b": "c"}',
+        '{"": "c"}',
+        '{"é": "c"}',
+    ],
+)
 def test_http_headers_variable_with_something_else_is_refused_without_repeating_it(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,11 +411,56 @@ async def test_http_error_shows_no_credentials(folder: Path) -> None:
     assert "missing.bin" in str(refused.value)
 
 
+@pytest.mark.parametrize("url", ["http://user:secret@[::1/a.bin?key=secret", "http://user:secret/secret@h/a.bin"])
+def test_malformed_url_is_refused_without_its_credentials(url: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        file_names(["http://h/b.bin", url])
+    assert "secret" not in str(refused.value) + str(refused.value.context)
+    assert "URL 2 of 2" in str(refused.value)
+
+
+@pytest.mark.parametrize("has_etag", [False, True])
+async def test_cache_tells_files_apart_that_differ_in_their_query(tmp_path: Path, has_etag: bool) -> None:
+    async def answer(request: HttpRequest) -> HttpReply:
+        data = (TOKENS + int(request.query["file"])).tobytes()
+        first, last = request.byte_range() or (0, 0)
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        return HttpReply(206, data[first : last + 1], headers | ({"ETag": request.query["file"]} if has_etag else {}))
+
+    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
+    async with http_server(answer) as url:
+        for number in (0, 7, 0):
+            source = CachedSource(await HttpSource.open([f"{url}/get.bin?file={number}&key=secret"], ONE_TRY), cache)
+            assert await read(source, "get.bin", 0, 4) == (TOKENS[:2] + number).tobytes()
+            assert "secret" not in str(source.files)
+            await source.aclose()
+
+
+async def test_cache_knows_a_file_with_an_etag_whatever_signs_its_url(tmp_path: Path) -> None:
+    TOKENS.tofile(tmp_path / "a.bin")
+    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
+    fetched = []
+    async with http_server(FileServer(tmp_path)) as url:
+        for signature in ("x", "y"):
+            source = CachedSource(await HttpSource.open([f"{url}/a.bin?signature={signature}"], ONE_TRY), cache)
+            assert await read(source, "a.bin", 0, 4) == TOKENS[:2].tobytes()
+            fetched.append(source.fetched_bytes)
+            await source.aclose()
+    assert fetched == [TOKENS.nbytes, 0]
+
+
 def test_file_names_are_last_parts_or_what_tells_the_files_apart() -> None:
     assert list(file_names(["http://h/x/a.bin?k=1", "http://g/y/b%20b.bin"]).values()) == ["a.bin", "b b.bin"]
     urls = ["http://h/data/en/0.bin", "http://h/data/de/0.bin", "http://h/data/1.bin"]
     assert list(file_names(urls).values()) == ["en/0.bin", "de/0.bin", "1.bin"]
     assert list(file_names(["http://g/0.bin", "http://h/0.bin"]).values()) == ["g/0.bin", "h/0.bin"]
+
+
+def test_file_names_beside_an_mds_index_are_those_that_it_says() -> None:
+    urls = ["http://h/d/index.json", "http://h/d/0/shard.00000.mds"]
+    assert list(file_names(urls).values()) == ["index.json", "0/shard.00000.mds"]
+    assert list(file_names(["http://h/d/index.json?k=1"]).values()) == ["index.json"]
+    assert list(file_names(["http://h/d/index.json", "http://h/d/s.mds"]).values()) == ["index.json", "s.mds"]
 
 
 @pytest.mark.parametrize(

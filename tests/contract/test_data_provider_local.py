@@ -11,6 +11,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable
 from state.intervals import BatchId
 from tests.support.data_files import SEQUENCE_COUNT, SPEC, write_dataset
+from tests.support.data_formats import write_megatron
 
 
 def open_descriptors() -> int:
@@ -34,6 +35,16 @@ async def test_local_single_file_is_a_dataset(tmp_path: Path) -> None:
     provider = LocalDataProvider.open(write_dataset(tmp_path) / "a.bin", DatasetSpec(2, 16))
     assert (await provider.get_samples(BatchId(3, 3))).input_ids.tolist() == list(range(48, 64))
     assert provider.sequence_count == 50
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.ds"])
+async def test_local_single_file_has_nothing_to_do_with_the_index_of_another(tmp_path: Path, name: str) -> None:
+    write_megatron(tmp_path, "a", [np.arange(40, dtype="<u2")])
+    np.arange(32, dtype="<u2").tofile(tmp_path / name)
+    provider = LocalDataProvider.open(tmp_path / name, DatasetSpec(2, 16))
+    assert (await provider.get_samples(BatchId(1, 1))).input_ids.tolist() == list(range(16, 32))
+    assert provider.sequence_count == 2
+    await provider.aclose()
 
 
 async def test_local_file_that_shrank_is_corrupt(tmp_path: Path) -> None:
