@@ -22,7 +22,7 @@ from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder, Run
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
-from data_providers.source import SourceFile
+from data_providers.source import SourceFile, is_hidden
 from state.errors import InternalError
 from state.intervals import BatchId
 
@@ -71,6 +71,8 @@ class LocalDataProvider:
         try:
             folder = path if path.is_dir() else path.parent
             paths = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+            if folder is path:
+                paths = {name: entry for name, entry in paths.items() if not is_hidden(name)}
             if INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
                 paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
             if folder is not path:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from data_providers.formats.discovery import SUFFIXES
+from data_providers.formats.mds import INDEX_NAME
 from data_providers.protocol import CorruptData
 from data_providers.source import ByteSource, SourceFile, read
 from state.errors import InvalidInput
@@ -174,14 +176,22 @@ class VerifiedSource:
         """The source itself, or a verified one where the source, which lists all that is there, holds a manifest.
 
         Raises:
-            CorruptData: the manifest is none, or the source's files are not those that it lists.
+            CorruptData: the manifest is none, or does not list exactly the source's token files.
             SourceUnavailable, Rejected: as `ByteSource.read_into`.
         """
         held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
         if held is None:
             return source
         try:
-            return cls(source, await read_manifest(source, held))
+            manifest = await read_manifest(source, held)
+            is_mds = any(file.name.rpartition("/")[2] == INDEX_NAME for file in source.files)  # those name their shards
+            for file in source.files:
+                if not is_mds and file.name.endswith(SUFFIXES) and file.name not in manifest:
+                    raise CorruptData(
+                        f"{source.location}: the manifest does not list {file.name}, which would be read as data",
+                        name=file.name,
+                    )
+            return cls(source, manifest)
         except BaseException:
             await source.aclose()
             raise

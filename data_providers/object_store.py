@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.source import SourceFile
+from data_providers.source import SourceFile, is_hidden
 from state.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 
@@ -105,7 +105,7 @@ class ObjectStoreSource:
                 for meta in chunk:
                     name = meta["path"][len(prefix) :].lstrip("/")
                     place = f"{location.rstrip('/')}/{name}"
-                    if name:  # an empty object may stand for the folder itself
+                    if name and not is_hidden(name):  # an empty object may stand for the folder itself
                         objects.append(_Stored(meta["path"], SourceFile(name, meta["size"], place, _version_of(meta))))
                 if len(objects) > MAX_LISTED_FILES:
                     raise Rejected(f"{location} holds more than {MAX_LISTED_FILES} objects", location=location)

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from data_providers.protocol import CorruptData
+from data_providers.source import is_hidden
 from state.errors import InvalidInput
 
 DEFAULT_SPLIT = "train"
@@ -31,7 +32,12 @@ def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> lis
         InvalidInput: there is no such split, or it is in several configurations; the user's fault.
         OSError: the folder cannot be read.
     """
-    found = [path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern + suffix) if path.is_file()]
+    found = [
+        path
+        for pattern in ("*", "*/*", "*/*/*")
+        for path in folder.glob(pattern + suffix)
+        if path.is_file() and not is_hidden(path.relative_to(folder).as_posix())
+    ]
     if not found:
         raise CorruptData(f"{folder} holds no {suffix.removeprefix('.')} files", path=str(folder))
     splits: dict[str, dict[str, list[str]]] = {}

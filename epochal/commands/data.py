@@ -16,6 +16,7 @@ from data_providers.factory import DATA_CONFIG_SUFFIX, Access, open_location, pa
 from data_providers.formats.discovery import SUFFIXES
 from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
 from data_providers.formats.token_file import TokenFile
+from data_providers.http.source import without_secrets
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
@@ -25,6 +26,7 @@ from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
+from data_providers.source import is_hidden
 from data_providers.weighted import WeightedDataProvider
 from epochal.commands import pack
 from epochal.commands.servers import run_to_end, say
@@ -153,7 +155,9 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A fold
 
 def _data_names(folder: Path) -> list[str]:
     """The files of a folder that a manifest lists."""
-    names = {path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name)}
+    names = {
+        path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name) and not is_hidden(path.name)
+    }
     if INDEX_NAME in names:  # a merged one names shards in folders below it
         names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
     return sorted(names)
@@ -181,7 +185,7 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None)
     length = None if order is None else order.spec.sequence_length
     count = provider.sequence_count
     return DataReport(
-        location=location,
+        location=without_secrets(location) if "://" in location else location,
         kind=type(provider).__name__.removesuffix("DataProvider"),
         sequence_length=length,
         files=_files(provider),

@@ -124,6 +124,28 @@ async def test_bucket_of_mds_shards_with_a_manifest_is_read_and_checked(
         await opened(s3_url, "mds", DatasetSpec(2, 8))
 
 
+async def test_bucket_with_a_manifest_holds_no_token_file_that_it_does_not_list(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
+    folder = write_dataset(tmp_path / "data")
+    write_manifest(folder, sorted(path.name for path in folder.iterdir() if path.name != "a.bin"), MIN_BLOCK_BYTES)
+    await upload(bucket, folder, "data")
+    with pytest.raises(CorruptData, match=r"the manifest does not list a\.bin"):
+        await opened(s3_url, "data")
+
+
+async def test_hidden_objects_are_no_data(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "data")
+    plain = LocalDataProvider.open(folder, SPEC)
+    (folder / "._a.bin").write_bytes(b"xxx")
+    hidden = LocalDataProvider.open(folder, SPEC)
+    await upload(bucket, folder, "data")
+    provider = await opened(s3_url, "data")
+    assert provider.fingerprint == hidden.fingerprint == plain.fingerprint
+    for one in (provider, hidden, plain):
+        await one.aclose()
+
+
 async def test_object_that_changes_under_the_run_is_corrupt_and_one_that_vanishes_rejected(
     bucket: Any, s3_url: str, tmp_path: Path
 ) -> None:

@@ -1,9 +1,12 @@
 """A real nginx on loopback, serving a folder in good and bad ways; it ends with its context."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +51,17 @@ class Nginx:
     log_path: Path
 
     def requests(self) -> list[str]:
-        return self.log_path.read_text().splitlines()
+        """All that were answered so far. A line may be written later than its answer, so one more is asked for, and
+        waited for in the log, which one process writes in order."""
+        marker = f"/denied/marker-{time.monotonic_ns()}"
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(self.url + marker, timeout=START_TIMEOUT_S).close()
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            lines = self.log_path.read_text().splitlines()
+            if any(line.startswith(marker + " ") for line in lines):
+                return [line for line in lines if not line.startswith("/denied/marker-")]
+        raise RuntimeError("nginx does not log what it answers")
 
 
 def free_port() -> int:
