@@ -36,8 +36,8 @@ class Member:
     """A client that has joined.
 
     Attributes:
-        session: counts its joins; a session token of an earlier one is superseded.
-        nonce: of its last join.
+        session: counts its joins since it became a member.
+        nonce: of its last join; session tokens of earlier ones are superseded.
         ready_step: the replica that it said it holds in this epoch; None until it said so.
     """
 

@@ -155,6 +155,16 @@ async def test_renewed_token_and_withdrawal(coordinator: Served) -> None:
     assert problem(await client.send("GET", "/clients/me")) == "unauthorized"
 
 
+async def test_token_of_a_member_that_left_stays_unauthorized_when_it_joins_again(coordinator: Served) -> None:
+    client = HandClient(coordinator, 1)
+    await client.join()
+    earlier = client.token
+    assert (await client.send("DELETE", "/clients/me")).status_code == 204
+    await client.join()
+    assert problem(await client.send("GET", "/clients/me", token=earlier)) == "unauthorized"
+    assert (await client.send("GET", "/clients/me")).status_code == 200
+
+
 async def test_body_above_the_limit_is_refused(coordinator: Served) -> None:
     client = HandClient(coordinator, 1)
     answer = await client.send("POST", "/clients/challenge", b'{"public_key": "' + b"a" * MAX_BODY_BYTES + b'"}')
