@@ -370,6 +370,27 @@ def test_access_by_keys_and_by_invitation_refuses_everyone_else() -> None:
         invited.join(2, invitation_sha256=code)
 
 
+def test_invitation_of_another_client_cannot_be_taken_over_by_one_that_was_invited_itself() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    driver = Driver(state_file(access__mode="invitations", access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.join(2, invitation_sha256=second)
+    driver.join(1, invitation_sha256=second)
+    driver.join(2, invitation_sha256=second)
+    with pytest.raises(Refused, match="used by another"):
+        driver.join(3, invitation_sha256=first)
+
+
+def test_invitation_that_was_struck_from_the_file_admits_its_client_no_more() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    invited = {"access__mode": "invitations"}
+    driver = Driver(state_file(**invited, access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.send(ConfigChanged, state_file=state_file(**invited, access__invitations=[second]))
+    with pytest.raises(Refused, match="invitation"):
+        driver.join(1, invitation_sha256=first)
+
+
 def test_document_stays_small_with_many_members() -> None:
     driver = Driver(state_file(config__init_min_clients=200, config__global_batch_size_end=400))
     driver.join(*range(1, 201))
