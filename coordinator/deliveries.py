@@ -17,7 +17,7 @@ from coordinator.run_views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
 from coordinator.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
-from state.replica import Replica, parse_checkpoint, replica_digest
+from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.wire import ClientId, Sha256
 
@@ -67,7 +67,7 @@ class Deliveries:
         try:
             with self._place(client_id):
                 async with self._uploads:
-                    await self._service.blobs.receive(sha256, expected.size_bytes, body)
+                    await self._keep(expected, body)
             self._service.heard(client_id)
             async with self._checks:
                 await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
@@ -86,6 +86,19 @@ class Deliveries:
             self._uploading[client_id] -= 1
             if not self._uploading[client_id]:
                 del self._uploading[client_id]
+
+    async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
+        """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
+        run, blobs = self._service.run, self._service.blobs
+        spare_bytes = 0
+        if expected.kind == "result":
+            spare_bytes = checkpoint_size_bound(await self._layouts.current(run.checkpoint, blobs))
+        try:
+            await blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
+        except Refused as refusal:
+            if refusal.kind == "blobs-full":
+                await self._service.note_blobs_near_bound()
+            raise
 
     async def _take_result(self, expected: ExpectedBlob) -> None:
         run, blobs = self._service.run, self._service.blobs

@@ -27,7 +27,9 @@ from state.phases import RunState
 from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
 
 KEEP_CHECKPOINTS = 2
-"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer."""
+"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer.
+
+Near the blobs' bound only the newest is kept."""
 LOSS_HISTORY_LENGTH = 512
 
 

@@ -310,12 +310,17 @@ class CoordinatorService:
             try:
                 if silent:
                     await self.submit(_fell_silent(silent))
-                if self.blobs.total_bytes > bound and not self.run.blobs_near_bound:
-                    await self.submit(_near_bound(self.blobs.total_bytes))
+                if self.blobs.total_bytes > bound:
+                    await self.note_blobs_near_bound()
                 if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
                     await self.submit(lambda stamp: Ticked(now_s=stamp.now_s, seed=stamp.seed))
             except Refused as error:
                 log.warning("tick_refused", extra={"kind": error.kind})
+
+    async def note_blobs_near_bound(self) -> None:
+        """End the epoch early, so that its checkpoint makes room. Raises what `submit` does."""
+        if not self.run.blobs_near_bound:
+            await self.submit(_near_bound(self.blobs.total_bytes))
 
     # Reading
 
