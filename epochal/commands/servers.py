@@ -16,7 +16,7 @@ from epochal.data_server import DataServerOptions, run_configuration, serving_da
 from epochal.files import read_data_config, read_supported_state
 from epochal.logs import LogFormat, start_logging
 from epochal.processes import LISTENING
-from epochal.shutdown import until_interrupted
+from epochal.shutdown import interruption
 from run_manager.backoff import Patience, SystemClock, system_jitter
 from state.config import StateFile, check_together
 from state.errors import EpochalError
@@ -88,8 +88,9 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             data_options = DataServerOptions(data_config, served.url, verify=verify)
             host, port = await stack.enter_async_context(serving_data(state, data_options))
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
-        say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
-        await until_interrupted()
+        with interruption() as stop:
+            say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
+            await stop.wait()
 
 
 def data_server(
@@ -114,8 +115,9 @@ async def _serve_data(options: DataServerOptions) -> None:
     patience = Patience(SystemClock(), system_jitter())
     state = await run_configuration(options.coordinator_url, patience, options.verify)
     async with serving_data(state, options) as (host, port):
-        say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
-        await until_interrupted()
+        with interruption() as stop:
+            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+            await stop.wait()
 
 
 def register(app: typer.Typer) -> None:
