@@ -193,3 +193,10 @@ async def test_audit_of_a_run_that_goes_on_is_not_misled_by_what_is_swept_meanwh
         await run.until(in_training(5))
         reports = [await audit_run_directory(run.run_dir, recompute=True) for _ in range(AUDITS)]
         assert [report.problems for report in reports] == [()] * AUDITS
+
+
+async def test_audit_of_a_run_without_a_checkpoint_yet_finds_nothing_wrong(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run:
+        ran = await run.command("audit", str(run.run_dir), "--recompute")
+        assert ran.code == 0, ran.out
+        assert "the ledger is clean" in ran.out
