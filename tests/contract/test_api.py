@@ -19,6 +19,7 @@ from tests.support.served import (
     REPLICA,
     HandClient,
     Served,
+    phase,
     problem,
     served,
     training,
@@ -71,6 +72,19 @@ async def test_run_document_waits_for_something_newer_and_says_304_when_nothing_
             await HandClient(coordinator, number).join()
         answer = await waiting
     assert answer.json()["version"] > version
+
+
+async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer(coordinator: Served) -> None:
+    known = (await coordinator.http.get(coordinator.run_url)).json()["version"] + 100
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(coordinator.http.get(coordinator.run_url, params={"after": known, "wait_s": 5}))
+        for _ in range(50):  # until it waits
+            await asyncio.sleep(0)
+        for number in (1, 2):
+            await HandClient(coordinator, number).join()
+        await phase(coordinator, RunState.WARMUP)
+        answer = await waiting
+    assert answer.status_code == 304
 
 
 async def test_run_document_of_another_lineage_is_answered_at_once(coordinator: Served) -> None:
