@@ -167,6 +167,8 @@ def _report(
 
 async def _recompute(run: Run, blobs: BlobStore, ledger: _Ledger) -> tuple[int, bool]:
     """Rebuild every replica since the older kept checkpoint, and compare each with what was attested."""
+    if not run.checkpoints and not ledger.outcomes:
+        return 0, True  # killed before its first checkpoint, or never joined: nothing is applied, nothing is wrong
     if not run.checkpoints:
         ledger.problem("there is no checkpoint to recompute from")
         return 0, False

@@ -28,10 +28,11 @@ def begin_genesis(run: Run, seed: Seed) -> Run:
     return _begin(run, seed, Roster(tuple(RosterEntry(m.client_id, m.share) for m in members)), genesis=True)
 
 
-def begin_cooldown(run: Run, seed: Seed) -> Run:
+def begin_cooldown(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
     """Ask the ready members for a checkpoint of the agreed replica, unless it is kept already."""
     if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
-        return replace(run, checkpointing=None)
+        kept = replace(run, checkpointing=None)
+        return _keep(kept, run.checkpoints, instructions) if run.blobs_near_bound else kept
     roster = Roster(tuple(RosterEntry(m.client_id, m.share) for m in run.ready_members()))
     return _begin(run, seed, roster, genesis=False)
 
@@ -106,10 +107,15 @@ def _verified(run: Run, making: Checkpointing, instructions: list[Instruction]) 
     found = _verified_ref(run, making)
     if found is None:
         return run
-    checkpoints = (*run.checkpoints, found)[-KEEP_CHECKPOINTS:]
+    return _keep(replace(run, checkpointing=None), (*run.checkpoints, found), instructions)
+
+
+def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...], instructions: list[Instruction]) -> Run:
+    """The run with the newest of these, and what came since; near the blobs' bound only one, or nothing gets free."""
+    checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
     outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
     instructions.append(SweepBlobs())
-    return replace(run, checkpoints=checkpoints, outcomes=outcomes, checkpointing=None, blobs_near_bound=False)
+    return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False)
 
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:

@@ -5,7 +5,9 @@ not count are dropped unless the run needs the same ones for something else: nob
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from coordinator.layouts import Layouts
@@ -15,12 +17,14 @@ from coordinator.run_views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
 from coordinator.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
-from state.replica import Replica, parse_checkpoint, replica_digest
+from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.wire import ClientId, Sha256
 
 MAX_UPLOADS = 256
 """Blobs that are received at a time; each takes up to a megabyte of memory. Others wait, their bytes unread."""
+MAX_UPLOADS_PER_CLIENT = 4
+"""A client uploads one blob at a time; the rest is room for connections that it lost unnoticed. Nobody takes all."""
 MAX_CHECKS = 2
 """Blobs that are in memory for their check at a time."""
 
@@ -36,6 +40,7 @@ class Deliveries:
         self._layouts = layouts
         self._run_heavy = run_heavy
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self._uploading: Counter[ClientId] = Counter()
         self._checks = asyncio.Semaphore(MAX_CHECKS)
 
     async def receive(
@@ -51,7 +56,7 @@ class Deliveries:
 
         Raises:
             Refused: `not-committed`, `late-result`, `blob-mismatch`, `blob-too-large`, `blobs-full`, `result-invalid`
-                (the context's `rule` says why), `store-failed`, and whatever reading the body raises.
+                (the context's `rule` says why), `overloaded`, `store-failed`, and whatever reading the body raises.
         """
         if _is_delivered(self._service.run, client_id, sha256):
             return
@@ -60,14 +65,40 @@ class Deliveries:
             kind = "blob-too-large" if length_bytes > expected.size_bytes else "blob-mismatch"
             raise Refused(kind, f"{length_bytes} bytes are to come; {expected.size_bytes} were announced")
         try:
-            async with self._uploads:
-                await self._service.blobs.receive(sha256, expected.size_bytes, body)
+            with self._place(client_id):
+                async with self._uploads:
+                    await self._keep(expected, body)
             self._service.heard(client_id)
             async with self._checks:
                 await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
         except StoreFailed as error:
             self._service.fail(error)
             raise Refused("store-failed", f"the coordinator cannot keep anything more: {error}") from error
+
+    @contextmanager
+    def _place(self, client_id: ClientId) -> Iterator[None]:
+        if self._uploading[client_id] >= MAX_UPLOADS_PER_CLIENT:
+            raise Refused("overloaded", f"{MAX_UPLOADS_PER_CLIENT} uploads of this client are under way already")
+        self._uploading[client_id] += 1
+        try:
+            yield
+        finally:
+            self._uploading[client_id] -= 1
+            if not self._uploading[client_id]:
+                del self._uploading[client_id]
+
+    async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
+        """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
+        run, blobs = self._service.run, self._service.blobs
+        spare_bytes = 0
+        if expected.kind == "result":
+            spare_bytes = checkpoint_size_bound(await self._layouts.current(run.checkpoint, blobs))
+        try:
+            await blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
+        except Refused as refusal:
+            if refusal.kind == "blobs-full":
+                await self._service.note_blobs_near_bound()
+            raise
 
     async def _take_result(self, expected: ExpectedBlob) -> None:
         run, blobs = self._service.run, self._service.blobs

@@ -11,6 +11,7 @@ from coordinator.deliveries import Deliveries, RunHeavy
 from coordinator.identity import CHALLENGE_LIFETIME_S, SESSION_LIFETIME_S, AdminToken, Claims, Identity
 from coordinator.layouts import Layouts
 from coordinator.published import Published
+from coordinator.run import Member
 from coordinator.service import CoordinatorService, Make
 from coordinator.stimuli import (
     AttestationReceived,
@@ -46,6 +47,8 @@ from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
 MAX_FIRST_CHECKPOINT_PERCENT = 25
 """The first checkpoint may take up this much of `[blobs] max_total_bytes`; later ones must have its layout."""
+SESSION_HEX_DIGITS = 13
+"""Of a session's number: every JSON reader has such integers exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
 """`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client is heard often enough."""
 
@@ -85,7 +88,7 @@ class Desk:
         member = self.service.run.members.get(claims.client_id)
         if member is None:
             raise Refused("unauthorized", f"client {claims.client_id} is not a member; join again")
-        if member.session != claims.session:
+        if _session_of(member) != claims.session:
             raise Refused("unauthorized", "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
@@ -147,7 +150,7 @@ class Desk:
         now_s = self.service.now_s()
         return Session(
             client_id=client_id,
-            session_token=self.identity.session_token(client_id, member.session, now_s),
+            session_token=self.identity.session_token(client_id, _session_of(member), now_s),
             data_ticket=self.identity.data_ticket(client_id, now_s),
             expires_in_s=SESSION_LIFETIME_S,
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,
@@ -311,3 +314,8 @@ class Desk:
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client for good."""
         await self._submit(lambda stamp: ClientEjected(now_s=stamp.now_s, seed=stamp.seed, client_id=client_id))
+
+
+def _session_of(member: Member) -> int:
+    """What names a member's present session in its token: its nonce, which no two joins share, even after a leave."""
+    return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)

@@ -134,7 +134,7 @@ def _enter_round(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
 
 
 def _enter_cooldown(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    return checkpointing.begin_cooldown(run, seed)
+    return checkpointing.begin_cooldown(run, seed, instructions)
 
 
 def _leave_epoch(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:

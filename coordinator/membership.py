@@ -28,8 +28,9 @@ def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
         raise Refused("overloaded", f"{len(used)} joins within the life of a nonce; try again in a moment")
     used[event.nonce] = event.nonce_expires_s
     invitations = run.invitations_used
-    if event.invitation_sha256 is not None and event.invitation_sha256 in run.state_file.access.invitations:
-        invitations = {**invitations, event.invitation_sha256: event.client_id}
+    offered = event.invitation_sha256
+    if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
+        invitations = {**invitations, offered: event.client_id}
     before = run.members.get(event.client_id)
     member = Member(
         client_id=event.client_id,
@@ -67,13 +68,18 @@ def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
     if access.mode == "keys" and event.public_key not in access.keys:
         return f"public key {event.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
-        if event.client_id in run.invitations_used.values():
+        if _is_invited(run, event.client_id):
             return None
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
         if _used_by_another(run, event.invitation_sha256, event.client_id):
             return "this invitation was used by another client"
     return None
+
+
+def _is_invited(run: Run, client_id: ClientId) -> bool:
+    """Whether the client has used an invitation that is still listed; it needs, and takes, no other."""
+    return any(run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations)
 
 
 def _used_by_another(run: Run, invitation: Sha256 | None, client_id: ClientId) -> bool:

@@ -38,6 +38,10 @@ class Published:
     def version(self) -> int:
         return self.document.version
 
+    def is_news(self, after: int, lineage: str | None) -> bool:
+        """Whether it is newer than version `after`, or of another lineage than this one."""
+        return self.version > after or (lineage is not None and lineage != self.lineage)
+
     @property
     def lineage(self) -> str:
         return self.document.lineage

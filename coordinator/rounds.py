@@ -4,6 +4,7 @@ The rule kept here (DESIGN, "Exactly once"): every batch below the cursor is app
 and in exactly one of these. `ledger_gaps` states it; the simulation and the audit check it after every stimulus.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +169,8 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
     if not tokens:
         return run.losses
     mean = sum(loss * count for loss, count in weighted) / tokens
+    if not math.isfinite(mean):  # of claims that are absurd; a snapshot could not hold it
+        return run.losses
     return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
 

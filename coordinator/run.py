@@ -27,7 +27,9 @@ from state.phases import RunState
 from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
 
 KEEP_CHECKPOINTS = 2
-"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer."""
+"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer.
+
+Near the blobs' bound only the newest is kept."""
 LOSS_HISTORY_LENGTH = 512
 
 
@@ -36,8 +38,8 @@ class Member:
     """A client that has joined.
 
     Attributes:
-        session: counts its joins; a session token of an earlier one is superseded.
-        nonce: of its last join.
+        session: counts its joins since it became a member.
+        nonce: of its last join; session tokens of earlier ones are superseded.
         ready_step: the replica that it said it holds in this epoch; None until it said so.
     """
 

@@ -310,12 +310,17 @@ class CoordinatorService:
             try:
                 if silent:
                     await self.submit(_fell_silent(silent))
-                if self.blobs.total_bytes > bound and not self.run.blobs_near_bound:
-                    await self.submit(_near_bound(self.blobs.total_bytes))
+                if self.blobs.total_bytes > bound:
+                    await self.note_blobs_near_bound()
                 if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
                     await self.submit(lambda stamp: Ticked(now_s=stamp.now_s, seed=stamp.seed))
             except Refused as error:
                 log.warning("tick_refused", extra={"kind": error.kind})
+
+    async def note_blobs_near_bound(self) -> None:
+        """End the epoch early, so that its checkpoint makes room. Raises what `submit` does."""
+        if not self.run.blobs_near_bound:
+            await self.submit(_near_bound(self.blobs.total_bytes))
 
     # Reading
 
@@ -334,17 +339,16 @@ class CoordinatorService:
         self._presence.heard(client_id, self._clock.now_s())
 
     async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
-        """What is published, once its version is above `after` or its lineage another; None when time is over first."""
-        published = self.published
-        if published.version > after or (lineage is not None and lineage != published.lineage):
-            return published
+        """What is published, once its version is above `after` or its lineage another; None if nothing came."""
+        if self.published.is_news(after, lineage):
+            return self.published
         news = self._news
         try:
             async with asyncio.timeout(timeout_s):
                 await news.wait()
         except TimeoutError:
             return None
-        return self.published
+        return self.published if self.published.is_news(after, lineage) else None
 
     async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float) -> ResultsPage:
         """The round's verified results from number `after` on, as soon as there is one, or all are in, or time is over.

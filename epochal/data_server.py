@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -28,14 +29,24 @@ class DataServerOptions:
 
     Attributes:
         host, port: where to listen; None for what the run's `data_location` says.
-        verify: whether to verify the coordinator's certificate, or the file with the authorities to trust.
+        verify: whether to verify the coordinator's certificate, or the file with the authorities to trust, or how else
+            to trust.
     """
 
     config_path: Path
     coordinator_url: str
     host: str | None = None
     port: int | None = None
-    verify: bool | str = True
+    verify: bool | str | ssl.SSLContext = True
+
+
+def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
+    """Trusts whoever holds this certificate's key, whatever names it bears: for a process that asks itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cafile=str(certificate))
+    return context
 
 
 def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str, int]:

@@ -1,8 +1,9 @@
 """Ctrl-C and termination, as events: the first asks, the second insists."""
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Interrupts:
@@ -26,11 +27,12 @@ class Interrupts:
             self._loop.remove_signal_handler(number)
 
 
-async def until_interrupted() -> None:
-    """Return at the first SIGINT or SIGTERM."""
+@contextlib.contextmanager
+def interruption() -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; enter before saying that the process serves."""
     stop = asyncio.Event()
     interrupts = Interrupts(stop.set, stop.set)
     try:
-        await stop.wait()
+        yield stop
     finally:
         interrupts.restore()

@@ -140,7 +140,8 @@ class HttpCoordinatorClient:
             verify: whether to verify TLS certificates, or a file with the authorities to trust.
 
         Raises:
-            InvalidInput: no such URL, or the coordinator serves another number of runs than one; the user's fault.
+            InvalidInput: no such URL, a certificate that is not trusted, or another number of runs than one; the
+                user's fault.
             CoordinatorUnreachable: nobody answered within `patience`.
         """
         try:
@@ -163,6 +164,7 @@ class HttpCoordinatorClient:
                 try:
                     return cls(http, await found._only_run(url))
                 except CoordinatorUnreachable as error:
+                    _check_trust(error, url)
                     if not said:
                         log.warning("coordinator_does_not_answer_yet", extra={"url": url, "reason": str(error)})
                     said = True
@@ -336,6 +338,15 @@ class HttpCoordinatorClient:
         finally:
             await asyncio.shield(coming.aclose())
         return httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
+
+
+def _check_trust(error: CoordinatorUnreachable, url: str) -> None:
+    """Raises `InvalidInput` when nobody was reached because of the certificate: no second try would end better."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise InvalidInput(f"{url} is not trusted ({cause.verify_message}); --tls-ca names whom to trust", url=url)
+        cause = cause.__cause__ or cause.__context__
 
 
 def _json_of(answer: httpx.Response) -> Any:

@@ -16,6 +16,7 @@ from state.wire import WIRE_CONFIG
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
 MAX_FINGERPRINT_CHARS = 128
+MAX_CLAIMED_TOKENS = 2**63 - 1
 PROTOCOL_VERSION = 1
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -104,7 +105,7 @@ class ResultMetrics:
     __pydantic_config__ = WIRE_CONFIG
 
     loss: float | None
-    tokens: Count
+    tokens: Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
     train_s: float
 
 

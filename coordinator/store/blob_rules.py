@@ -25,7 +25,7 @@ def check_room(needed_bytes: int, max_total_bytes: int) -> None:
     """Raises `Refused("blobs-full")` when the store would grow beyond its bound."""
     if needed_bytes > max_total_bytes:
         bound = f"[blobs] max_total_bytes is {max_total_bytes}"
-        raise Refused("blobs-full", f"the blobs would take {needed_bytes} bytes; {bound}")
+        raise Refused("blobs-full", f"the blobs would need {needed_bytes} bytes; {bound}")
 
 
 def blob_not_found(sha256: Sha256) -> Refused:

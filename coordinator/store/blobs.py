@@ -57,14 +57,14 @@ class DirectoryBlobs:
     def _path(self, sha256: Sha256) -> Path:
         return self._folder / sha256[:2] / sha256
 
-    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes]) -> None:
+    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         if await self.contains(sha256):
             received = 0
             async for piece in body:
                 received += len(piece)
                 check_growth(received, size_bytes)
             return
-        check_room(self._total_bytes + size_bytes, self._max_total_bytes)
+        check_room(self._total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         self._total_bytes += size_bytes
         kept = False
         try:

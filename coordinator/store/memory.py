@@ -87,7 +87,7 @@ class MemoryBlobs:
     def total_bytes(self) -> int:
         return self._total_bytes
 
-    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes]) -> None:
+    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         held = bytearray()
         async for piece in body:
             held += piece
@@ -95,7 +95,7 @@ class MemoryBlobs:
         check_content(sha256, size_bytes, len(held), sha256_hex(held))
         if sha256 in self._blobs:
             return
-        check_room(self._total_bytes + len(held), self._max_total_bytes)
+        check_room(self._total_bytes + len(held) + spare_bytes, self._max_total_bytes)
         self._blobs[sha256] = bytes(held)
         self._total_bytes += len(held)
 

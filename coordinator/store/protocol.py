@@ -98,10 +98,11 @@ class BlobStore(Protocol):
         """How many bytes the blobs take up, unfinished uploads included."""
         ...
 
-    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes]) -> None:
+    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         """Keep the streamed bytes durably if they are `size_bytes` long and hash to `sha256`; else keep nothing.
 
-        Receiving a blob that is already held reads the body and changes nothing.
+        Receiving a blob that is already held reads the body and changes nothing. A new one must leave `spare_bytes` of
+        the bound free.
 
         Raises:
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.

@@ -64,11 +64,11 @@ class _Runs:
 class CoordinatorGate:
     """A `Gate` for the one run that a coordinator serves. `follow` must run beside it."""
 
-    def __init__(self, coordinator_url: str, verify: bool | str = True) -> None:
+    def __init__(self, coordinator_url: str, verify: bool | str | ssl.SSLContext = True) -> None:
         """
         Args:
             coordinator_url: the coordinator's base URL, such as `http://127.0.0.1:8080`.
-            verify: whether to verify TLS certificates, or a file with the authorities to trust.
+            verify: whether to verify TLS certificates, or a file with the authorities to trust, or how else to trust.
         """
         self._url = coordinator_url.rstrip("/")
         self._verify = ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify

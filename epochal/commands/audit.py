@@ -13,18 +13,33 @@ from rich.table import Table
 
 from coordinator.audit import AuditReport, audit
 from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.directory import RunDirectory
+from coordinator.store.directory import JOURNAL_FOLDER, RunDirectory
+
+MAX_AUDITS = 10
 
 
 async def audit_run_directory(run_dir: Path, *, recompute: bool) -> AuditReport:
     """Audit a run directory without locking it.
 
+    A coordinator that serves it meanwhile may sweep blobs that were needed when the journal was read. So what is found
+    wrong while the journal grows is looked at again, until it is found twice, or not.
+
     Raises:
         StoreFailed: there is no readable journal.
     """
-    history = RunDirectory.read_history(run_dir)
-    blobs = await DirectoryBlobs.open_readonly(run_dir) if recompute else None
-    return await audit(history, blobs)
+    problems: tuple[str, ...] = ()
+    for _ in range(MAX_AUDITS):
+        before = _journal_sizes(run_dir)
+        blobs = await DirectoryBlobs.open_readonly(run_dir) if recompute else None
+        report = await audit(RunDirectory.read_history(run_dir), blobs)
+        if report.clean or report.problems == problems or _journal_sizes(run_dir) == before:
+            break
+        problems = report.problems
+    return report
+
+
+def _journal_sizes(run_dir: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (run_dir / JOURNAL_FOLDER).glob("*.log")}
 
 
 def audit_command(

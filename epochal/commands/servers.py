@@ -12,11 +12,11 @@ import typer
 from coordinator.listening import Endpoint
 from coordinator.serve import ServeOptions, serving
 from epochal import __version__
-from epochal.data_server import DataServerOptions, run_configuration, serving_data
+from epochal.data_server import DataServerOptions, run_configuration, serving_data, trusting_holder_of
 from epochal.files import read_data_config, read_supported_state
 from epochal.logs import LogFormat, start_logging
 from epochal.processes import LISTENING
-from epochal.shutdown import until_interrupted
+from epochal.shutdown import interruption
 from run_manager.backoff import Patience, SystemClock, system_jitter
 from state.config import StateFile, check_together
 from state.errors import EpochalError
@@ -84,12 +84,14 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         if served.admin_token is not None:
             say(f"admin token (shown this once): {served.admin_token}")
         if data_config is not None:
-            verify = True if options.endpoint.tls_cert is None else str(options.endpoint.tls_cert)
+            certificate = options.endpoint.tls_cert
+            verify = True if certificate is None else trusting_holder_of(certificate)
             data_options = DataServerOptions(data_config, served.url, verify=verify)
             host, port = await stack.enter_async_context(serving_data(state, data_options))
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
-        say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
-        await until_interrupted()
+        with interruption() as stop:
+            say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
+            await stop.wait()
 
 
 def data_server(
@@ -107,15 +109,16 @@ def data_server(
     start_logging(log_format, verbose=verbose)
     read_data_config(data_path)
     verify = True if tls_ca is None else str(tls_ca)
-    run_to_end(_serve_data(DataServerOptions(data_path, coordinator_url, host, port, verify)))
+    run_to_end(_serve_data(DataServerOptions(data_path, coordinator_url, host, port, verify), verify))
 
 
-async def _serve_data(options: DataServerOptions) -> None:
+async def _serve_data(options: DataServerOptions, verify: bool | str) -> None:
     patience = Patience(SystemClock(), system_jitter())
-    state = await run_configuration(options.coordinator_url, patience, options.verify)
+    state = await run_configuration(options.coordinator_url, patience, verify)
     async with serving_data(state, options) as (host, port):
-        say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
-        await until_interrupted()
+        with interruption() as stop:
+            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+            await stop.wait()
 
 
 def register(app: typer.Typer) -> None:

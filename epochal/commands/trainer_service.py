@@ -14,7 +14,7 @@ from epochal.commands.client import trainer_token
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from epochal.logs import LogFormat, start_logging
 from epochal.processes import LISTENING
-from epochal.shutdown import until_interrupted
+from epochal.shutdown import interruption
 from run_manager.backoff import SystemClock
 from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from run_manager.training_service.app import MAX_SESSIONS, ServiceParts, create_app
@@ -56,8 +56,9 @@ def trainer_service(
 
     async def main() -> None:
         async with serving_training(endpoint, limits, token, max_sessions, tinker, weights_dir) as url:
-            say(f"training service {LISTENING}{url}")
-            await until_interrupted()
+            with interruption() as stop:
+                say(f"training service {LISTENING}{url}")
+                await stop.wait()
 
     run_to_end(main())
 

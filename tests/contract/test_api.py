@@ -19,6 +19,7 @@ from tests.support.served import (
     REPLICA,
     HandClient,
     Served,
+    phase,
     problem,
     served,
     training,
@@ -71,6 +72,19 @@ async def test_run_document_waits_for_something_newer_and_says_304_when_nothing_
             await HandClient(coordinator, number).join()
         answer = await waiting
     assert answer.json()["version"] > version
+
+
+async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer(coordinator: Served) -> None:
+    known = (await coordinator.http.get(coordinator.run_url)).json()["version"] + 100
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(coordinator.http.get(coordinator.run_url, params={"after": known, "wait_s": 5}))
+        for _ in range(50):  # until it waits
+            await asyncio.sleep(0)
+        for number in (1, 2):
+            await HandClient(coordinator, number).join()
+        await phase(coordinator, RunState.WARMUP)
+        answer = await waiting
+    assert answer.status_code == 304
 
 
 async def test_run_document_of_another_lineage_is_answered_at_once(coordinator: Served) -> None:
@@ -153,6 +167,16 @@ async def test_renewed_token_and_withdrawal(coordinator: Served) -> None:
     assert (await client.send("GET", "/clients/me", token=renewed.json()["session_token"])).status_code == 200
     assert (await client.send("DELETE", "/clients/me")).status_code == 204
     assert problem(await client.send("GET", "/clients/me")) == "unauthorized"
+
+
+async def test_token_of_a_member_that_left_stays_unauthorized_when_it_joins_again(coordinator: Served) -> None:
+    client = HandClient(coordinator, 1)
+    await client.join()
+    earlier = client.token
+    assert (await client.send("DELETE", "/clients/me")).status_code == 204
+    await client.join()
+    assert problem(await client.send("GET", "/clients/me", token=earlier)) == "unauthorized"
+    assert (await client.send("GET", "/clients/me")).status_code == 200
 
 
 async def test_body_above_the_limit_is_refused(coordinator: Served) -> None:

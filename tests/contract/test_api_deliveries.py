@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from coordinator.deliveries import MAX_CHECKS
+from coordinator.deliveries import MAX_CHECKS, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
 from coordinator.run import current_checkpointer
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes
@@ -116,6 +116,33 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
     round_ = coordinator.service.run.round
     assert round_ is not None
     assert len(round_.verified) == len(clients)
+
+
+async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(coordinator: Served) -> None:
+    slow, other = await training(coordinator)
+    data = slow.result(REPLICA, DIFFERENCE)
+    await slow.commit(data)
+    begun, ended = asyncio.Semaphore(0), asyncio.Event()
+
+    async def never_ending() -> AsyncIterator[bytes]:
+        begun.release()
+        await ended.wait()
+        yield data
+
+    async def upload() -> str | None:
+        headers = {"Authorization": f"Bearer {slow.token}"}
+        answer = await coordinator.http.put(f"/v1/blobs/{sha256_hex(data)}", content=never_ending(), headers=headers)
+        return None if answer.is_success else problem(answer)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        uploads = [tasks.create_task(upload()) for _ in range(MAX_UPLOADS)]
+        for _ in range(MAX_UPLOADS_PER_CLIENT):
+            await begun.acquire()
+        await deliver(other, other.result(REPLICA, DIFFERENCE))
+        ended.set()
+    kinds = [upload.result() for upload in uploads]
+    assert kinds.count("overloaded") == MAX_UPLOADS - MAX_UPLOADS_PER_CLIENT
+    assert kinds.count(None) == MAX_UPLOADS_PER_CLIENT
 
 
 @pytest.mark.parametrize("spoiled", ["garbage", "step", "not finite"])

@@ -11,8 +11,11 @@ import pytest
 
 from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.api.problems import STATUS_OF_KIND
+from coordinator.run import parse_snapshot, snapshot_bytes
 from state.errors import Refused
-from tests.support.served import HandClient, Served, problem, served, training
+from state.replica import replica_digest
+from state.wire import sha256_hex
+from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, problem, served, training
 from tests.support.states import state_file
 
 
@@ -130,7 +133,7 @@ async def test_waiting_readers_are_answered_at_once_when_the_service_stops(coord
         for _ in range(50):  # until both wait
             await asyncio.sleep(0)
         coordinator.service.release_readers()
-    assert document.result().status_code == 200
+    assert document.result().status_code == 304
     assert results.result().json()["results"] == []
 
 
@@ -138,3 +141,48 @@ def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rest-api.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", page, re.MULTILINE))
     assert listed == {kind: str(status) for kind, status in STATUS_OF_KIND.items()}
+
+
+async def take_round(clients: list[HandClient], metrics: bytes) -> list[httpx.Response]:
+    """Everyone commits to a result with these metrics, delivers, and attests; the answers to the commitments."""
+    current = clients[0].served.service.run.round
+    assert current is not None
+    answers = []
+    for client in clients:
+        data = client.result(REPLICA, DIFFERENCE)
+        head = b'"step":%d,"attempt":%d,"result_sha256":"%s"' % (
+            current.step,
+            current.attempt,
+            sha256_hex(data).encode(),
+        )
+        answers.append(
+            await client.send("POST", "/results", b'{%s,"size_bytes":%d,"metrics":%s}' % (head, len(data), metrics))
+        )
+        if answers[-1].is_success:
+            assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+    if all(answer.is_success for answer in answers):
+        attestation = {
+            "step": current.step,
+            "attempt": current.attempt,
+            "replica_digest": replica_digest(REPLICA),
+            "received": "3",
+        }
+        for client in clients:
+            assert (await client.send("POST", "/attestations", attestation)).status_code == 200
+    return answers
+
+
+async def test_claimed_tokens_beyond_any_count_are_refused(coordinator: Served) -> None:
+    clients = await training(coordinator)
+    metrics = b'{"loss":1.5,"tokens":1%s,"train_s":1.0}' % (b"0" * 400)
+    assert [problem(answer) for answer in await take_round(clients, metrics)] == ["invalid-body"] * 2
+
+
+async def test_claimed_loss_whose_mean_is_no_number_leaves_status_and_snapshot_readable(coordinator: Served) -> None:
+    clients = await training(coordinator)
+    answers = await take_round(clients, b'{"loss":1e308,"tokens":1000,"train_s":1.0}')
+    assert [answer.status_code for answer in answers] == [200, 200]
+    run = coordinator.service.run
+    assert run.step == 2
+    assert (await coordinator.http.get(f"{coordinator.run_url}/status")).status_code == 200
+    assert parse_snapshot(snapshot_bytes(run)) == run

@@ -78,6 +78,15 @@ async def test_blob_beyond_the_bound_is_refused_and_one_that_fits_is_not(blobs: 
     await put(blobs, b"c" * 10)
 
 
+async def test_blob_that_must_leave_room_is_refused_where_another_of_its_size_fits(blobs: BlobStore) -> None:
+    data = b"a" * (LIMIT - 10)
+    with pytest.raises(Refused) as refused:
+        await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=11)
+    assert refused.value.kind == "blobs-full"
+    assert blobs.total_bytes == 0
+    await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=10)
+
+
 async def test_blob_whose_upload_breaks_off_leaves_nothing(blobs: BlobStore) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"z" * (2 * MAX_IN_MEMORY_BYTES)

@@ -4,13 +4,18 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+import pytest
+import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from data_providers.protocol import Rejected
+from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from run_manager.key import ClientKey
 from state.wire import sha256_hex
+from tests.integration.test_data_failures import SEQ_LEN, free_port
 from tests.support.processes import prepared_run, real_run, run_command
 
 
@@ -21,8 +26,11 @@ def key_file(folder: Path, number: int) -> tuple[str, ClientKey]:
     return str(path), ClientKey.from_seed(bytes([number]) * 32)
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+LOOPBACK = x509.IPAddress(ip_address("127.0.0.1"))
+
+
+def self_signed(folder: Path, holder: x509.GeneralName = LOOPBACK) -> tuple[Path, Path]:
+    """A certificate that signs itself, for 127.0.0.1 unless it is for another, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a coordinator under test")])
     now = datetime.now(UTC)
@@ -34,7 +42,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
         .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([holder]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -82,14 +90,33 @@ async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_pat
     async with prepared_run(tmp_path / "run", config__total_steps=2) as run:
         await run.start_coordinator("--tls-cert", str(certificate), "--tls-key", str(key), verify=str(certificate))
         assert run.url.startswith("https://127.0.0.1:")
-        untrusting = await run.command("client", run.url, "--reconnect", "1")
-        assert untrusting.code == 1
-        assert "CERTIFICATE_VERIFY_FAILED" in untrusting.err
+        untrusting = await run.command("client", run.url)
+        assert untrusting.code == 2
+        assert "self-signed certificate" in untrusting.err
+        assert "--tls-ca" in untrusting.err
         await run.start_client("--tls-ca", str(certificate))
         assert (await run.finish()).rounds == 2
         assert (await run.command("status", run.url)).code == 1
         assert (await run.command("status", run.url, "--tls-ca", str(certificate))).code == 0
         assert (await run.command("status", run.url, "--tls-ca", str(key))).code == 2, "a key is no authority"
+
+
+async def test_data_server_beside_its_coordinator_hears_it_whatever_name_the_certificate_bears(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, x509.DNSName("coordinator.example"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokens.bin").write_bytes(bytes(64 * SEQ_LEN))
+    data_config = tmp_path / "data.toml"
+    data_config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
+    port = free_port()
+    location = {"Server": f"127.0.0.1:{port}"}
+    async with prepared_run(tmp_path / "run", model__LLM__data_location=location) as run:
+        await run.start_server(
+            "coordinator",
+            *("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0"),
+            *("--data-config", str(data_config), "--tls-cert", str(certificate), "--tls-key", str(key)),
+        )
+        with pytest.raises(Rejected, match="ticket is not valid"):
+            await TcpDataProvider.open(DataServerAddress("127.0.0.1", port, "test-run"), lambda: "no ticket")
 
 
 async def test_plain_http_beyond_this_machine_needs_consent(tmp_path: Path) -> None:

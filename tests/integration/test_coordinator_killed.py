@@ -9,9 +9,11 @@ import pytest
 from epochal.commands.audit import audit_run_directory
 from state.phases import RunState
 from tests.support.by_hand import hold_in, joined_by_hand
-from tests.support.processes import RealRun, in_training, real_run
+from tests.support.processes import RealRun, in_training, prepared_run, real_run
 
 CLIENT_TIMEOUT_S = 1.5
+STARTS = 5
+"""Enough to meet a moment between the line and the handler, if there is one."""
 
 
 def dropped(run: RealRun) -> list[str]:
@@ -85,3 +87,11 @@ async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path:
         assert (await run.finish()).rounds == 60
         run.coordinator.process.send_signal(signal.SIGTERM)
         assert await run.coordinator.wait(10) == 0
+
+
+async def test_coordinator_terminated_as_soon_as_it_says_that_it_listens_ends_in_order(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        for _ in range(STARTS):
+            await run.start_coordinator()
+            run.coordinator.process.send_signal(signal.SIGTERM)
+            assert await run.coordinator.wait(10) == 0, run.coordinator.log_tail()

@@ -1,4 +1,4 @@
-"""A disk that fills up under a running coordinator: it stops accepting, says so, and loses nothing."""
+"""A disk, or the blobs' own bound, that fills up under a running coordinator: it says so, and loses nothing."""
 
 import resource
 from pathlib import Path
@@ -13,6 +13,8 @@ from tests.support.processes import RealRun, at_round, real_run
 
 TORN_BYTES = 7
 """How much of a journal record still fits when the disk is full."""
+FEW_ROUNDS_BYTES = 300_000
+"""`[blobs] max_total_bytes` that six rounds of three clients and two checkpoints of the small model fill."""
 
 
 def fill_disk(run: RealRun, room_bytes: int) -> None:
@@ -96,3 +98,19 @@ async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: P
         assert ran.code == 1
         assert "cannot be used as a run directory" in ran.err
         assert "Traceback" not in ran.err
+
+
+async def test_run_whose_blobs_fill_their_bound_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {
+        "blobs__max_total_bytes": FEW_ROUNDS_BYTES,
+        "config__max_round_train_time": 1,
+        "config__cooldown_time": 2,
+    }
+    async with real_run(tmp_path, **limits, config__init_min_clients=3, config__total_steps=20) as run:
+        for _ in range(3):
+            await run.start_client()
+        report = await run.finish()
+        assert report.rounds == 20
+        status = await run.status()
+        assert status.epoch > 2
+        assert status.blob_bytes <= FEW_ROUNDS_BYTES

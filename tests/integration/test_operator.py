@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from epochal.commands.audit import audit_run_directory
 from state.phases import RunState
 from tests.support.by_hand import hold_in, joined_by_hand
 from tests.support.processes import BOUND_S, at_round, in_phase, in_training, prepared_run, real_run
+
+AUDITS = 60
+"""Of a run of many short epochs: enough to meet a sweep of blobs, were that a problem."""
 
 
 async def test_pause_finishes_the_round_makes_a_checkpoint_and_holds_until_resume(tmp_path: Path) -> None:
@@ -180,3 +184,19 @@ async def test_kept_state_file_starts_a_run_where_the_first_left_off(tmp_path: P
             document = await second.watch.next()
             assert document.step >= 1
             assert document.run_id == "test-run"
+
+
+async def test_audit_of_a_run_that_goes_on_is_not_misled_by_what_is_swept_meanwhile(tmp_path: Path) -> None:
+    short = {"config__warmup_time": 0.4, "config__max_round_train_time": 0.4, "config__epoch_time": 0.5}
+    async with real_run(tmp_path, **short, config__total_steps=100_000) as run:
+        await run.start_client()
+        await run.until(in_training(5))
+        reports = [await audit_run_directory(run.run_dir, recompute=True) for _ in range(AUDITS)]
+        assert [report.problems for report in reports] == [()] * AUDITS
+
+
+async def test_audit_of_a_run_without_a_checkpoint_yet_finds_nothing_wrong(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run:
+        ran = await run.command("audit", str(run.run_dir), "--recompute")
+        assert ran.code == 0, ran.out
+        assert "the ledger is clean" in ran.out

@@ -275,6 +275,35 @@ def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
     assert not driver.run.blobs_near_bound
 
 
+def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.play_round()
+    driver.send(BlobsNearedBound, total_bytes=10)
+    driver.play_round()
+    driver.make_checkpoint()
+    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [2]
+    assert blobs_needed(driver.run) == {driver.run.checkpoints[0].blob_sha256}
+
+
+def test_blobs_near_their_bound_without_progress_since_the_checkpoint_are_swept_too() -> None:
+    driver = Driver(state_file(config__total_steps=100, config__epoch_time=61))
+    driver.start_round(1, 2)
+    driver.play_epoch(seconds_per_round=40)
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    driver.warm_up()
+    assert len(driver.run.checkpoints) == 2
+    before = len(driver.instructions)
+    driver.send(BlobsNearedBound, total_bytes=10)
+    driver.pass_time(120)
+    driver.pass_time(120)
+    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [driver.run.replica_step]
+    assert not driver.run.outcomes
+    assert not driver.run.blobs_near_bound
+    assert any(isinstance(item, SweepBlobs) for item in driver.instructions[before:])
+
+
 def test_finished_run_whose_total_steps_are_raised_goes_on() -> None:
     driver = Driver(state_file(config__total_steps=1))
     driver.start_round(1, 2)
@@ -368,6 +397,27 @@ def test_access_by_keys_and_by_invitation_refuses_everyone_else() -> None:
     invited.join(1)
     with pytest.raises(Refused, match="used by another"):
         invited.join(2, invitation_sha256=code)
+
+
+def test_invitation_of_another_client_cannot_be_taken_over_by_one_that_was_invited_itself() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    driver = Driver(state_file(access__mode="invitations", access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.join(2, invitation_sha256=second)
+    driver.join(1, invitation_sha256=second)
+    driver.join(2, invitation_sha256=second)
+    with pytest.raises(Refused, match="used by another"):
+        driver.join(3, invitation_sha256=first)
+
+
+def test_invitation_that_was_struck_from_the_file_admits_its_client_no_more() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    invited = {"access__mode": "invitations"}
+    driver = Driver(state_file(**invited, access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.send(ConfigChanged, state_file=state_file(**invited, access__invitations=[second]))
+    with pytest.raises(Refused, match="invitation"):
+        driver.join(1, invitation_sha256=first)
 
 
 def test_document_stays_small_with_many_members() -> None:
