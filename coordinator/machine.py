@@ -18,7 +18,7 @@ from coordinator.decisions import decide, round_over_reason
 from coordinator.phase_table import destination
 from coordinator.round_reports import attest, commit_result, fail_step, reject_result, verify_result
 from coordinator.rounds import begin_round, end_round
-from coordinator.run import Run, config_json
+from coordinator.run import Run, config_json, lineage_of
 from coordinator.stimuli import (
     AttestationReceived,
     BlobsNearedBound,
@@ -39,6 +39,7 @@ from coordinator.stimuli import (
     ResultRejected,
     ResultVerified,
     ResumeRequested,
+    RunRestored,
     SegmentEnded,
     StepFailed,
     Stimulus,
@@ -155,6 +156,10 @@ def _unchanged(run: Run, event: Ticked | CoordinatorStarted, instructions: list[
     return run
 
 
+def _restore(run: Run, event: RunRestored, instructions: list[Instruction]) -> Run:
+    return replace(run, lineage=lineage_of(event.seed))
+
+
 def _silence(run: Run, event: ClientsFellSilent, instructions: list[Instruction]) -> Run:
     return membership.leave(run, event.client_ids, "fell silent", instructions)
 
@@ -195,6 +200,7 @@ def _change_config(run: Run, event: ConfigChanged, instructions: list[Instructio
 _HANDLERS: dict[type[Stimulus], Callable[[Run, Any, list[Instruction]], Run]] = {
     Ticked: _unchanged,
     CoordinatorStarted: _unchanged,
+    RunRestored: _restore,
     ClientJoined: membership.join,
     ClientWithdrew: _withdraw,
     ClientsFellSilent: _silence,

@@ -1,6 +1,6 @@
 """Who takes part: joining, leaving, readiness, access. Pure handlers of `coordinator/machine.py`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from coordinator.run import Member, Run
@@ -96,7 +96,13 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str, instructions: l
     current = run.round
     if current is not None:
         current = replace(current, pending=current.pending - set(gone))
-    return gathered(replace(run, members=members, round=current))
+    return gathered(replace(run, members=members, round=current, data_fingerprint=_claimed_still(run, members)))
+
+
+def _claimed_still(run: Run, members: Mapping[ClientId, Member]) -> str | None:
+    """The data's fingerprint, as long as somebody vouches for it: a ready member, or training that was done on it."""
+    is_vouched = run.batches_applied or any(member.ready_step is not None for member in members.values())
+    return run.data_fingerprint if is_vouched else None
 
 
 def eject(run: Run, client_id: ClientId, instructions: list[Instruction]) -> Run:

@@ -31,6 +31,7 @@ KEEP_CHECKPOINTS = 2
 
 Near the blobs' bound only the newest is kept."""
 LOSS_HISTORY_LENGTH = 512
+LINEAGE_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ class Run:
         """The members that hold model and data, by client id."""
         ready = (member for member in self.members.values() if member.ready_step is not None)
         return sorted(ready, key=lambda member: member.client_id)
+
+
+def lineage_of(seed: str) -> str:
+    """A lineage, 16 random bytes in hex, of a fresh seed."""
+    return seed[:LINEAGE_CHARACTERS]
 
 
 def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s: float) -> Run:

@@ -28,12 +28,14 @@ class ServeOptions:
 
     Attributes:
         endpoint: where it listens.
+        is_restored: the run directory is a backup's.
     """
 
     run_dir: Path
     endpoint: Endpoint = field(default_factory=Endpoint)
     version: str = "0"
     source: str = "state.toml"
+    is_restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         admin, admin_token = AdminToken.load_or_create(keys)
         blobs = await DirectoryBlobs.open(options.run_dir, state_file.blobs.max_total_bytes)
         parts = ServiceParts(store, blobs, SystemClock(), identity.public_key_hex, options.source)
-        service = await CoordinatorService.open(parts, state_file)
+        service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
         desk = Desk(service, identity, admin, Layouts(), _in_thread)
         with endpoint.bind() as listener:
             server = endpoint.server(create_app(desk, options.version))

@@ -20,7 +20,7 @@ from coordinator.machine import handle
 from coordinator.presence import Presence
 from coordinator.published import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
 from coordinator.replay import encode_record, encode_snapshot, replay
-from coordinator.run import Run, config_json, new_run
+from coordinator.run import Run, config_json, lineage_of, new_run
 from coordinator.run_views import document_of
 from coordinator.stimuli import (
     BatchesQuarantined,
@@ -32,6 +32,7 @@ from coordinator.stimuli import (
     MembershipChanged,
     OutcomeDecided,
     PhaseChanged,
+    RunRestored,
     SegmentEnded,
     Stamp,
     Stimulus,
@@ -101,6 +102,7 @@ class CoordinatorService:
         self._documents = RoundDocuments()
         self._rate = TokenRate()
         self._edited: StateFile | None = None
+        self._is_restored = False
         self._house = Housekeeping(parts.store, parts.blobs, lambda: self.run, self.fail)
         self._readers_released = False
         self.run = run
@@ -111,22 +113,29 @@ class CoordinatorService:
         self._documents.remember(run)
 
     @classmethod
-    async def open(cls, parts: ServiceParts, state_file: StateFile) -> "CoordinatorService":
+    async def open(
+        cls, parts: ServiceParts, state_file: StateFile, *, is_restored: bool = False
+    ) -> "CoordinatorService":
         """The service of the run that the store holds, or of a new one.
 
         Args:
             parts: store, blobs, clock and key.
             state_file: the validated state file. Where the store holds the run already, its edited fields are applied
                 if they may change while a run goes on.
+            is_restored: what the store holds is a backup. Clients that have seen later documents follow it then.
 
         Raises:
-            InvalidInput: the state file differs from the kept run in a field that may not change.
+            InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
+                of blobs than are held; or there is no run that could have been restored.
             StoreFailed: the journal is damaged, or was written under other rules.
         """
         segment = await parts.store.load()
         if segment is None:
+            if is_restored:
+                raise InvalidInput("--restored: the run directory holds no run; restore the backup first")
             now_s = parts.clock.wall_s()
-            run = new_run(state_file, lineage=parts.new_seed()[:32], coordinator_key=parts.coordinator_key, now_s=now_s)
+            lineage = lineage_of(parts.new_seed())
+            run = new_run(state_file, lineage=lineage, coordinator_key=parts.coordinator_key, now_s=now_s)
             service = cls(parts, run, version=0, sequence=0)
             await parts.store.open_segment(encode_snapshot(0, service.published.document, run))
         else:
@@ -136,11 +145,14 @@ class CoordinatorService:
             service = cls(parts, replayed.run, replayed.document.version, replayed.sequence)
             service._records_in_segment = len(segment.records)
             service._refuse_fixed_changes(state_file)
+            service._is_restored = is_restored
         return service
 
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start itself is kept."""
         start: list[Make] = [lambda stamp: CoordinatorStarted(now_s=stamp.now_s, seed=stamp.seed)]
+        if self._is_restored:
+            start.append(lambda stamp: RunRestored(now_s=stamp.now_s, seed=stamp.seed))
         if self._edited is not None:
             edited = self._edited
             start.append(lambda stamp: ConfigChanged(now_s=stamp.now_s, seed=stamp.seed, state_file=edited))
@@ -165,6 +177,13 @@ class CoordinatorService:
             lines = "\n".join(f"  {change}" for change in refused)
             raise InvalidInput(
                 f"{self._parts.source} differs from the kept run where it may not change any more:\n{lines}",
+                source=self._parts.source,
+            )
+        most, held = state_file.blobs.max_total_bytes, self._parts.blobs.total_bytes
+        if most < min(held, self.run.state_file.blobs.max_total_bytes):
+            raise InvalidInput(
+                f"{self._parts.source}: blobs.max_total_bytes is {most}, and the run holds {held} bytes; allowed: "
+                f"{held} or more",
                 source=self._parts.source,
             )
         for change in applied:

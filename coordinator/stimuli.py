@@ -17,7 +17,7 @@ from state.messages import Capabilities, FailureKind, ResultMetrics
 from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Under which rules a journal was written. A journal of another version is refused, never guessed at."""
 
 
@@ -34,6 +34,13 @@ class CoordinatorStarted(Stamp):
     """The coordinator serves the run (again). Re-bases the phase's deadline, so an outage ends nothing."""
 
     type: Literal["coordinator_started"] = "coordinator_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRestored(Stamp):
+    """The run directory is a backup's: what was published after it is void. The seed begins with the new lineage."""
+
+    type: Literal["run_restored"] = "run_restored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +227,7 @@ class ConfigChanged(Stamp):
 
 Stimulus: TypeAlias = (
     CoordinatorStarted
+    | RunRestored
     | Ticked
     | ClientJoined
     | ClientWithdrew

@@ -58,6 +58,9 @@ def coordinator(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where the run is kept; an existing one is resumed. Default: runs/RUN_ID.")
     ] = None,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="The run directory is a backup's: clients go back to where it stands.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
@@ -74,6 +77,7 @@ def coordinator(
         endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
         version=__version__,
         source=str(state_path),
+        is_restored=restored,
     )
     run_to_end(_serve_run(state, options, data_config))
 

@@ -1,5 +1,6 @@
 """The coordinator goes away, and comes back, at any point of a run; and nobody serves its run beside it."""
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -45,6 +46,36 @@ async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path
         report = await run.finish()
         assert report.rounds == steps
         assert dropped(run) == []
+
+
+async def test_backup_that_is_restored_takes_its_clients_back_to_where_it_stands(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=2, config__total_steps=60) as run:
+        clients = [await run.start_client() for _ in range(2)]
+        before = await run.until(in_training(3))
+        await run.kill_coordinator()
+        backup = tmp_path / "backup"
+        shutil.copytree(run.run_dir, backup)
+        await run.start_coordinator()
+        await run.until(in_training(before.step + 4))
+        await run.kill_coordinator()
+        shutil.rmtree(run.run_dir)
+        shutil.copytree(backup, run.run_dir)
+        await run.start_coordinator("--restored")
+        after = await run.watch.api.run_document(None, 0)
+        assert after is not None
+        assert after.lineage != before.lineage
+        run.watch.seen.clear()  # documents of another lineage are not compared with these
+        report = await run.finish()
+        assert report.rounds == 60
+        for child in clients:
+            assert run.events(child, "run_restored")
+
+
+async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--restored")
+    assert ran.code == 2
+    assert "holds no run; restore the backup first" in ran.err
 
 
 async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:

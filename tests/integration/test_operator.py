@@ -170,6 +170,19 @@ async def test_state_file_edited_where_it_may_not_is_refused_with_the_difference
         assert (await run.watch.next()).total_steps == 4, "the refused start has changed nothing"
 
 
+async def test_bound_of_blobs_may_not_be_lowered_below_what_is_held(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=2) as run:
+        await run.start_client()
+        await run.finish()
+        await run.stop_coordinator()
+        run.write_state(config__total_steps=2, blobs__max_total_bytes=1000)
+        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        assert ran.code == 2
+        assert "blobs.max_total_bytes is 1000, and the run holds" in ran.err
+        run.write_state(config__total_steps=2, blobs__max_total_bytes=10**9)
+        await run.start_coordinator()
+
+
 async def test_kept_state_file_starts_a_run_where_the_first_left_off(tmp_path: Path) -> None:
     async with real_run(tmp_path / "first", config__total_steps=1000) as run:
         await run.start_client()

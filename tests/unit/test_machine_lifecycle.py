@@ -1,5 +1,7 @@
 """The machine from the first member to Finished, phase by phase."""
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.machine import handle
@@ -20,6 +22,7 @@ from coordinator.stimuli import (
     CoordinatorStarted,
     PauseRequested,
     ResumeRequested,
+    RunRestored,
     SegmentEnded,
     SweepBlobs,
     Ticked,
@@ -334,6 +337,50 @@ def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
             data_fingerprint="other",
         )
     assert refused.value.kind == "fingerprint-differs"
+
+
+def ready_with(driver: Driver, number: int, fingerprint: str) -> None:
+    driver.send(
+        ClientBecameReady,
+        client_id=client(number),
+        step=driver.run.replica_step,
+        replica_digest=driver.replica_digest(),
+        data_fingerprint=fingerprint,
+    )
+
+
+def test_fingerprint_that_nobody_vouches_for_any_more_is_forgotten_before_the_first_outcome() -> None:
+    driver = Driver(state_file(config__init_min_clients=3))
+    driver.join(1, 2, 3)
+    driver.pass_time(2)
+    driver.make_checkpoint()
+    ready_with(driver, 1, "wrong")
+    with pytest.raises(Refused, match=r"right.*wrong"):
+        ready_with(driver, 2, "right")
+    driver.send(ClientEjected, client_id=client(1))
+    ready_with(driver, 2, "right")
+    assert driver.run.data_fingerprint == "right"
+    driver.send(ClientWithdrew, client_id=client(3))
+    assert driver.run.data_fingerprint == "right", "a ready member vouches for it"
+
+
+def test_fingerprint_that_was_trained_on_stays() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.play_round()
+    for number in (1, 2):
+        driver.send(ClientEjected, client_id=client(number))
+    assert driver.run.data_fingerprint == "data"
+
+
+def test_restored_run_has_another_lineage_and_is_the_same_otherwise() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    before = driver.run
+    driver.send(RunRestored)
+    assert driver.run.lineage != before.lineage
+    assert len(driver.run.lineage) == 32
+    assert replace(driver.run, lineage=before.lineage, now_s=before.now_s) == before
 
 
 def test_ready_with_another_replica_is_refused() -> None:
