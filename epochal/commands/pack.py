@@ -24,6 +24,7 @@ from data_providers.factory import Access, open_location, parse_location
 from data_providers.preprocessed import EXTRA, SUFFIX
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.commands.servers import run_to_end, say
+from epochal.logs import LogFormat, start_logging
 from run_manager.batching.packing import Packer, PackingCounts, indices_held
 from run_manager.batching.samples import RawSample, raw_samples
 from run_manager.batching.task_encoder import EncoderContext, open_encoder
@@ -85,6 +86,7 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pack one pass over a location's samples; show how full the rows are, and keep them with --out."""
+    start_logging(LogFormat.TEXT, verbose=False)
     settings = {
         "method": method.value,
         "pool_size": pool_size,

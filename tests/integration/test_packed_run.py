@@ -180,3 +180,11 @@ async def test_data_pack_goes_on_from_a_first_part_that_was_not_noted_and_misses
     again = await run_command(*pack, "--pool-size", "9", PYTHONPATH=ROOT)
     assert again.code == 2
     assert "lacks train-00000.parquet, which was written before" in again.err
+
+
+async def test_samples_that_are_tolerated_are_named(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"text": "here"}\n{"text": 5}')
+    ran = await run_command("data", "pack", str(tmp_path / "lines.jsonl"), "--max-failed-samples", "1", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["counts"]["failed"] == 1
+    assert "sample_failed data_index=1 reason=data index 1 is a record of text" in ran.err
