@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,22 @@ async def test_round_that_is_called_off_leaves_no_process_and_the_next_one_works
     finally:
         await trainer.aclose()
     assert last.returncode is not None
+
+
+async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("torch")
+    state = run_state(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    trainer = await open_mesh_trainer(MeshOptions("tensor=2,data=2", 3, 2), state, lambda: "", InlineWorker())
+    try:
+        assert os.listdir(tmp_path / "temporary") == []
+        parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
+    finally:
+        await trainer.aclose()
 
 
 async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
