@@ -14,6 +14,7 @@ from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.directory import RunDirectory
 from data_providers.factory import Access, open_location, parse_location, spec_for
 from epochal.commands.servers import run_to_end, say
+from epochal.logs import LogFormat, start_logging
 from run_manager.backoff import system_jitter
 from run_manager.batching.packed_samples import AssignedBatches, Packing
 from run_manager.data_fetcher import DataFetcher, FetchSettings
@@ -55,6 +56,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the loss of a run's newest checkpoint; the run may go on meanwhile."""
+
+    start_logging(LogFormat.TEXT, verbose=False)
 
     async def main() -> None:
         found = await evaluated(run_dir, data, split, samples)

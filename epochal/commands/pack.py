@@ -24,6 +24,7 @@ from data_providers.factory import Access, open_location, parse_location
 from data_providers.preprocessed import EXTRA, SUFFIX
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.commands.servers import run_to_end, say
+from epochal.logs import LogFormat, start_logging
 from run_manager.batching.packing import Packer, PackingCounts, indices_held
 from run_manager.batching.samples import RawSample, raw_samples
 from run_manager.batching.task_encoder import EncoderContext, open_encoder
@@ -85,6 +86,7 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pack one pass over a location's samples; show how full the rows are, and keep them with --out."""
+    start_logging(LogFormat.TEXT, verbose=False)
     settings = {
         "method": method.value,
         "pool_size": pool_size,
@@ -173,12 +175,19 @@ class _Work:
         if STATE_NAME not in names:
             if any(name.endswith(SUFFIX) for name in names):
                 raise InvalidInput(f"{out} holds parquet files, and no {STATE_NAME} of a packing to go on with")
+            with _writing(out):
+                await self._save(out)  # the parts that are written from now on are known as this packing's
             return
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             fingerprint, parts, state = saved["fingerprint"], int(saved["parts"]), saved["packer"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{path} is no packing to go on with: {error}", path=str(path)) from error
+        if not parts:
+            return  # there is nothing that another configuration could contradict
+        gone = [name for name in map(_part_name, range(parts)) if name not in names]
+        if gone:
+            raise InvalidInput(f"{out} lacks {gone[0]}, which was written before; pack into another folder")
         if fingerprint != self._provider.fingerprint:
             raise InvalidInput(f"{path} is of other data: {fingerprint}, not {self._provider.fingerprint}")
         held = coalesce([BatchId(index, index) for index in indices_held(state)])
@@ -193,10 +202,17 @@ class _Work:
         if self._out is None or not rows:
             return
         with _writing(self._out):
-            await asyncio.to_thread(_write_part, self._out / f"train-{self.parts:05}{SUFFIX}", rows)
+            await asyncio.to_thread(_write_part, self._out / _part_name(self.parts), rows)
             self.parts += 1
-            saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
-            await asyncio.to_thread(_replace, self._out / STATE_NAME, json.dumps(saved).encode())
+            await self._save(self._out)
+
+    async def _save(self, out: Path) -> None:
+        saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
+        await asyncio.to_thread(_replace, out / STATE_NAME, json.dumps(saved).encode())
+
+
+def _part_name(number: int) -> str:
+    return f"train-{number:05}{SUFFIX}"
 
 
 @contextlib.contextmanager

@@ -96,10 +96,14 @@ def check_encoded(encoded: Any, vocabulary: int | None) -> None:
     if labels is not None:
         if labels.shape != ids.shape:
             raise ValueError(f"{labels.size} labels for {ids.size} tokens")
+        if labels.dtype.kind not in "iu":
+            raise ValueError(f"labels of type {labels.dtype}; allowed: integers")
         wrong = (labels >= limit) | ((labels < 0) & (labels != IGNORED_LABEL))
         if wrong.any():
             raise ValueError(f"label {int(labels[wrong][0])}; allowed: 0 to {limit - 1}, and {IGNORED_LABEL}")
     lengths = encoded.sequence_lengths
+    if lengths is not None and (lengths.dtype.kind not in "iu" or lengths.ndim != 1):
+        raise ValueError("sequence_lengths are no one-dimensional array of integers")
     if lengths is not None and ((lengths <= 0).any() or int(lengths.sum()) != ids.size):
         raise ValueError(f"sequence_lengths do not add up to {ids.size} tokens")
 

@@ -34,7 +34,10 @@ class _Broadcast:
 
 
 class RowBroadcast:
-    """Rows from the process that loads them to those that need them. Every process of the mesh makes it at once.
+    """Rows from the process that loads them to those that need them.
+
+    Every process of the default process group makes it at once, one outside the mesh too: PyTorch names groups by how
+    many a process has made, and whoever skips some waits for ever in the next that it shares with others.
 
     Args:
         layout: the mesh; its processes are ranks of the default process group.

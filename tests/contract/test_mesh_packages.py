@@ -1,11 +1,14 @@
 """Meshes of jax and PyTorch: what `compute_batch_size` says of them, in one process and for any rank."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from run_manager.batching.mesh import compute_batch_size, layout_of_mesh
+from run_manager.batching.mesh import MeshLayout, compute_batch_size, layout_of_mesh
 from state.errors import InvalidInput
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
@@ -57,6 +60,43 @@ async def test_torch_mesh_of_a_rank_per_device(
         loads = all(place[number] == 0 for number in other)
         assert found[rank] == (loads, int(loads)), place
     assert found[-1] == (False, 0), "it holds no device"
+
+
+def torch_rows(rank: int, store: str) -> tuple[list[list[int]], int]:
+    """What a rank has after a broadcast in an uneven mesh of three ranks, and what four add up in a later group."""
+    import os
+    import socket
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from run_manager.batching.torch_mesh import RowBroadcast
+
+    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    bound = timedelta(seconds=30)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 4), rank=rank, world_size=4, timeout=bound)
+    layout = MeshLayout(("data", "tensor"), np.array([[0, 1], [0, 2]]), batch_size=1)
+    rows = np.zeros((len(layout.loading(rank).needed_shards), 2), dtype=np.int32)
+    if rank == 0:
+        rows[:] = [[5, 5], [6, 6]]  # process 0 loads both shards
+    RowBroadcast(layout, rank).receive(rows)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group([0, 1, 2, 3]))
+    dist.destroy_process_group()
+    return rows.tolist(), int(total.item())
+
+
+async def test_torch_rows_reach_an_uneven_mesh_and_a_process_outside_takes_part_without_rows(tmp_path: Path) -> None:
+    need_module("torch")
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(other_process()) for _ in range(4)]
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(process.ask(torch_rows, rank, str(tmp_path / "store")))
+                for rank, process in enumerate(ranks)
+            ]
+    assert [task.result() for task in asked] == [([[5, 5], [6, 6]], 4), ([[5, 5]], 4), ([[6, 6]], 4), ([], 4)]
 
 
 def jax_alone() -> list[tuple[tuple[bool, int], int, float, list[list[int]]]]:

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from data_providers.factory import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
 from run_manager.trainers.mesh import processes
+from run_manager.trainers.mesh.messages import Start, write_frame
+from run_manager.trainers.mesh.process import ENDED_WITH_AGENT
 from run_manager.trainers.mesh.processes import MeshOptions
 from run_manager.trainers.ngram import initial_parameters
 from run_manager.trainers.numpy_trainer import NumpyTrainer
@@ -175,6 +178,22 @@ async def test_round_that_is_called_off_leaves_no_process_and_the_next_one_works
     assert last.returncode is not None
 
 
+async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("torch")
+    state = run_state(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    trainer = await open_mesh_trainer(MeshOptions("tensor=2,data=2", 3, 2), state, lambda: "", InlineWorker())
+    try:
+        assert os.listdir(tmp_path / "temporary") == []
+        parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
+    finally:
+        await trainer.aclose()
+
+
 async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
     monkeypatch.setattr(processes, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
@@ -188,6 +207,28 @@ async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypa
             await trainer.train(PLAN, parameters, nothing())
     finally:
         await trainer.aclose()
+
+
+async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
+    need_module("torch")
+    start = Start(
+        state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),
+        mesh="data=2",
+        process=0,
+        process_count=2,  # the other one is never started
+        batch_size=1,
+        store=str(tmp_path / "store"),
+        data=None,
+        cache_dir=None,
+        cache_bytes=0,
+        timeout_s=140.0,
+    )
+    process = await processes._spawn(2)
+    assert process.stdin is not None
+    await write_frame(process.stdin, start)
+    process.stdin.close()
+    async with asyncio.timeout(60):
+        assert await process.wait() == ENDED_WITH_AGENT
 
 
 def test_mesh_that_cannot_be_is_said() -> None:

@@ -157,3 +157,34 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     changed = await run_command(*pack, str(tmp_path / "cut"), PYTHONPATH=ROOT)
     assert changed.code == 2
     assert "is of other data" in changed.err
+
+
+async def test_data_pack_goes_on_from_a_first_part_that_was_not_noted_and_misses_one_that_was(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    write_records(tmp_path / "data" / "train.jsonl", 60)
+    path = tmp_path / "data" / "train.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(b"!" + good[1:])
+    encoder = ("--method", "encoder", "--task-encoder", "tests.support.encoders:Chat")
+    pack = ("data", "pack", str(tmp_path / "data"), *encoder, "--json", "--out", str(tmp_path / "packed"))
+    stopped = await run_command(*pack, PYTHONPATH=ROOT)
+    assert stopped.code == 1
+    assert "data index 0 is no JSON" in stopped.err
+    part = tmp_path / "packed" / "train-00000.parquet"
+    part.write_bytes(b"what a command leaves that is interrupted before it has noted its first part")
+    path.write_bytes(good)
+    ran = await run_command(*pack, "--pool-size", "9", PYTHONPATH=ROOT)
+    assert ran.code == 0, ran.err
+    assert part.read_bytes().startswith(b"PAR1")
+    part.unlink()
+    again = await run_command(*pack, "--pool-size", "9", PYTHONPATH=ROOT)
+    assert again.code == 2
+    assert "lacks train-00000.parquet, which was written before" in again.err
+
+
+async def test_samples_that_are_tolerated_are_named(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"text": "here"}\n{"text": 5}')
+    ran = await run_command("data", "pack", str(tmp_path / "lines.jsonl"), "--max-failed-samples", "1", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["counts"]["failed"] == 1
+    assert "sample_failed data_index=1 reason=data index 1 is a record of text" in ran.err

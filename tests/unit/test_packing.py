@@ -441,6 +441,9 @@ def test_slice_batch_may_yield_its_rows_and_loses_nothing() -> None:
     assert sorted(len(row.input_ids) for row in rows) == [1, 2, 3, 4, 5]
 
 
+FLOATS: Any = np.ones(1)
+
+
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
@@ -450,6 +453,9 @@ def test_slice_batch_may_yield_its_rows_and_loses_nothing() -> None:
         (EncodedSample(np.array([256], "<u2")), "token 256; the model's vocabulary allows 0 to 255"),
         (EncodedSample(np.zeros(3, "<u2"), np.zeros(2, int)), "2 labels for 3 tokens"),
         (EncodedSample(np.zeros(1, "<u2"), np.array([-1])), "label -1; allowed: 0 to 255, and -100"),
+        (EncodedSample(np.zeros(1, "<u2"), FLOATS), "labels of type float64; allowed: integers"),
+        (EncodedSample(np.zeros(1, "<u2"), None, FLOATS), "no one-dimensional array of integers"),
+        (EncodedSample(np.zeros(2, "<u2"), None, np.ones((1, 2), int)), "no one-dimensional array of integers"),
         (EncodedSample(np.zeros(3, "<u2"), None, np.array([1, 1])), "sequence_lengths do not add up to 3"),
     ],
 )

@@ -123,15 +123,16 @@ async def main() -> None:
     worker = WorkerThread("epochal-mesh")
     start: Start = (await read_frame(agent_in, Start))[0]
     process = MeshProcess(start, worker)
-    try:
-        await process.connect()
-    except RuntimeError as error:
-        await write_frame(agent_out, Failed("broken", str(error)))
-        return
-    await write_frame(agent_out, Ready())
     tasks: asyncio.Queue[tuple[RoundTask, bytes]] = asyncio.Queue()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_hear(agent_in, tasks))
+        hearing = group.create_task(_hear(agent_in, tasks))  # from now on: finding the others may take long
+        try:
+            await process.connect()
+        except RuntimeError as error:
+            await write_frame(agent_out, Failed("broken", str(error)))
+            hearing.cancel()
+            return
+        await write_frame(agent_out, Ready())
         while True:
             await write_frame(agent_out, *await process.take_part(*await tasks.get()))
 

@@ -130,6 +130,7 @@ class MeshProcesses:
             if not isinstance(answer, Ready):
                 await found.aclose()
                 raise MeshBroken(f"a process of the mesh did not start: {answer}")
+        folder.cleanup()  # they have found each other, and an agent that is killed could not do it
         return found
 
     async def train(self, task: RoundTask, body: bytes) -> tuple[list[RoundDone | Failed], bytes]:
