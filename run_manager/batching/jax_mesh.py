@@ -42,10 +42,12 @@ def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Seq
         `(batch_size · shard_count, …)`, sharded over the batch axes and replicated along the others.
 
     Raises:
-        InvalidInput: `rows` has another number of rows.
+        InvalidInput: `rows` has another number of rows, or this process holds no device of the mesh.
     """
     layout, process = layout_of(mesh, batch_axes, batch_size)
     loading = layout.loading(process)
+    if not loading.needed_shards:
+        raise InvalidInput(f"process {process} holds no device of the mesh, and so no part of its arrays")
     if len(rows) != len(loading.needed_shards) * batch_size:
         raise InvalidInput(f"{len(rows)} rows for {len(loading.needed_shards)} shards of {batch_size}")
     spec = PartitionSpec(layout.other_axes or None, layout.batch_axes)
