@@ -17,14 +17,17 @@ from run_manager.replica_builder import HeldReplica
 from run_manager.step_context import StepContext, round_of
 from run_manager.trainers.protocol import RoundPlan, TrainedRound, plan_round
 from state.documents import RunDocument
-from state.errors import DataError, TrainerFailed
+from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId
-from state.messages import MAX_MESSAGE_CHARS, FailureReport, ResultCommitment, ResultMetrics
+from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
 from state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
+
+UNDELIVERED_KINDS = frozenset({"blobs-full", "blob-too-large", "blob-mismatch", "body-incomplete", "body-timeout"})
+"""Refusals of a result's bytes after which the coordinator still waits for them, until it is told that none come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +134,26 @@ class TrainingStepMetadata:
         commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
         context.tentative.published(sha256)
         await context.member.call(lambda api: api.commit_result(commitment))
-        await context.exchange.publish(sha256, data)
+        try:
+            await context.exchange.publish(sha256, data)
+        except Refused as refusal:
+            if refusal.kind not in UNDELIVERED_KINDS:
+                raise
+            # "unavailable" is nobody's fault: the work is carried, and no data come under suspicion
+            reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
+            await self._report_failed("unavailable", reason, None)
+            return
         context.observer(RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256))
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
-        context, head = self._context, self._head
         kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
-        report = FailureReport(head.step, head.attempt, kind, failure.message[:MAX_MESSAGE_CHARS], batch_id)
-        log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": failure.message})
-        context.observer(RoundFailed(head.step, head.attempt, kind, failure.message, batch_id))
+        await self._report_failed(kind, failure.message, batch_id)
+
+    async def _report_failed(self, kind: FailureKind, reason: str, batch_id: BatchId | None) -> None:
+        context, head = self._context, self._head
+        report = FailureReport(head.step, head.attempt, kind, reason[:MAX_MESSAGE_CHARS], batch_id)
+        log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
+        context.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
         await context.member.call(lambda api: api.report_failure(report))
 
 

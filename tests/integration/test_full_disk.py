@@ -15,6 +15,8 @@ TORN_BYTES = 7
 """How much of a journal record still fits when the disk is full."""
 FEW_ROUNDS_BYTES = 300_000
 """`[blobs] max_total_bytes` that six rounds of three clients and two checkpoints of the small model fill."""
+ONE_CHECKPOINT_BYTES = 29_000
+"""A little more than a checkpoint of the small model has; a run may have no larger one than a quarter of its blobs."""
 
 
 def fill_disk(run: RealRun, room_bytes: int) -> None:
@@ -114,3 +116,16 @@ async def test_run_whose_blobs_fill_their_bound_makes_room_with_checkpoints_and_
         status = await run.status()
         assert status.epoch > 2
         assert status.blob_bytes <= FEW_ROUNDS_BYTES
+
+
+async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4, "config__max_round_train_time": 60}
+    async with real_run(tmp_path, **limits, config__init_min_clients=6, config__total_steps=3) as run:
+        for _ in range(6):
+            await run.start_client(trainer="null")
+        report = await run.finish()  # in half the time that one round may take
+        failed = [line for client in run.clients for line in run.events(client, "step_failed")]
+        assert failed, "everything fitted"
+        assert {line["kind"] for line in failed} == {"unavailable"}
+        assert all("blobs-full" in line["reason"] for line in failed)
+        assert report.quarantined == 0

@@ -166,6 +166,34 @@ def test_run_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
     run_virtually(main())
 
 
+@pytest.mark.parametrize("kind", ["blobs-full", "body-timeout"])
+def test_run_result_that_is_not_taken_is_reported_and_the_round_goes_on(kind: str) -> None:
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=2, config__init_min_clients=3)) as (coordinator, group):
+
+            def no_result_taken(name: str, leg: str) -> None:
+                if name == "put_blob" and coordinator.run.round is not None:
+                    raise Refused(kind, "there is no room")
+
+            specs = [ClientSpec(), ClientSpec(), ClientSpec(faults=no_result_taken)]
+            clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs, start=1)]
+            tasks = [group.create_task(client.agent.run()) for client in clients]
+            await coordinator.wait_for(lambda: coordinator.run.round is not None)
+            begun_s = asyncio.get_running_loop().time()
+            await coordinator.wait_for(lambda: bool(coordinator.outcomes))
+            assert asyncio.get_running_loop().time() < begun_s + 1, "the round waited for what cannot come"
+            failed = coordinator.failures[0]
+            assert (failed.client_id, failed.kind, failed.batch_id) == (key_of(3).client_id, "unavailable", None)
+            assert failed.message == f"the result was not taken: {kind}: there is no room"
+            included = {entry.client_id for entry in coordinator.outcomes[0].entries}
+            assert included == {key_of(1).client_id, key_of(2).client_id}
+            assert coordinator.run.suspects == (), "nobody's data are to blame"
+            for task in tasks:
+                task.cancel()
+
+    run_virtually(main())
+
+
 def test_run_dataset_with_another_fingerprint_ends_the_client_with_both_named() -> None:
     async def main() -> None:
         async with serving(state_file(config__init_min_clients=2)) as (coordinator, group):
