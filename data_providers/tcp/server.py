@@ -26,7 +26,7 @@ from data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from data_providers.tcp.gate import Gate
+from data_providers.tcp.gate import ANYONE, Gate
 from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import BatchId
 from state.wire import ClientId, parse_document
@@ -40,6 +40,9 @@ class ServerLimits:
 
     Attributes:
         max_connections: further ones are told to come again, and closed.
+        max_connections_per_client: the same for one client's, so that nobody takes the others' places. A client needs
+            one, and one for each process of its mesh (up to 64); the rest is room for connections that it lost
+            unnoticed. At an open gate everyone is nobody, and this bounds nothing.
         handshake_timeout_s: from the connection to a whole `HELLO`.
         idle_timeout_s: without a request, a connection is closed; the client connects again when it needs to.
         send_timeout_s: for a client to take one answer.
@@ -47,6 +50,7 @@ class ServerLimits:
     """
 
     max_connections: int = 1024
+    max_connections_per_client: int = 160
     handshake_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     send_timeout_s: float = 60.0
@@ -60,6 +64,8 @@ class _Connection:
     task: asyncio.Task[None]
     busy: bool = False
     """Something is being answered; otherwise the connection waits for its client and may be closed at any time."""
+    client_id: ClientId | None = None
+    """Whose it is, once it was admitted."""
 
 
 class DataServer:
@@ -176,6 +182,7 @@ class DataServer:
             _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
+            self._take_place(connection, client_id)
         except InvalidInput as error:
             await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
             return None
@@ -187,6 +194,17 @@ class DataServer:
         welcome = welcome_of(self._spec, provider.fingerprint, provider.sequence_count)
         await self._send(connection, json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
+
+    def _take_place(self, connection: _Connection, client_id: ClientId) -> None:
+        """Counts the connection as its client's.
+
+        Raises:
+            SourceUnavailable: the client has as many as it may; the client's fault, and good again once one has ended.
+        """
+        held_count = sum(other.client_id == client_id for other in self._connections)
+        if client_id != ANYONE and held_count >= self._limits.max_connections_per_client:
+            raise SourceUnavailable(f"client {client_id} holds {held_count} connections already, and may have no more")
+        connection.client_id = client_id
 
     async def _read_frame(
         self, connection: _Connection, expected: FrameKind, timeout_s: float

@@ -35,6 +35,7 @@ from data_providers.tcp.frames import (
 )
 from data_providers.tcp.gate import ANYONE, Gate, OpenGate
 from data_providers.tcp.server import DataServer, ServerLimits
+from run_manager.trainers.mesh.processes import MAX_PROCESSES
 from state.errors import DataError, InvalidDocument
 from state.intervals import BatchId
 from state.wire import ClientId
@@ -54,6 +55,16 @@ class HalfGate:
     async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
         if data_ids.end >= 50:
             raise Rejected("not yours")
+
+
+class NamingGate:
+    """Admits everyone as the client that the ticket names, and allows everything."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        return ClientId(ticket)
+
+    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+        """Nothing, always."""
 
 
 class Scripted:
@@ -288,6 +299,44 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
             await open_client(address)
         assert (await first.get_samples(BatchId(0, 0))).sample_count == 1
         await first.aclose()
+
+
+async def test_tcp_clients_connections_above_its_share_are_refused_and_cost_nobody_else_a_place(
+    source: LocalDataProvider,
+) -> None:
+    limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
+    async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(10):
+        greedy = [await open_client(address, "greedy") for _ in range(2)]
+        for _ in range(4):
+            with pytest.raises(SourceUnavailable, match="client greedy holds 2 connections already"):
+                await open_client(address, "greedy")
+        other = await open_client(address, "other")
+        assert (await other.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await greedy[1].get_samples(BatchId(0, 0))).sample_count == 1
+        await greedy[0].aclose()
+        greedy.append(await open_when_there_is_room(address, "greedy"))
+        assert (await greedy[2].get_samples(BatchId(0, 0))).sample_count == 1
+        for client in (other, *greedy[1:]):
+            await client.aclose()
+
+
+def test_tcp_bound_on_a_clients_connections_has_room_for_its_mesh_twice() -> None:
+    limits = ServerLimits()
+    assert 2 * (MAX_PROCESSES + 1) <= limits.max_connections_per_client <= limits.max_connections // 4
+
+
+async def open_when_there_is_room(address: DataServerAddress, ticket: str) -> TcpDataProvider:
+    while True:
+        with suppress(SourceUnavailable):
+            return await open_client(address, ticket)
+
+
+async def test_tcp_open_gate_knows_no_client_and_gives_everyone_a_place(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(max_connections_per_client=1)) as (_, address):
+        clients = [await open_client(address) for _ in range(3)]
+        for client in clients:
+            assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+            await client.aclose()
 
 
 async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
