@@ -180,11 +180,19 @@ class AdminToken:
         self._sha256 = token_sha256
 
     @classmethod
-    def load_or_create(cls, folder: Path) -> tuple["AdminToken", str | None]:
-        """The kept token's check, and the token itself if it was made just now: the only time it can be shown."""
+    def load_or_create(cls, folder: Path, *, anew: bool = False) -> tuple["AdminToken", str | None]:
+        """The kept token's check, and the token itself if it was made just now: the only time it can be shown.
+
+        Args:
+            folder: where the hash is kept.
+            anew: makes another token, whatever is kept; the one before ends.
+
+        Raises:
+            StoreFailed: the file cannot be read or written, or holds something else.
+        """
         path = folder / ADMIN_FILE
         try:
-            if path.exists():
+            if path.exists() and not anew:
                 kept = bytes.fromhex(path.read_text(encoding="ascii").strip())
                 if len(kept) != hashlib.sha256().digest_size:
                     raise ValueError(f"it holds {len(kept)} bytes, no SHA-256")
@@ -199,4 +207,8 @@ class AdminToken:
     def check(self, token: str) -> None:
         """Raises `Refused("forbidden")` unless it is the operator's token; takes the same time for any wrong one."""
         if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256):
-            raise Refused("forbidden", "this needs the admin token that the coordinator printed at its first start")
+            raise Refused(
+                "forbidden",
+                "this needs the admin token that the coordinator printed at its first start, or at its last start with "
+                "--new-admin-token",
+            )

@@ -29,6 +29,7 @@ class ServeOptions:
     Attributes:
         endpoint: where it listens.
         is_restored: the run directory is a backup's.
+        new_admin_token: make another admin token; the one before ends.
     """
 
     run_dir: Path
@@ -36,6 +37,7 @@ class ServeOptions:
     version: str = "0"
     source: str = "state.toml"
     is_restored: bool = False
+    new_admin_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Serving:
     """A coordinator that accepts requests.
 
     Attributes:
-        admin_token: known only at the run's first start, else None.
+        admin_token: known only where it was made by this start: the run's first, or one with `new_admin_token`.
     """
 
     url: str
@@ -70,12 +72,13 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     try:
         keys = options.run_dir / KEYS_FOLDER
         identity = Identity(load_or_create_key(keys), state_file.run_id)
-        admin, admin_token = AdminToken.load_or_create(keys)
         blobs = await DirectoryBlobs.open(options.run_dir, state_file.blobs.max_total_bytes)
         parts = ServiceParts(store, blobs, SystemClock(), identity.public_key_hex, options.source)
         service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
-        desk = Desk(service, identity, admin, Layouts(), _in_thread)
         with endpoint.bind() as listener:
+            # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
+            admin, admin_token = AdminToken.load_or_create(keys, anew=options.new_admin_token)
+            desk = Desk(service, identity, admin, Layouts(), _in_thread)
             server = endpoint.server(create_app(desk, options.version))
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())

@@ -61,6 +61,9 @@ def coordinator(
     restored: Annotated[
         bool, typer.Option("--restored", help="The run directory is a backup's: clients go back to where it stands.")
     ] = False,
+    new_admin_token: Annotated[
+        bool, typer.Option("--new-admin-token", help="Make and print another admin token; the one before ends.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
@@ -78,6 +81,7 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
+        new_admin_token=new_admin_token,
     )
     run_to_end(_serve_run(state, options, data_config))
 

@@ -1,6 +1,7 @@
 """What an operator does to a run with the command line: pause, resume, eject, status, audit, an edited state file."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,36 @@ async def test_operator_commands_without_the_right_token_or_url_change_nothing(t
         assert ran.code == 1
         assert "does not answer" in ran.err
         assert "Traceback" not in ran.err
+
+
+async def test_admin_token_that_was_lost_is_replaced_at_a_start_that_says_so(tmp_path: Path) -> None:
+    async with real_run(tmp_path) as run:
+        lost = run.admin_token
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        assert run.admin_token == lost, "a start by itself makes no new one"
+        await run.kill_coordinator()
+        await run.start_coordinator("--new-admin-token")
+        assert run.admin_token != lost
+        ran = await run.command("pause", run.url, "--admin-token", lost)
+        assert ran.code == 1
+        assert "--new-admin-token" in ran.err, "the way out is named"
+        assert (await run.command("pause", run.url, "--admin-token", run.admin_token)).code == 0
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        assert (await run.command("resume", run.url, "--admin-token", run.admin_token)).code == 0
+
+
+async def test_first_start_that_fails_makes_no_admin_token_that_nobody_saw(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with prepared_run(tmp_path) as run:
+            port = str(taken.getsockname()[1])
+            ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", port)
+            assert ran.code != 0
+            assert port in ran.err
+            await run.start_coordinator()
+            assert run.admin_token
+            assert (await run.command("pause", run.url, "--admin-token", run.admin_token)).code == 0
 
 
 async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) -> None:

@@ -120,6 +120,19 @@ def test_admin_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
         assert refused.value.kind == "forbidden"
 
 
+def test_admin_token_made_anew_ends_the_one_before(tmp_path: Path) -> None:
+    _, lost = AdminToken.load_or_create(tmp_path)
+    admin, token = AdminToken.load_or_create(tmp_path, anew=True)
+    assert lost is not None
+    assert token is not None
+    again, shown = AdminToken.load_or_create(tmp_path)
+    assert shown is None
+    for kept in (admin, again):
+        kept.check(token)
+        with pytest.raises(Refused, match="--new-admin-token"):
+            kept.check(lost)
+
+
 @pytest.mark.parametrize("kept", ["", "ab", "junk"])
 def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kept: str) -> None:
     (tmp_path / "admin-token.sha256").write_text(kept)
