@@ -16,6 +16,8 @@ MAX_BODY_BYTES = 64 * 1024
 IMMUTABLE = "public, max-age=31536000, immutable"
 BODY_PIECE_TIMEOUT_S = 30.0
 """A sender that is silent for longer in the middle of a body is given up."""
+MESSAGE_TIMEOUT_S = 60.0
+"""For the whole of a message, which is small: a sender that drips it, byte by byte, is given up, too."""
 SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
@@ -59,16 +61,21 @@ async def read_message(request: Request, kind: type[T]) -> T:
     """The request's body as a message, at most `MAX_BODY_BYTES` of it.
 
     Raises:
-        Refused: `body-too-large`, and those of `body_pieces`.
+        Refused: `body-too-large`, `body-timeout` when it is not whole after `MESSAGE_TIMEOUT_S`, and those of
+            `body_pieces`.
         InvalidDocument: it is not such a message.
     """
     body = bytearray()
     if (content_length(request) or 0) > MAX_BODY_BYTES:
         raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
-    async for piece in body_pieces(request):
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(MESSAGE_TIMEOUT_S):
+            async for piece in body_pieces(request):
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise Refused("body-timeout", f"the body was not whole after {MESSAGE_TIMEOUT_S:g} s") from None
     return parse_document(kind, bytes(body))
 
 

@@ -101,6 +101,8 @@ def problem_response(error: Exception) -> Response:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if refused.kind == "body-timeout":
+        headers["Connection"] = "close"  # or what still drips in would keep it (RFC 9110, 15.5.9)
     if refused.kind == "range-not-satisfiable":
         headers["Content-Range"] = f"bytes */{refused.context['size_bytes']}"
     return Response(json.dumps(body), status, headers, media_type="application/problem+json")

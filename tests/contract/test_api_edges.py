@@ -8,15 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from coordinator.api.exchange import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
 from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.api.problems import STATUS_OF_KIND
 from coordinator.run import parse_snapshot, snapshot_bytes
 from state.errors import Refused
+from state.messages import ReadyReport
 from state.replica import replica_digest
 from state.wire import sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, problem, served, training
 from tests.support.states import state_file
+from tests.support.virtual_time import run_virtually
 
 
 @pytest.fixture
@@ -41,6 +45,27 @@ async def test_range_beyond_the_blob_says_how_long_it_is(coordinator: Served) ->
     answer = await coordinator.http.get(f"/v1/blobs/{checkpoint.blob_sha256}", headers=headers)
     assert problem(answer) == "range-not-satisfiable"
     assert answer.headers["content-range"] == f"bytes */{checkpoint.size_bytes}"
+
+
+def test_message_that_drips_is_given_up_when_its_time_is_over() -> None:
+    """Each byte comes in time for a piece; together they never end."""
+    held_s = 0.0
+
+    async def drip() -> dict[str, Any]:
+        await asyncio.sleep(BODY_PIECE_TIMEOUT_S - 1)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def main() -> None:
+        nonlocal held_s
+        request = Request({"type": "http", "method": "POST", "headers": []}, drip)
+        with pytest.raises(Refused) as refused:
+            await read_message(request, ReadyReport)
+        assert refused.value.kind == "body-timeout"
+        assert f"{MESSAGE_TIMEOUT_S:g} s" in refused.value.message
+        held_s = asyncio.get_running_loop().time()
+
+    run_virtually(main())
+    assert held_s == MESSAGE_TIMEOUT_S
 
 
 def references(value: Any) -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import coordinator.api.exchange
 from coordinator.listening import Endpoint
 from coordinator.serve import ServeOptions, serving
 from state.errors import InvalidInput
@@ -89,6 +90,21 @@ async def all_wait(http: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(10):
         while f"epochal_long_polls {count}\n" not in (await http.get("/metrics")).text:
             continue
+
+
+async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.api.exchange, "MESSAGE_TIMEOUT_S", 0.1)
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"urn:epochal:problem:body-timeout" in answer
+        writer.close()
 
 
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
