@@ -26,8 +26,13 @@ from state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 
-UNDELIVERED_KINDS = frozenset({"blobs-full", "blob-too-large", "blob-mismatch", "body-incomplete", "body-timeout"})
-"""Refusals of a result's bytes after which the coordinator still waits for them, until it is told that none come."""
+UNDELIVERED_KINDS = frozenset(
+    {"already-committed", "blobs-full", "blob-too-large", "blob-mismatch", "body-incomplete", "body-timeout"}
+)
+"""Refusals of a result after which the coordinator still waits for one, until it is told that none comes.
+
+`already-committed`: this client was bound to other bytes before it was killed, and has them no more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,8 @@ class TrainingStepMetadata:
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
         commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
         context.tentative.published(sha256)
-        await context.member.call(lambda api: api.commit_result(commitment))
         try:
+            await context.member.call(lambda api: api.commit_result(commitment))
             await context.exchange.publish(sha256, data)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:

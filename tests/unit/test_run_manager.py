@@ -194,6 +194,46 @@ def test_run_result_that_is_not_taken_is_reported_and_the_round_goes_on(kind: st
     run_virtually(main())
 
 
+class _Varying(NullTrainer):
+    """Comes to another result each time, as arithmetic in another order does."""
+
+    async def train(self, *args: Any) -> Any:
+        trained = await super().train(*args)
+        return replace(trained, difference={name: values + 0.5 for name, values in trained.difference.items()})
+
+
+def test_run_client_killed_before_its_upload_and_back_with_another_result_reports_that_it_failed() -> None:
+    """The commitment binds it to bytes that nobody has; the round must not wait for them."""
+
+    async def main() -> None:
+        async with serving(state_file(config__total_steps=2, config__init_min_clients=2)) as (coordinator, group):
+            killed = asyncio.Event()
+
+            def dies_at_the_upload(name: str, leg: str) -> None:
+                if killed.is_set() or (name == "put_blob" and coordinator.run.round is not None):
+                    killed.set()
+                    raise CoordinatorUnreachable("this process is gone")
+
+            tasks = [group.create_task(fake_client(coordinator, 1).agent.run())]
+            dying = group.create_task(fake_client(coordinator, 2, ClientSpec(faults=dies_at_the_upload)).agent.run())
+            await killed.wait()
+            dying.cancel()
+            begun_s = asyncio.get_running_loop().time()
+            again = fake_client(coordinator, 2, ClientSpec(open_trainer=lambda state, worker: _Varying(NgramConfig())))
+            tasks.append(group.create_task(again.agent.run()))
+            await coordinator.wait_for(lambda: bool(coordinator.outcomes))
+            assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
+            assert [(failed.client_id, failed.kind) for failed in coordinator.failures] == [
+                (key_of(2).client_id, "unavailable")
+            ]
+            assert "already-committed" in coordinator.failures[0].message
+            assert [entry.client_id for entry in coordinator.outcomes[0].entries] == [key_of(1).client_id]
+            for task in tasks:
+                await task
+
+    run_virtually(main())
+
+
 def test_run_dataset_with_another_fingerprint_ends_the_client_with_both_named() -> None:
     async def main() -> None:
         async with serving(state_file(config__init_min_clients=2)) as (coordinator, group):
