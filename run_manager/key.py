@@ -4,6 +4,7 @@ The rule kept here: a private key is never readable by others and never leaves t
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -13,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from state.errors import InvalidInput
 from state.wire import ClientId, client_id_of
 
-KEY_FILE_MODE = 0o600
 MAX_KEY_FILE_BYTES = 4096
 RAW_KEY_BYTES = 32
 
@@ -80,9 +80,27 @@ def _create(path: Path) -> ClientKey:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_FILE_MODE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
+        _write_new(path, pem)
+    except FileExistsError:  # another process was first: its key is the file's
+        return _load(path)
     except OSError as error:
         raise InvalidInput(f"key file {path} cannot be written: {error.strerror}", path=str(path)) from error
     return ClientKey(private)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Makes the file whole or not at all: a key cut short by a kill or a full disk would stop every later start."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable by its owner alone
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.rename(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
