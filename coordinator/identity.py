@@ -152,6 +152,7 @@ def load_or_create_key(folder: Path) -> bytes:
     path = folder / KEY_FILE
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_folder(folder.parent)
         if not path.exists():
             _write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
         key = path.read_bytes()

@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 
 from coordinator.store.blob_rules import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.directory import BLOBS_FOLDER
-from coordinator.store.durable import REAL_DISK, Disk, sync_folder
+from coordinator.store.durable import REAL_DISK, Disk, make_folder, sync_folder
 from state.errors import Refused, StoreFailed
 from state.wire import Sha256
 
@@ -42,7 +42,7 @@ class DirectoryBlobs:
             StoreFailed: the folder cannot be read or created.
         """
         folder = run_dir / BLOBS_FOLDER
-        total_bytes = await _in_thread(_prepare, folder)
+        total_bytes = await _in_thread(_prepare, folder, disk)
         return cls(folder, max_total_bytes, disk, total_bytes)
 
     @classmethod
@@ -101,8 +101,8 @@ class DirectoryBlobs:
             opened.flush()
             self._disk.sync(opened.fileno())
         path = self._path(sha256)
-        path.parent.mkdir(exist_ok=True)
         with self._naming:
+            make_folder(path.parent, self._disk)
             is_new = not path.exists()
             partial.replace(path)
         sync_folder(path.parent, self._disk)
@@ -154,9 +154,10 @@ def _blob_paths(folder: Path) -> list[Path]:
     return [path for path in folder.glob("??/*") if len(path.name) == 64]
 
 
-def _prepare(folder: Path) -> int:
+def _prepare(folder: Path, disk: Disk) -> int:
     partial = folder / _PARTIAL
-    partial.mkdir(parents=True, exist_ok=True)
+    make_folder(partial, disk)
+    sync_folder(folder, disk)  # a process that was killed may have made folders in it just before
     for stale in partial.iterdir():
         stale.unlink()
     return sum(path.stat().st_size for path in _blob_paths(folder))

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from coordinator.store.durable import REAL_DISK, Disk, replace_file
+from coordinator.store.durable import REAL_DISK, Disk, make_folder, replace_file
 from coordinator.store.journal import MAGIC, encode_entry, parse_segment, segment_of
 from coordinator.store.protocol import JournalRecord, Segment, Snapshot
 from state.errors import StoreConflict, StoreFailed
@@ -79,7 +79,7 @@ class RunDirectory:
             StoreFailed: it cannot be created or written.
         """
         try:
-            (run_dir / JOURNAL_FOLDER).mkdir(parents=True, exist_ok=True)
+            make_folder(run_dir / JOURNAL_FOLDER, disk)
             lock = _take_lock(run_dir)
             for stale in (run_dir / JOURNAL_FOLDER).glob("*.new"):
                 stale.unlink()

@@ -27,6 +27,14 @@ def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
+    """Make the folder, and those that it lies in, unless they are there; the names of new ones are durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent, disk)
+
+
 def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK) -> None:
     """Write the file whole or not at all: a crash leaves the old one or the new one."""
     fresh = path.with_name(path.name + ".new")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.directory import RunDirectory
 from coordinator.store.durable import Disk
 from coordinator.store.journal import MAGIC, encode_entry, parse_segment
 from coordinator.store.protocol import JournalRecord, Snapshot
 from state.errors import StoreConflict, StoreFailed
+from state.wire import sha256_hex
 
 BODIES = [b"snapshot", b"first", b"second", b"third"]
 
@@ -90,6 +93,45 @@ async def test_run_directory_opened_twice_refuses_the_second_and_names_the_owner
         RunDirectory.open(tmp_path)
     await store.aclose()
     await RunDirectory.open(tmp_path).aclose()
+
+
+class _Syncs:
+    """A disk that remembers what was made durable."""
+
+    def __init__(self) -> None:
+        self._synced: set[tuple[int, int]] = set()
+        self.disk = Disk(sync=self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        self._synced.add((found.st_dev, found.st_ino))
+        os.fsync(descriptor)
+
+    def lacks(self, *paths: Path) -> list[Path]:
+        """Those of these files and folders that a loss of power may take."""
+        return [path for path in paths if (path.stat().st_dev, path.stat().st_ino) not in self._synced]
+
+
+async def test_run_directory_that_is_new_is_durable_with_every_folder_above_it(tmp_path: Path) -> None:
+    syncs, run_dir = _Syncs(), tmp_path / "runs" / "one"
+    store = RunDirectory.open(run_dir, syncs.disk)
+    await store.open_segment(Snapshot(0, b"start"))
+    journal = run_dir / "journal"
+    assert syncs.lacks(tmp_path, tmp_path / "runs", run_dir, journal, journal / "00000000.log") == []
+    await store.aclose()
+
+
+async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path: Path) -> None:
+    syncs = _Syncs()
+    blobs = await DirectoryBlobs.open(tmp_path, 1000, syncs.disk)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"a result"
+
+    digest = sha256_hex(b"a result")
+    await blobs.receive(digest, 8, body())
+    folder = tmp_path / "blobs"
+    assert syncs.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
 
 
 @pytest.mark.parametrize("failing", ["write", "sync"])
