@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.listening import Endpoint
+from coordinator.listening import Endpoint, allow_connections
 from coordinator.serve import ServeOptions, serving
 from epochal import __version__
 from epochal.data_server import DataServerOptions, run_configuration, serving_data, trusting_holder_of
@@ -121,6 +121,7 @@ def data_server(
 
 
 async def _serve_data(options: DataServerOptions, verify: bool | str) -> None:
+    allow_connections()
     patience = Patience(SystemClock(), system_jitter())
     state = await run_configuration(options.coordinator_url, patience, verify)
     async with serving_data(state, options) as (host, port):

@@ -1,5 +1,6 @@
 """Data that fails: a data server that dies, samples that no client can train on."""
 
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from data_providers.tcp.server import ServerLimits
 from run_manager.coordinator_client import MAX_CONNECTIONS
 from state.intervals import BatchId, coalesce
 from state.phases import RunState
@@ -16,6 +18,8 @@ SEQ_LEN = 16
 SEQUENCES = 400
 LAST_SEQUENCES = 3
 BAD_INDEX = 29
+FEW_FILES = 1024
+"""What many systems let a process open until it asks for more: one for each connection, and none for anything else."""
 
 
 def free_port() -> int:
@@ -56,6 +60,22 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
         assert report.quarantined == 0, "data that are unavailable are nobody's fault"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
+
+
+async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data")
+    config = tmp_path / "data.toml"
+    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
+    location = {"Server": f"127.0.0.1:{free_port()}"}
+    async with real_run(tmp_path / "run", model__LLM__data_location=location) as run:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, hard))
+        try:
+            server, _ = await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        allowed, _ = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        assert allowed > ServerLimits().max_connections
 
 
 async def test_sample_that_fails_on_every_client_is_quarantined_by_name_and_the_run_finishes(tmp_path: Path) -> None:
