@@ -1,5 +1,6 @@
 """Where an HTTP server listens, and under which protection: what every server of ours is started with."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from state.errors import InvalidInput
 
@@ -21,6 +23,10 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
 MAX_CONNECTIONS = 32_768
+HEAD_TIMEOUT_S = 20.0
+"""For a request's line and headers, from the connection or from their first byte: strangers must not hold places."""
+MAX_HEAD_BYTES = 256 * 1024
+"""About how much of a request's line and headers is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Endpoint:
         """A server of an ASGI app. Raises `InvalidInput`: the TLS files are none."""
         config = uvicorn.Config(
             app,
+            http=BoundedHeads,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -96,6 +103,47 @@ class Endpoint:
             files = f"{self.tls_cert} and {self.tls_key}"
             raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
         return HttpServer(config)
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """Uvicorn's connection, closed when a request's head takes too long or too much; uvicorn itself bounds neither."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._awaits_head():
+            self._stop_waiting()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _awaits_head(self) -> bool:
+        """Whether no request is under way: neither an answer that is owed, nor a body that is still coming."""
+        return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._awaits_head():
+            self.transport.close()
+
+    def _stop_waiting(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class HttpServer(uvicorn.Server):

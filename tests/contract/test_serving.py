@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 import coordinator.api.exchange
-from coordinator.listening import Endpoint
+import coordinator.listening
+from coordinator.listening import MAX_HEAD_BYTES, Endpoint
 from coordinator.serve import ServeOptions, serving
 from state.errors import InvalidInput
 from state.wire import canonical_json
@@ -105,6 +106,54 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"urn:epochal:problem:body-timeout" in answer
         writer.close()
+
+
+ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"], ids=["nothing", "half"])
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_connection_without_a_whole_request_head_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, asked_before: bool
+) -> None:
+    monkeypatch.setattr(coordinator.listening, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(coordinator.listening, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        if asked_before:
+            writer.write(ASK)
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_connection_whose_request_head_never_ends_is_closed_before_it_fills_the_memory(tmp_path: Path) -> None:
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            await write_headers(writer, 100 * MAX_HEAD_BYTES)
+
+
+async def write_headers(writer: asyncio.StreamWriter, count_bytes: int) -> None:
+    header = b"X-More: " + b"x" * 9_990 + b"\r\n"
+    for _ in range(count_bytes // len(header)):
+        writer.write(header)
+        await writer.drain()
+
+
+async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.listening, "HEAD_TIMEOUT_S", 0.1)
+    options = ServeOptions(tmp_path, Endpoint(port=0))
+    async with serving(state_file(), options) as running, httpx.AsyncClient(base_url=running.url) as http:
+        for _ in range(2):
+            version = (await http.get("/v1/runs/test-run")).json()["version"]
+            assert (await http.get(f"/v1/runs/test-run?wait_s=0.3&after={version}")).status_code == 304
 
 
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
