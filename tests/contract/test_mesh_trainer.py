@@ -15,8 +15,7 @@ import pytest
 from data_providers.factory import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
 from run_manager.trainers.mesh import processes
-from run_manager.trainers.mesh.messages import Start, write_frame
-from run_manager.trainers.mesh.process import ENDED_WITH_AGENT
+from run_manager.trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
 from run_manager.trainers.mesh.processes import MeshOptions
 from run_manager.trainers.ngram import initial_parameters
 from run_manager.trainers.numpy_trainer import NumpyTrainer

@@ -21,6 +21,8 @@ from state.wire import canonical_json, parse_document
 
 MAX_DOCUMENT_BYTES = 16 * 1024**2
 MAX_BODY_BYTES = 48 * 1024**3
+ENDED_WITH_AGENT = 3
+"""The exit code of a process whose agent is gone."""
 _SIZES = struct.Struct(">IQ")
 
 Cause = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer", "input", "called-off", "broken"]

@@ -21,6 +21,7 @@ from run_manager.data_fetcher import BatchReceiver, DataFetcher, FetchSettings, 
 from run_manager.trainers.adamw import AdamWState
 from run_manager.trainers.mesh.collectives import MeshCollectives
 from run_manager.trainers.mesh.messages import (
+    ENDED_WITH_AGENT,
     Failed,
     Ready,
     RoundDone,
@@ -40,9 +41,6 @@ from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
 from state.model_config import AdamW
 from state.wire import canonical_json, parse_document
-
-ENDED_WITH_AGENT = 3
-"""The exit code of a process whose agent is gone."""
 
 
 class MeshProcess:
