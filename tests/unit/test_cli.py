@@ -70,6 +70,11 @@ def test_help_explains_every_command() -> None:
         assert "Usage" in explained.output
 
 
+def test_help_names_the_extra_that_an_option_needs() -> None:
+    shown = cli.invoke(app, ["trainer-service", "--help"], env={"COLUMNS": "200"})
+    assert "epochal[tinker]" in shown.output
+
+
 def test_version_is_shown() -> None:
     assert cli.invoke(app, ["--version"]).output == f"epochal {__version__}\n"
 
@@ -377,6 +382,7 @@ def test_up_option_that_is_wrong_is_said_before_anything_starts(
     [
         (["--weights-dir", "weights"], True, "--weights-dir goes with --tinker"),
         (["--tinker"], False, "install epochal[tinker]"),
+        (["--tinker", "--weights-dir", __file__], True, "is no folder"),
     ],
 )
 def test_trainer_service_option_that_is_wrong_is_said(
