@@ -340,6 +340,8 @@ def test_status_line_is_one_line() -> None:
         (["--trainer", "nope"], "there is no trainer 'nope'; allowed: null, numpy"),
         (["--data", "tcp://nowhere"], "data location 'tcp://nowhere'"),
         (["--cache", "cache", "--cache-bytes", "3"], "a data cache of 3 bytes"),
+        (["--tls-ca", "missing.pem"], "--tls-ca missing.pem: No such file or directory"),
+        (["--tls-ca", __file__], f"--tls-ca {__file__}: [X509"),
     ],
 )
 def test_client_option_that_is_wrong_is_said_before_anybody_is_asked(
