@@ -150,7 +150,7 @@ class HttpCoordinatorClient:
                 raise InvalidInput(f"coordinator URL {url}: allowed: http://host:port or https://host:port", url=url)
             http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
-                verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
+                verify=trust_of(verify),
                 follow_redirects=True,
                 limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             )
@@ -338,6 +338,14 @@ class HttpCoordinatorClient:
         finally:
             await asyncio.shield(coming.aclose())
         return httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
+
+
+def trust_of(verify: bool | str) -> bool | ssl.SSLContext:
+    """What httpx takes for `verify`. Raises `InvalidInput` for a file that holds no certificate authorities."""
+    try:
+        return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
+    except OSError as error:
+        raise InvalidInput(f"--tls-ca {verify}: {error.strerror or error}", path=verify) from error
 
 
 def _check_trust(error: CoordinatorUnreachable, url: str) -> None:

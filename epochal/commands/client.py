@@ -97,7 +97,9 @@ def client(
     ] = None,
     share: Annotated[int, typer.Option(min=1, help="Batches per round, relative to the other clients' shares.")] = 1,
     invitation: Annotated[str | None, typer.Option(help="The code of an invitation, if the run needs one.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Certificate authorities to trust for the coordinator.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Certificate authorities to trust for the coordinator and --trainer-url.")
+    ] = None,
     reconnect_s: Annotated[
         float, typer.Option("--reconnect", min=1, help="Seconds to keep trying a coordinator that does not answer.")
     ] = DEFAULT_BOUND_S,

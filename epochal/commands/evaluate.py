@@ -23,24 +23,30 @@ from run_manager.trainers.numpy_trainer import NumpyTrainer
 from run_manager.trainers.protocol import RoundPlan, TrainedRound
 from run_manager.worker_thread import WorkerThread
 from state.config import StateFile
-from state.data_location import Local, Preprocessed
+from state.data_location import Local, Preprocessed, WeightedHttp
 from state.errors import InvalidInput, StoreFailed
 from state.intervals import BatchId
 from state.model_config import DataType
 from state.replica import Replica, parse_checkpoint
 from state.wire import sha256_hex
 
+DEFAULT_SPLIT = "validation"
 SAMPLES_AT_A_TIME = 64
 """Samples whose loss is computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a replica is worth on some data. `loss` is in nats per predicted token, None without one."""
+    """What a replica is worth on some data.
+
+    Attributes:
+        split: of the data; None where they have no splits.
+        loss: in nats per predicted token, None without one.
+    """
 
     run_id: str
     step: int
-    split: str
+    split: str | None
     samples: int
     tokens: int
     loss: float | None
@@ -51,7 +57,9 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(metavar="LOCATION", help="Other data than the run's: as `epochal client --data`.")
     ] = None,
-    split: Annotated[str, typer.Option(help="The split of a folder of JSON lines or parquet files.")] = "validation",
+    split: Annotated[
+        str | None, typer.Option(help="The split of a folder of JSON lines or parquet files. Default: validation.")
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples; all by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -65,21 +73,23 @@ def evaluate(
             say(json.dumps(asdict(found)))
             return
         loss = "no token to predict" if found.loss is None else f"loss {found.loss:.4f} nats per token"
-        say(f"{found.run_id}, replica {found.step}: {loss} ({found.samples} samples, {found.tokens} tokens, {split})")
+        of = "" if found.split is None else f", {found.split}"
+        say(f"{found.run_id}, replica {found.step}: {loss} ({found.samples} samples, {found.tokens} tokens{of})")
 
     run_to_end(main())
 
 
-async def evaluated(run_dir: Path, data: str | None, split: str, samples: int | None) -> Evaluation:
+async def evaluated(run_dir: Path, data: str | None, split: str | None, samples: int | None) -> Evaluation:
     """The newest checkpoint's loss on one pass of a split.
 
     Args:
         data: a location in place of the run's; None for the run's own.
+        split: None for "validation", where the data have splits.
         samples: at most so many, from the first one.
 
     Raises:
         StoreFailed: the run directory cannot be read, or has no checkpoint yet.
-        InvalidInput: there is no such split, or the data have no end and `samples` is None.
+        InvalidInput: there is no such split, token files have none, or the data have no end and `samples` is None.
         DataError: the data cannot be read, or are no samples of this run.
     """
     state, replica = await _newest_replica(run_dir)
@@ -88,7 +98,11 @@ async def evaluated(run_dir: Path, data: str | None, split: str, samples: int | 
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
         location = Preprocessed(location.path)
     packs = llm.data_type is DataType.FINETUNING
-    access = Access(state.run_id, lambda: "", packs=packs, split=split)
+    if packs or isinstance(location, Preprocessed | WeightedHttp):
+        split = split or DEFAULT_SPLIT
+    elif split is not None:
+        raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
+    access = Access(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
     provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), access)
     worker = WorkerThread("epochal-evaluate")
     trainer = NumpyTrainer(llm.ngram, None, "reset", worker)

@@ -32,7 +32,7 @@ def trainer_service(
     ] = MAX_CHUNK_BYTES,
     max_sessions: Annotated[int, typer.Option(min=1, help="Clients that may train at a time.")] = MAX_SESSIONS,
     tinker: Annotated[
-        bool, typer.Option("--tinker", help="Serve clients of the tinker SDK too (needs epochal[tinker]).")
+        bool, typer.Option("--tinker", help="Serve clients of the tinker SDK too (needs epochal\\[tinker]).")
     ] = False,
     weights_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the weights are kept that the SDK's clients save.")
@@ -66,6 +66,8 @@ def trainer_service(
 def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
     if weights_dir is not None and not tinker:
         raise InvalidInput("--weights-dir goes with --tinker")
+    if weights_dir is not None and weights_dir.exists() and not weights_dir.is_dir():
+        raise InvalidInput(f"--weights-dir {weights_dir} is no folder")
     if tinker and importlib.util.find_spec("tinker") is None:
         raise InvalidInput("--tinker needs the SDK; install epochal[tinker]")
 

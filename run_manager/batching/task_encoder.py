@@ -222,11 +222,17 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
             f"packing.task_encoder {place!r} is {found!r}; allowed: a subclass of {__name__}:TaskEncoder", place=place
         )
     try:
-        return found(context)
+        encoder = found(context)
     except Exception as error:
         raise InvalidInput(
             f"packing.task_encoder {place!r} cannot be made: {type(error).__name__}: {error}", place=place
         ) from error
+    if getattr(encoder, "context", None) is not context:
+        raise InvalidInput(
+            f"packing.task_encoder {place!r} has no context; allowed: an __init__(context) that calls TaskEncoder's",
+            place=place,
+        )
+    return encoder
 
 
 def _encoded_record(record: Any, index: int) -> EncodedSample:

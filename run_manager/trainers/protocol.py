@@ -132,6 +132,7 @@ class Trainer(Protocol):
             TrainerFailed: the step cannot be taken (tokens outside the vocabulary, data that end early or exceed the
                 plan, a loss that is not finite, no memory). To be reported; the trainer stays usable.
             DataError: whatever `batches` raises, unchanged.
+            InvalidInput: this client can take no step at all (its training service does not admit it); it ends.
         """
         ...
 

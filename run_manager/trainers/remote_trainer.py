@@ -43,6 +43,7 @@ MAX_BYTES_IN_FLIGHT = 4
 """Chunks of the largest size that may be under way; so many times the service's size limit bounds their bytes."""
 MAX_REQUESTS_IN_FLIGHT = 32
 """Requests that may be under way, however small."""
+UNAUTHORIZED = 401
 LOSS_INPUTS = 1
 """Arrays of the loss that go with each example: its labels."""
 GONE_KINDS = frozenset({"unknown-session", "stale-step", "incomplete-step"})
@@ -106,7 +107,10 @@ class RemoteTrainer:
         try:
             trained = await self._train(plan, parameters, batches)
         except EpochalError as error:
+            unwanted = isinstance(error, ServiceRefused) and (self._session is None or error.status == UNAUTHORIZED)
             await self._give_up(error)
+            if unwanted:  # the user's fault, which no other data would mend: a report would put it on the data
+                raise InvalidInput(f"training service: {error.message}") from error
             if isinstance(error, ServiceRefused | InvalidInput):  # both the fault of the service
                 raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
             raise

@@ -8,13 +8,13 @@ import asyncio
 import email.utils
 import logging
 import secrets
-import ssl
 import time
 from typing import Any, TypeVar
 
 import httpx
 
 from run_manager.backoff import Patience
+from run_manager.coordinator_client import trust_of
 from run_manager.training_service.wire import (
     IDEMPOTENCY_KEY,
     PROBLEM_PREFIX,
@@ -74,7 +74,7 @@ class TrainingServiceClient:
         try:
             self._http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
-                verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
+                verify=trust_of(verify),
                 headers={} if token is None else {"Authorization": f"Bearer {token}"},
                 timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             )

@@ -407,6 +407,25 @@ async def test_token_is_asked_of_every_request() -> None:
         await client.aclose()
 
 
+async def test_service_that_does_not_want_the_client_is_the_user_s_mistake_and_fails_no_step() -> None:
+    start = await local().initial_parameters(bytes(32))
+    async with service(token="secret") as (url, faults):
+        trainer = remote(url)
+        with pytest.raises(InvalidInput, match="401 this training service asks for its token"):
+            await trainer.train(plan_of(3), start, arriving(documents(3)))
+        await trainer.aclose()
+        elsewhere = remote(f"{url}/elsewhere")
+        with pytest.raises(InvalidInput, match="training service: POST /v1/sessions: 404"):
+            await elsewhere.train(plan_of(3), start, arriving(documents(3)))
+        await elsewhere.aclose()
+    async with service() as (url, faults):
+        trainer = remote(url)
+        faults.plan = [answering(401)]
+        with pytest.raises(InvalidInput, match="401 out of order"):
+            await trainer.train(plan_of(3), start, arriving(documents(3)))
+        await trainer.aclose()
+
+
 async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> None:
     start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
     examples = encode_examples(_rows(documents(3)))

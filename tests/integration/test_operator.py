@@ -244,3 +244,18 @@ async def test_audit_of_a_run_without_a_checkpoint_yet_finds_nothing_wrong(tmp_p
         ran = await run.command("audit", str(run.run_dir), "--recompute")
         assert ran.code == 0, ran.out
         assert "the ledger is clean" in ran.out
+
+
+async def test_evaluation_of_token_data_calls_them_no_split(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=2) as run:
+        await run.start_client()
+        await run.finish()
+        evaluate = ("evaluate", str(run.run_dir), "--data", "dummy", "--samples", "4")
+        ran = await run.command(*evaluate, "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["split"] is None
+        assert "(4 samples" in (shown := await run.command(*evaluate)).out
+        assert "validation" not in shown.out
+        refused = await run.command(*evaluate, "--split", "validation")
+        assert refused.code == 2
+        assert "--split validation: these data have no splits" in refused.err

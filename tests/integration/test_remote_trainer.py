@@ -53,3 +53,19 @@ async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Pat
         report = await run.finish()
         assert (report.rounds, report.quarantined) == (14, 0)
         assert len(run.events(run.clients[0], "chunks_sent")) > 3, "it trained on after the new start"
+
+
+async def test_client_with_a_wrong_token_ends_and_costs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with prepared_run(tmp_path, config__total_steps=4) as run:
+        await run.start_coordinator()
+        monkeypatch.setenv(TOKEN, "only for us")
+        url = await start_service(run, "service")
+        monkeypatch.setenv(TOKEN, "a guess")
+        refused = await run.command("client", run.url, "--trainer", "remote", "--trainer-url", url)
+        assert refused.code == 2
+        assert "401 this training service asks for its token" in refused.err
+        await run.start_client()
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (4, 0, 0)

@@ -70,6 +70,11 @@ def test_help_explains_every_command() -> None:
         assert "Usage" in explained.output
 
 
+def test_help_names_the_extra_that_an_option_needs() -> None:
+    shown = cli.invoke(app, ["trainer-service", "--help"], env={"COLUMNS": "200"})
+    assert "epochal[tinker]" in shown.output
+
+
 def test_version_is_shown() -> None:
     assert cli.invoke(app, ["--version"]).output == f"epochal {__version__}\n"
 
@@ -335,6 +340,8 @@ def test_status_line_is_one_line() -> None:
         (["--trainer", "nope"], "there is no trainer 'nope'; allowed: null, numpy"),
         (["--data", "tcp://nowhere"], "data location 'tcp://nowhere'"),
         (["--cache", "cache", "--cache-bytes", "3"], "a data cache of 3 bytes"),
+        (["--tls-ca", "missing.pem"], "--tls-ca missing.pem: No such file or directory"),
+        (["--tls-ca", __file__], f"--tls-ca {__file__}: [X509"),
     ],
 )
 def test_client_option_that_is_wrong_is_said_before_anybody_is_asked(
@@ -377,6 +384,7 @@ def test_up_option_that_is_wrong_is_said_before_anything_starts(
     [
         (["--weights-dir", "weights"], True, "--weights-dir goes with --tinker"),
         (["--tinker"], False, "install epochal[tinker]"),
+        (["--tinker", "--weights-dir", __file__], True, "is no folder"),
     ],
 )
 def test_trainer_service_option_that_is_wrong_is_said(

@@ -17,7 +17,7 @@ from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from run_manager.batching.packing import Packer, indices_held, packed
 from run_manager.batching.rows import MAX_CANDIDATES, best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from run_manager.batching.samples import EncodedSample, RawSample, raw_samples
-from run_manager.batching.task_encoder import EncoderContext, SkipSample, TaskEncoder, stateless
+from run_manager.batching.task_encoder import EncoderContext, SkipSample, TaskEncoder, open_encoder, stateless
 from state.config import PackingConfig
 from state.errors import InvalidInput, TrainerFailed
 from tests.support.heavy import need_module
@@ -559,3 +559,15 @@ def test_raw_samples_are_cut_from_a_batch_with_their_own_documents() -> None:
     ]
     assert found[2].labels is not None
     assert found[2].labels.tolist() == [4, 5, 6, 7, 8]
+
+
+class Forgetful(TaskEncoder):
+    """Its `__init__` leaves the base class out."""
+
+    def __init__(self, context: EncoderContext) -> None:
+        self.seen: list[EncoderContext] = [context]
+
+
+def test_encoder_that_does_not_call_the_base_class_is_said() -> None:
+    with pytest.raises(InvalidInput, match=r"Forgetful' has no context; allowed: an __init__\(context\) that calls"):
+        open_encoder(f"{__name__}:Forgetful", EncoderContext("run", 8, 256))
