@@ -70,12 +70,12 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     try:
         keys = options.run_dir / KEYS_FOLDER
         identity = Identity(load_or_create_key(keys), state_file.run_id)
-        admin, admin_token = AdminToken.load_or_create(keys)
         blobs = await DirectoryBlobs.open(options.run_dir, state_file.blobs.max_total_bytes)
         parts = ServiceParts(store, blobs, SystemClock(), identity.public_key_hex, options.source)
         service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
-        desk = Desk(service, identity, admin, Layouts(), _in_thread)
         with endpoint.bind() as listener:
+            admin, admin_token = AdminToken.load_or_create(keys)  # a start that fails would show it to nobody
+            desk = Desk(service, identity, admin, Layouts(), _in_thread)
             server = endpoint.server(create_app(desk, options.version))
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
