@@ -25,11 +25,16 @@ RUNS_FOLDER = Path("runs")
 
 def up(
     clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients start.")] = 3,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds to train.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How many rounds to train. Default: as the demo's state file says.")
+    ] = None,
     trainer: Annotated[
         str, typer.Option(help="numpy, or null (no arithmetic, to see the coordination alone).")
     ] = "numpy",
-    run_dir: Annotated[Path | None, typer.Option(help="An empty folder for everything that the run leaves.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="An empty folder for everything that the run leaves. Default: a new one in runs/."),
+    ] = None,
     no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Kill no client and let none join late.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
     timeout_s: Annotated[

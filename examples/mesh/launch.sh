@@ -3,6 +3,7 @@
 # The last argument says, for jax, which devices each of the two hosts has; see train_jax.py.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
+[ "$#" -ge 2 ] || { echo "launch.sh DATA TENSOR [jax|torch] [tensor|data|diagonal]" >&2 && exit 2; }
 data="$1" tensor="$2" engine="${3:-jax}" order="${4:-tensor}"
 mesh="data=$data,tensor=$tensor"
 hosts=2

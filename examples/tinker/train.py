@@ -2,8 +2,11 @@
 
 epochal trainer-service --tinker --weights-dir weights
 python examples/tinker/train.py http://127.0.0.1:8100 [STEPS]
+
+Both take the service's token from EPOCHAL_TRAINER_TOKEN, where it has one.
 """
 
+import os
 import sys
 
 import numpy as np
@@ -29,7 +32,8 @@ def datum_of(text: bytes) -> types.Datum:
 def main(url: str, steps: int) -> None:
     text = stdlib_text(2_000_000)
     starts = np.random.default_rng(0).integers(0, len(text) - SAMPLE_BYTES, (steps, SAMPLES_PER_STEP))
-    client = tinker.ServiceClient(base_url=url, api_key="tml-example")
+    token = os.environ.get("EPOCHAL_TRAINER_TOKEN", "example")  # a service without a token takes any
+    client = tinker.ServiceClient(base_url=url, api_key=f"tml-{token}")
     training = client.create_lora_training_client("epochal-ngram:hidden=32", seed=1).result()
     for number, row in enumerate(starts.tolist(), start=1):
         data = [datum_of(text[start : start + SAMPLE_BYTES]) for start in row]

@@ -60,6 +60,22 @@ async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
                 raise AssertionError("it is served")
 
 
+async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Path) -> None:
+    two = tmp_path / "two"
+    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(InvalidInput, match="--restored"):
+            async with serving(state_file(), ServeOptions(two, Endpoint(port=0), is_restored=True)):
+                pass
+        with pytest.raises(InvalidInput, match="cannot listen"):
+            async with serving(state_file(), ServeOptions(two, Endpoint(port=port))):
+                pass
+    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as started:
+        assert started.admin_token is not None
+    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as again:
+        assert again.admin_token is None
+
+
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
     """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
     options = ServeOptions(tmp_path, Endpoint(port=0))

@@ -7,6 +7,8 @@ import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
+
 from epochal.processes import Children
 from tests.support.heavy import need_module
 
@@ -14,8 +16,9 @@ ROOT = Path(__file__).parents[2]
 BOUND_S = 90
 
 
-async def test_example_learns_through_the_sdk_and_saves(tmp_path: Path) -> None:
+async def test_example_learns_through_the_sdk_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("tinker")
+    monkeypatch.setenv("EPOCHAL_TRAINER_TOKEN", "only-for-us")
     weights = tmp_path / "weights"
     async with Children(tmp_path / "logs") as children:
         _, url = await children.start_server(
