@@ -58,8 +58,8 @@ def _fill(lengths: list[int], method: str, pool_size: int) -> float:
     return 100 * sum(lengths) / (rows * ROW)
 
 
-def _rolling_rows(lengths: list[int], pool_size: int) -> int:
-    """The rolling packer's decisions alone: the number of rows."""
+def _rows_by(choose: Callable[[list[int], int], list[int]], lengths: list[int], pool_size: int) -> int:
+    """The number of rows when each is what `choose` takes of a pool that is filled up after it."""
     waiting = iter(lengths)
     pool: list[int] = []
     rows = 0
@@ -68,24 +68,14 @@ def _rolling_rows(lengths: list[int], pool_size: int) -> int:
             pool.append(length)
         if not pool:
             return rows
-        for position in reversed(fill_row(pool, ROW)):
+        for position in sorted(choose(pool, ROW), reverse=True):
             del pool[position]
         rows += 1
 
 
-def _naive_rows(lengths: list[int], pool_size: int) -> int:
-    """The same by packing the whole pool anew for every row, of which the first is taken."""
-    waiting = iter(lengths)
-    pool: list[int] = []
-    rows = 0
-    while True:
-        while len(pool) < pool_size and (length := next(waiting, 0)):
-            pool.append(length)
-        if not pool:
-            return rows
-        for position in sorted(best_fit_decreasing(pool, ROW)[0], reverse=True):
-            del pool[position]
-        rows += 1
+def _first_of_all(pool: list[int], row: int) -> list[int]:
+    """Naive: the whole pool is packed anew, and the first row taken."""
+    return best_fit_decreasing(pool, row)[0]
 
 
 def _drain(rows: Iterator[TokenBatch]) -> None:
@@ -117,10 +107,10 @@ def measure() -> list[Figure]:
     figures.append(
         Figure(
             "rows decided by the rolling packer, pool of 256",
-            _rate(lambda: _rolling_rows(lengths, 256), SAMPLES, 5),
+            _rate(lambda: _rows_by(fill_row, lengths, 256), SAMPLES, 5),
             "samples/s",
             ">= 100,000",
-            _rate(lambda: _naive_rows(some, 256), len(some), 3),
+            _rate(lambda: _rows_by(_first_of_all, some, 256), len(some), 3),
             "the pool packed anew for every row",
         )
     )

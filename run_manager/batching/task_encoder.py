@@ -172,8 +172,11 @@ class TaskEncoder:
 
         Returns:
             Rows of at most `context.row_tokens` tokens in all; every sample in one row at the most.
+
+        Raises:
+            NotImplementedError: the encoder leaves rows to `packing.method`; a packer then does not call it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} leaves its rows to packing.method and has no slice_batch of its own")
 
     @stateless
     def batch(self, samples: list[EncodedSample]) -> TokenBatch:

@@ -81,6 +81,7 @@ async def rounds(trainer: Trainer, state: StateFile, count: int = 2) -> list[Tra
     [
         ("data=2,tensor=2", 2, 2, "keep"),
         ("tensor=3,data=1", 3, 4, "reset"),
+        ("tensor=2,data=3", 3, 2, "reset"),  # each process receives from another, or sends to one
         ("data=4", 1, 1, "reset"),
         ("data=2,fsdp=2,tensor=2", 3, 3, "keep"),
     ],

@@ -1,7 +1,6 @@
 """A client of several processes in a run, beside one of a single process."""
 
 import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -18,18 +17,18 @@ MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
 
 async def gone(pid: int) -> None:
     """Returns when there is no such process; they are not this one's children."""
-    async with asyncio.timeout(BOUND_S):
-        with contextlib.suppress(ProcessLookupError):
-            while _state_of(pid) not in ("", "Z"):
-                os.kill(pid, 0)
-                await asyncio.sleep(0.05)
-
-
-def _state_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except FileNotFoundError:
-        return ""
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(process, ended.set)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await ended.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
 
 
 def processes_of(run: RealRun, number: int = 0) -> list[int]:
@@ -74,9 +73,9 @@ async def test_mesh_that_loses_a_process_costs_a_round_and_an_agent_that_is_kill
         document = await run.until(in_training(3))
         first = processes_of(run)
         os.kill(first[1], signal.SIGKILL)
-        async with asyncio.timeout(BOUND_S):
-            while len(processes_of(run)) < 4 or run.events(mesh, "mesh_round")[-1]["step"] <= document.step:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        step = document.step
+        while len(processes_of(run)) < 4 or run.events(mesh, "mesh_round")[-1]["step"] <= document.step + 1:
+            step = (await run.until(in_training(step + 1))).step
         (failed, *_) = run.events(mesh, "round_failed")
         assert failed["kind"] == "trainer"
         await gone(first[0])

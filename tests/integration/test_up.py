@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import run_command
+from tests.support.processes import BOUND_S, run_command
 
 REPORT_FIELDS = {
     *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
@@ -47,30 +47,32 @@ async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Pat
     assert "Traceback" not in ran.err
 
 
-async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
-    async def kill_the_coordinator() -> None:
-        run = tmp_path / "run"
-        async with asyncio.timeout(30):
-            while not (run / "logs" / "client-1.log").exists():  # noqa: ASYNC110 - other processes write it
-                await asyncio.sleep(0.05)
-        os.kill(int((run / "coordinator" / "lock").read_text()), signal.SIGKILL)
+async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
+    """`epochal up` with one client, once it says that a round is trained; and its coordinator's id."""
+    arguments = (sys.executable, "-m", "epochal", "up", "--no-chaos", "--clients", "1", "--run-dir", str(run))
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE, env=environment)
+    assert process.stdout is not None
+    async with asyncio.timeout(BOUND_S):
+        while b"RoundTrain" not in (line := await process.stdout.readline()):
+            assert line, "it ended"
+    return process, int((run / "coordinator" / "lock").read_text())
 
-    arguments = ("--no-chaos", "--clients", "1", "--run-dir", str(tmp_path / "run"))
-    ran, _ = await asyncio.gather(run_command("up", *arguments), kill_the_coordinator())
-    assert ran.code == 1
-    assert "coordinator ended with code -9" in ran.err
-    assert "Traceback" not in ran.err
+
+async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
+    process, coordinator = await training_up(tmp_path / "run")
+    os.kill(coordinator, signal.SIGKILL)
+    async with asyncio.timeout(BOUND_S):
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert "coordinator ended with code -9" in errors.decode()
+    assert "Traceback" not in errors.decode()
 
 
 async def test_up_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    arguments = (sys.executable, "-m", "epochal", "up", "--no-chaos", "--clients", "1", "--run-dir", str(run))
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(60):
-        while not (run / "logs" / "client-1.log").exists():  # noqa: ASYNC110 - other processes write it
-            await asyncio.sleep(0.05)
-        coordinator = int((run / "coordinator" / "lock").read_text())
-        process.terminate()
+    process, coordinator = await training_up(tmp_path / "run")
+    process.terminate()
+    async with asyncio.timeout(BOUND_S):
         _, errors = await process.communicate()
     assert (process.returncode, errors) == (1, b"epochal: stopped before the run's end\n")
     with pytest.raises(ProcessLookupError):

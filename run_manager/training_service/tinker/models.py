@@ -102,8 +102,7 @@ class TinkerModel:
         return encode_output([logprobs[place] for place in places], {"loss:sum": loss_sum, "tokens:sum": float(count)})
 
     def fail(self, message: str) -> None:
-        """A request that belongs to the next step has failed."""
-        self._gradient = {}
+        """A request that belongs to the next step has failed; that step discards the gradient."""
         self._failed = self._failed or message
 
     def optim_step(self, optimizer: AdamW, learning_rate: float) -> dict[str, float]:
