@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from batching.chunking.datums import Datum, ModelInput, TensorData
+from batching.chunking.policies import BYTES, chunk_columns, chunk_data
 from benchmarks.figures import Figure, median_ms
 from data_providers.protocol import TokenBatch
-from run_manager.batching.chunking import BYTES, chunk_columns, chunk_data
-from run_manager.batching.datums import Datum, ModelInput, TensorData
 
 COUNT = 100_000
 MEAN_TOKENS = 200

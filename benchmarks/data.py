@@ -17,13 +17,13 @@ import httpx
 import numpy as np
 
 from benchmarks.figures import Figure
-from data_providers.http.source import HttpSource
 from data_providers.local import LocalDataProvider
-from data_providers.object_store import ObjectStoreSource
 from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider
-from data_providers.source import SourceFile
-from state.data_location import S3
+from data_providers.sources.http.source import HttpSource
+from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.protocol import SourceFile
+from state.config.data_location import S3
 from state.intervals import BatchId
 from tests.support.nginx import free_port, nginx
 

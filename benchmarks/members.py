@@ -11,8 +11,8 @@ from benchmarks.bare_server import DOCUMENT_BYTES
 from benchmarks.figures import Figure
 from benchmarks.load import Connection, all_answered, connections, request_bytes
 from benchmarks.servers import RUN_ID, CoordinatorProcess, bare_process, coordinator_process
-from coordinator.replay import replay
-from coordinator.store.directory import RunDirectory
+from coordinator.machine.records import replay
+from coordinator.store.directory.journal import RunDirectory
 from run_manager.key import ClientKey
 from state.errors import EpochalError
 from state.messages import Capabilities, JoinRequest, join_message

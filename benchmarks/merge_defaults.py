@@ -17,14 +17,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from batching.round_plan import plan_round
 from data_providers.protocol import TokenBatch
-from run_manager.trainers.numpy_trainer import NumpyTrainer
-from run_manager.trainers.protocol import plan_round
-from run_manager.worker_thread import InlineWorker
+from runtime.worker_thread import InlineWorker
+from state.config.model import AdamW, Constant, NgramConfig
 from state.intervals import BatchId
 from state.merging import Contribution, OuterStep, merge
-from state.model_config import AdamW, Constant, NgramConfig
 from state.replica import Replica
+from trainers.ngram.trainer import NumpyTrainer
 
 CLIENTS = 3
 ROUNDS = 40

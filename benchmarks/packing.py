@@ -8,19 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
+from batching.packing.packer import Packer, packed
+from batching.packing.rows import best_fit_decreasing, fill_row
+from batching.packing.samples import RawSample, raw_samples
+from batching.packing.task_encoder import EncoderContext, TaskEncoder
+from batching.round_plan import RoundPlan
 from benchmarks.figures import Figure, median_ms
 from benchmarks.line_plot import line_plot
 from data_providers.protocol import TokenBatch, Tokens
-from run_manager.batching.packing import Packer, packed
-from run_manager.batching.rows import best_fit_decreasing, fill_row
-from run_manager.batching.samples import RawSample, raw_samples
-from run_manager.batching.task_encoder import EncoderContext, TaskEncoder
-from run_manager.trainers.numpy_trainer import NumpyTrainer
-from run_manager.trainers.protocol import RoundPlan, TrainedRound
-from run_manager.worker_thread import InlineWorker
-from state.config import PackingConfig
+from runtime.worker_thread import InlineWorker
+from state.config.model import AdamW, NgramConfig
+from state.config.state_file import PackingConfig
 from state.intervals import BatchId
-from state.model_config import AdamW, NgramConfig
+from trainers.ngram.trainer import NumpyTrainer
+from trainers.protocol import TrainedRound
 
 ROW = 4096
 MEAN, SIGMA = 926, 0.8

@@ -8,11 +8,11 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.load import Connection, all_answered, connections, request_bytes
 from benchmarks.servers import bare_process, coordinator_process
-from coordinator.replay import replay
-from coordinator.run import Run
-from coordinator.run_views import document_of
-from coordinator.stimuli import Instruction
-from coordinator.store.directory import RunDirectory
+from coordinator.machine.records import replay
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import Instruction
+from coordinator.machine.views import document_of
+from coordinator.store.directory.journal import RunDirectory
 from state.errors import EpochalError
 from state.phases import RunState
 from state.wire import canonical_json

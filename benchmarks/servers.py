@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from epochal.processes import LISTENING, STOP_TIMEOUT_S, Child, Children
+from epochal.testnet.children import LISTENING, STOP_TIMEOUT_S, Child, Children
 from state.errors import EpochalError
 
 RUN_ID = "benchmark"

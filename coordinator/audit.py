@@ -8,9 +8,9 @@ checkpoint and compares every replica digest that a quorum attested on the way.
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from coordinator.replay import ReplayDiffers, Replayed, replay
-from coordinator.run import Run, parse_snapshot, snapshot_bytes
-from coordinator.stimuli import Instruction, OutcomeDecided
+from coordinator.machine.records import ReplayDiffers, Replayed, replay
+from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from coordinator.machine.stimuli import Instruction, OutcomeDecided
 from coordinator.store.protocol import BlobStore, Segment
 from state.documents import CheckpointRef, Outcome
 from state.errors import EpochalError, StoreFailed

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.api.app import create_app
-from coordinator.clock import SystemClock
-from coordinator.desk import Desk
-from coordinator.identity import AdminToken, Identity, load_or_create_key
-from coordinator.layouts import Layouts
-from coordinator.listening import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from coordinator.auth.identity import AdminToken, Identity, load_or_create_key
+from coordinator.handlers import Desk
+from coordinator.layout_cache import Layouts
 from coordinator.service import CoordinatorService, ServiceParts
-from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.directory import KEYS_FOLDER, RunDirectory
-from state.config import StateFile
+from coordinator.store.directory.blobs import DirectoryBlobs
+from coordinator.store.directory.journal import KEYS_FOLDER, RunDirectory
+from runtime.clock import SystemClock
+from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from state.config.state_file import StateFile
 from state.errors import StoreFailed
 
 log = logging.getLogger(__name__)

@@ -14,15 +14,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.clock import Clock, RunClock
-from coordinator.housekeeping import Housekeeping
-from coordinator.machine import handle
-from coordinator.presence import Presence
-from coordinator.published import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
-from coordinator.replay import encode_record, encode_snapshot, replay
-from coordinator.run import Run, config_json, lineage_of, new_run
-from coordinator.run_views import document_of
-from coordinator.stimuli import (
+from coordinator.liveness import Presence
+from coordinator.machine.handle import handle
+from coordinator.machine.records import encode_record, encode_snapshot, replay
+from coordinator.machine.run import Run, config_json, lineage_of, new_run
+from coordinator.machine.stimuli import (
     BatchesQuarantined,
     BlobsNearedBound,
     ClientsFellSilent,
@@ -39,9 +35,13 @@ from coordinator.stimuli import (
     SweepBlobs,
     Ticked,
 )
+from coordinator.machine.views import document_of
+from coordinator.maintenance import Housekeeping
+from coordinator.publication import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
 from coordinator.store.protocol import BlobStore, Store
-from state.config import StateFile
-from state.config_changes import runtime_changes
+from runtime.clock import Clock, RunClock
+from state.config.changes import runtime_changes
+from state.config.state_file import StateFile
 from state.documents import Outcome, RunDocument
 from state.errors import EpochalError, InvalidInput, Refused, StoreFailed
 from state.messages import ResultsPage, RunStatus, Standing

@@ -1,6 +1,6 @@
 """Records from JSON-lines files on this machine: each line is one sample, delivered as the bytes of its text.
 
-What a record means is its task encoder's to say (`run_manager/batching/task_encoder.py`), so a line is not parsed here.
+What a record means is its task encoder's to say (`batching/packing/task_encoder.py`), so a line is not parsed here.
 A file is walked through once when it is opened, to know where its lines begin: eight bytes of memory a line. Blank
 lines are no records. The order is that of `data_providers/order.py`, a line being a sample, and
 `data_providers/splits.py` says which files of a folder are meant.

@@ -22,7 +22,7 @@ from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder, Run
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
-from data_providers.source import SourceFile, is_hidden
+from data_providers.sources.protocol import SourceFile, is_hidden
 from state.errors import InternalError
 from state.intervals import BatchId
 

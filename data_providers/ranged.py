@@ -11,7 +11,7 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
 from data_providers.ranges import ByteRange, plan_ranges
-from data_providers.source import MAX_CONCURRENT_READS, ByteSource, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, run_bounded
 from state.errors import InternalError
 from state.intervals import BatchId
 

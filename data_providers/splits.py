@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from data_providers.protocol import CorruptData
-from data_providers.source import is_hidden
+from data_providers.sources.protocol import is_hidden
 from state.errors import InvalidInput
 
 DEFAULT_SPLIT = "train"

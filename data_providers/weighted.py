@@ -18,7 +18,7 @@ from data_providers.protocol import (
     Rejected,
     TokenBatch,
 )
-from data_providers.source import MAX_CONCURRENT_READS, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
 from state.errors import DataError, InternalError
 from state.intervals import BatchId
 from state.wire import document_digest

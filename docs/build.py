@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from coordinator.phase_table import state_diagram
+from coordinator.machine.phases import state_diagram
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")

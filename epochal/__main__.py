@@ -1,5 +1,5 @@
 """`python -m epochal` is the `epochal` command."""
 
-from epochal.main import main
+from epochal.cli.main import main
 
 main()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from run_manager.backoff import DEFAULT_BOUND_S, Patience
-from run_manager.coordinator_client import CoordinatorApi, DocumentMark
+from coordinator_client.http import CoordinatorApi, DocumentMark
+from run_manager.events import DocumentArrived
 from run_manager.key import ClientKey
-from run_manager.progress import DocumentArrived
 from run_manager.run_manager import Equipment, RunManager
 from run_manager.session import Admission, Member
+from runtime.retry import DEFAULT_BOUND_S, Patience
 from state.documents import RunDocument
 from state.phases import RunState
 from state.wire import Sha256

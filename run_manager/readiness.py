@@ -7,9 +7,9 @@ coordinator's knowledge anew; and by a client that is not in the roster once per
 import asyncio
 from functools import partial
 
-from run_manager.coordinator_client import CoordinatorApi
-from run_manager.progress import BecameReady, Observer
-from run_manager.replica_builder import ReplicaKeeper
+from coordinator_client.http import CoordinatorApi
+from run_manager.events import BecameReady, Observer
+from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.session import Member
 from state.errors import Refused
 from state.messages import ReadyReport, Standing

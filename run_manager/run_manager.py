@@ -12,27 +12,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from batching.packing.packed_batches import Packing
+from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider, SourceUnavailable
-from run_manager.backoff import Clock, Jitter
-from run_manager.batching.packed_samples import Packing
-from run_manager.data_fetcher import DataFetcher, FetchSettings
-from run_manager.exchange import StarExchange
-from run_manager.merging import Merger
-from run_manager.progress import Observer
+from run_manager.context import RoundViews, StepContext, TentativeState
+from run_manager.events import Observer
+from run_manager.exchange.star import StarExchange
 from run_manager.readiness import Readiness
-from run_manager.replica_builder import HeldReplica, ReplicaKeeper
+from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from run_manager.replica.merger import Merger
 from run_manager.session import Member
-from run_manager.slot import Slot
-from run_manager.step_context import RoundViews, StepContext, TentativeState
 from run_manager.step_state_machine import StepStateMachine
-from run_manager.trainers.protocol import Trainer
-from run_manager.worker_thread import Worker
-from state.config import StateFile
+from runtime.background_task import Slot
+from runtime.retry import Clock, Jitter
+from runtime.worker_thread import Worker
+from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import Desync
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
+from trainers.protocol import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class RunManager:
             await opened.machine.apply_state(document)
 
     async def _reconfigure(self, opened: _Opened, document: RunDocument) -> _Opened:
-        """Takes over what of the configuration may change while a run goes on (`state/config_changes.py`)."""
+        """Takes over what of the configuration may change while a run goes on (`state/config/changes.py`)."""
         state = await self._member.call(lambda api: api.config(document.config_sha256))
         opened.context.state = state
         opened.context.fetcher = DataFetcher(

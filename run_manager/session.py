@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from run_manager.backoff import MAX_DELAY_S, Patience
-from run_manager.coordinator_client import CoordinatorApi
+from coordinator_client.http import CoordinatorApi
+from run_manager.events import CoordinatorFound, CoordinatorLost, Joined, Observer
 from run_manager.key import ClientKey
-from run_manager.progress import CoordinatorFound, CoordinatorLost, Joined, Observer
+from runtime.retry import MAX_DELAY_S, Patience
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
 from state.wire import ClientId

@@ -9,16 +9,16 @@ task that lives from the round's first document to its last, across Training and
 import asyncio
 import logging
 
-from run_manager.progress import StepEntered, StepRefused
-from run_manager.round_results import RoundResults
+from run_manager.context import Step, StepContext, round_of
+from run_manager.events import StepEntered, StepRefused
+from run_manager.exchange.round_results import RoundResults
 from run_manager.session import FATAL_KINDS
-from run_manager.slot import Slot
-from run_manager.step_context import Step, StepContext, round_of
 from run_manager.step_table import StepName, next_step
 from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.training import TrainingStepMetadata
 from run_manager.steps.warmup import WarmupStep
 from run_manager.steps.witness import WitnessStep
+from runtime.background_task import Slot
 from state.documents import RoundHead, RunDocument
 from state.errors import Refused
 

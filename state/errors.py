@@ -95,7 +95,7 @@ class Unsupported(EpochalError):
 class Refused(EpochalError):
     """The coordinator refuses a message and changed nothing.
 
-    `kind` is the stable last part of the problem's `type`; its HTTP status stands in `coordinator/api/problems.py`.
+    `kind` is the stable last part of the problem's `type`; its HTTP status stands in `runtime/problem_json.py`.
     `retry` says whether the same message may succeed later.
     """
 

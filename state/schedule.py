@@ -6,8 +6,8 @@ learning rate is each client's own, for its inner steps; nothing that machines a
 
 import math
 
-from state.config import RunConfig
-from state.model_config import Constant, Cosine, Linear, LrSchedule
+from state.config.model import Constant, Cosine, Linear, LrSchedule
+from state.config.state_file import RunConfig
 
 
 def global_batch_size(config: RunConfig, tokens_before: int) -> int:

@@ -11,7 +11,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coordinator.api.exchange import (
+from coordinator.api.limits import LongPolls, RequestCounts
+from coordinator.api.long_poll import RUN, RunDocumentEndpoint
+from coordinator.api.metrics import metrics_text
+from coordinator.handlers import Desk
+from runtime.http_bodies import (
     IMMUTABLE,
     bearer_token,
     body_pieces,
@@ -25,11 +29,7 @@ from coordinator.api.exchange import (
     seconds,
     whole_number,
 )
-from coordinator.api.limits import LongPolls, RequestCounts
-from coordinator.api.long_poll import RUN, RunDocumentEndpoint
-from coordinator.api.metrics import metrics_text
-from coordinator.api.problems import handle_error
-from coordinator.desk import Desk
+from runtime.problem_json import handle_error
 from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import EpochalError, Refused
 from state.messages import (

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.exchange import bearer_token, parse_seconds, parse_whole
 from coordinator.api.limits import LongPolls
-from coordinator.api.problems import problem_response
-from coordinator.desk import Desk
-from coordinator.published import Published
+from coordinator.handlers import Desk
+from coordinator.publication import Published
+from runtime.http_bodies import bearer_token, parse_seconds, parse_whole
+from runtime.problem_json import problem_response
 from state.errors import EpochalError
 
 RUN = "/v1/runs/{run_id}"

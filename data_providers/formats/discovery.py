@@ -17,7 +17,7 @@ from typing import NamedTuple
 from data_providers.formats import mds, megatron, npy
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.source import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
 
 RAW_SUFFIXES = (".bin", ".ds")
 SUFFIXES = (*RAW_SUFFIXES, npy.SUFFIX)

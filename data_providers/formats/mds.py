@@ -19,7 +19,7 @@ import numpy as np
 
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
-from data_providers.source import SourceFile
+from data_providers.sources.protocol import SourceFile
 
 INDEX_NAME = "index.json"
 SHARD_SUFFIX = ".mds"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.source import SourceFile
+from data_providers.sources.protocol import SourceFile
 
 INDEX_SUFFIX = ".idx"
 TOKENS_SUFFIX = ".bin"

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.source import SourceFile
+from data_providers.sources.protocol import SourceFile
 
 SUFFIX = ".npy"
 MAGIC = b"\x93NUMPY"

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinator.audit import AuditReport, audit
-from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.directory import JOURNAL_FOLDER, RunDirectory
+from coordinator.store.directory.blobs import DirectoryBlobs
+from coordinator.store.directory.journal import JOURNAL_FOLDER, RunDirectory
 
 MAX_AUDITS = 10
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from epochal.files import read_data_config, read_state
-from state.config import check_together, ensure_supported
+from epochal.cli.state_files import read_data_config, read_state
+from state.config.state_file import check_together, ensure_supported
 from state.errors import InvalidConfig, InvalidInput, Unsupported
 
 StatePath = Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")]

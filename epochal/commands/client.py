@@ -11,27 +11,27 @@ from typing import Annotated, Any
 
 import typer
 
-from data_providers.cached import DEFAULT_CACHE_BYTES, BlockCache
-from data_providers.factory import open_provider, parse_location
+from batching.mesh.layout import parse_mesh
+from coordinator_client.http import HttpCoordinatorClient
+from data_providers.opening import open_provider, parse_location
 from data_providers.protocol import DataProvider
+from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
+from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.shutdown import Interrupts
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
-from epochal.logs import LogFormat, start_logging
-from epochal.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
-from run_manager.backoff import DEFAULT_BOUND_S, Patience, SystemClock, system_jitter
-from run_manager.batching.mesh import parse_mesh
-from run_manager.coordinator_client import HttpCoordinatorClient
+from run_manager.events import DocumentArrived, Event, StepEntered
 from run_manager.key import ClientKey, load_or_create_key
-from run_manager.progress import DocumentArrived, Event, StepEntered
 from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
-from run_manager.trainers.mesh.processes import DEFAULT_BATCH_SIZE, MeshOptions
-from run_manager.trainers.protocol import Trainer
-from run_manager.trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
-from run_manager.training_service.client import check_service_url
-from run_manager.worker_thread import Worker, WorkerThread
+from runtime.retry import DEFAULT_BOUND_S, Patience, SystemClock, system_jitter
+from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
 from state.messages import Capabilities
+from trainers.mesh.processes import DEFAULT_BATCH_SIZE, MeshOptions
+from trainers.protocol import Trainer
+from trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
+from trainers.remote.client import check_service_url
 
 log = logging.getLogger(__name__)
 

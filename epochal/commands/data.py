@@ -12,26 +12,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from data_providers.factory import DATA_CONFIG_SUFFIX, Access, open_location, parse_location
 from data_providers.formats.discovery import SUFFIXES
 from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
 from data_providers.formats.token_file import TokenFile
-from data_providers.http.source import without_secrets
 from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.mixture import PERIOD
+from data_providers.opening import DATA_CONFIG_SUFFIX, Access, open_location, parse_location
 from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
-from data_providers.source import is_hidden
+from data_providers.sources.http.source import without_secrets
+from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
+from data_providers.sources.protocol import is_hidden
 from data_providers.weighted import WeightedDataProvider
+from epochal.cli.state_files import read_data_config
 from epochal.commands import pack
 from epochal.commands.servers import run_to_end, say
-from epochal.files import read_data_config
-from state.data_location import Local, Preprocessed
+from state.config.data_location import Local, Preprocessed
 from state.errors import DataError, InvalidInput
 from state.intervals import BatchId
 

@@ -8,27 +8,28 @@ from typing import Annotated
 
 import typer
 
-from coordinator.replay import replay
-from coordinator.run import Run
-from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.directory import RunDirectory
-from data_providers.factory import Access, open_location, parse_location, spec_for
+from batching.packing.packed_batches import AssignedBatches, Packing
+from batching.round_plan import RoundPlan
+from coordinator.machine.records import replay
+from coordinator.machine.run import Run
+from coordinator.store.directory.blobs import DirectoryBlobs
+from coordinator.store.directory.journal import RunDirectory
+from data_providers.fetcher import DataFetcher, FetchSettings
+from data_providers.opening import Access, open_location, parse_location, spec_for
+from epochal.cli.logs import LogFormat, start_logging
 from epochal.commands.servers import run_to_end, say
-from epochal.logs import LogFormat, start_logging
-from run_manager.backoff import system_jitter
-from run_manager.batching.packed_samples import AssignedBatches, Packing
-from run_manager.data_fetcher import DataFetcher, FetchSettings
-from run_manager.trainers.ngram import VOCABULARY
-from run_manager.trainers.numpy_trainer import NumpyTrainer
-from run_manager.trainers.protocol import RoundPlan, TrainedRound
-from run_manager.worker_thread import WorkerThread
-from state.config import StateFile
-from state.data_location import Local, Preprocessed, WeightedHttp
+from runtime.retry import system_jitter
+from runtime.worker_thread import WorkerThread
+from state.config.data_location import Local, Preprocessed, WeightedHttp
+from state.config.model import DataType
+from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreFailed
 from state.intervals import BatchId
-from state.model_config import DataType
 from state.replica import Replica, parse_checkpoint
 from state.wire import sha256_hex
+from trainers.ngram.model import VOCABULARY
+from trainers.ngram.trainer import NumpyTrainer
+from trainers.protocol import TrainedRound
 
 DEFAULT_SPLIT = "validation"
 SAMPLES_AT_A_TIME = 64

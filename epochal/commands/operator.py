@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coordinator_client.operator import OperatorClient
 from epochal.display import status_panel
-from epochal.operator_client import OperatorClient
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
 

@@ -20,15 +20,15 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from data_providers.factory import Access, open_location, parse_location
+from batching.packing.packer import Packer, PackingCounts, indices_held
+from batching.packing.samples import RawSample, raw_samples
+from batching.packing.task_encoder import EncoderContext, open_encoder
+from data_providers.opening import Access, open_location, parse_location
 from data_providers.preprocessed import EXTRA, SUFFIX
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
+from epochal.cli.logs import LogFormat, start_logging
 from epochal.commands.servers import run_to_end, say
-from epochal.logs import LogFormat, start_logging
-from run_manager.batching.packing import Packer, PackingCounts, indices_held
-from run_manager.batching.samples import RawSample, raw_samples
-from run_manager.batching.task_encoder import EncoderContext, open_encoder
-from state.config import PackingConfig
+from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
 from state.intervals import BatchId, coalesce
 

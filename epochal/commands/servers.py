@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.listening import Endpoint, allow_connections
 from coordinator.serve import ServeOptions, serving
 from epochal import __version__
-from epochal.data_server import DataServerOptions, run_configuration, serving_data, trusting_holder_of
-from epochal.files import read_data_config, read_supported_state
-from epochal.logs import LogFormat, start_logging
-from epochal.processes import LISTENING
-from epochal.shutdown import interruption
-from run_manager.backoff import Patience, SystemClock, system_jitter
-from state.config import StateFile, check_together
+from epochal.cli.data_server import DataServerOptions, run_configuration, serving_data, trusting_holder_of
+from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.shutdown import interruption
+from epochal.cli.state_files import read_data_config, read_supported_state
+from epochal.testnet.children import LISTENING
+from runtime.http_server import Endpoint, allow_connections
+from runtime.retry import Patience, SystemClock, system_jitter
+from state.config.state_file import StateFile, check_together
 from state.errors import EpochalError
 
 RUNS_FOLDER = Path("runs")

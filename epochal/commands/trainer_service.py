@@ -9,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from coordinator.listening import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
+from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.shutdown import interruption
 from epochal.commands.client import trainer_token
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
-from epochal.logs import LogFormat, start_logging
-from epochal.processes import LISTENING
-from epochal.shutdown import interruption
-from run_manager.backoff import SystemClock
-from run_manager.batching.chunking import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
-from run_manager.training_service.app import MAX_SESSIONS, ServiceParts, create_app
-from run_manager.training_service.wire import FRAME_BYTES, ServiceLimits
-from run_manager.worker_thread import WorkerThread
+from epochal.testnet.children import LISTENING
+from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from runtime.retry import SystemClock
+from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
+from trainers.remote.wire import FRAME_BYTES, ServiceLimits
+from training_service.app import MAX_SESSIONS, ServiceParts, create_app
 
 
 def trainer_service(

@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from epochal.cli.shutdown import Interrupts
 from epochal.display import status_line, status_panel
-from epochal.shutdown import Interrupts
-from epochal.testnet import Report, Testnet, TestnetOptions
-from run_manager.trainers.registry import check_trainer_name
+from epochal.testnet.testnet import Report, Testnet, TestnetOptions
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
+from trainers.registry import check_trainer_name
 
 RUNS_FOLDER = Path("runs")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from batching.mesh.layout import MeshLayout
+from batching.mesh.rows import GlobalBatch, RowArrays, RowReader, global_batches, loaded_indices
+from batching.round_plan import RoundPlan
+from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec
-from epochal.demo_data import write_demo_data
-from run_manager.backoff import system_jitter
-from run_manager.batching.mesh import MeshLayout
-from run_manager.batching.mesh_rows import GlobalBatch, RowArrays, RowReader, global_batches, loaded_indices
-from run_manager.data_fetcher import DataFetcher, FetchSettings
-from run_manager.trainers.protocol import RoundPlan
+from epochal.testnet.demo_data import write_demo_data
+from runtime.retry import system_jitter
 from state.intervals import BatchId
 
 SEQUENCE_LENGTH = 128

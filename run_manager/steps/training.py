@@ -10,12 +10,12 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from run_manager.batching.packed_samples import AssignedBatches
-from run_manager.data_fetcher import BatchReceiver, failure_kind
-from run_manager.progress import RoundFailed, RoundTrained
-from run_manager.replica_builder import HeldReplica
-from run_manager.step_context import StepContext, round_of
-from run_manager.trainers.protocol import RoundPlan, TrainedRound, plan_round
+from batching.packing.packed_batches import AssignedBatches
+from batching.round_plan import RoundPlan, plan_round
+from data_providers.fetcher import BatchReceiver, failure_kind
+from run_manager.context import StepContext, round_of
+from run_manager.events import RoundFailed, RoundTrained
+from run_manager.replica.keeper import HeldReplica
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId
@@ -23,6 +23,7 @@ from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, Result
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
 from state.wire import Sha256, sha256_hex
+from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
 

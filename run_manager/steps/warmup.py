@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from run_manager.checkpointing import publish_checkpoint
-from run_manager.replica_builder import HeldReplica
-from run_manager.step_context import StepContext
+from run_manager.context import StepContext
+from run_manager.replica.checkpoint import publish_checkpoint
+from run_manager.replica.keeper import HeldReplica
+from state.config.model import LocalCheckpoint
 from state.documents import RunDocument
 from state.errors import InvalidDocument, InvalidInput
-from state.model_config import LocalCheckpoint
 from state.replica import Replica, parse_checkpoint, replica_digest
 from state.tensors import InvalidTensorFile, Tensors, check_values, layout_of, parse_tensor_file
 from state.wire import Sha256

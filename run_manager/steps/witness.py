@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from run_manager.round_results import RoundResults
-from run_manager.step_context import StepContext, round_of
+from run_manager.context import StepContext, round_of
+from run_manager.exchange.round_results import RoundResults
 from state.documents import RunDocument
 
 log = logging.getLogger(__name__)

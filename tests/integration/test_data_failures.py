@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from coordinator_client.http import MAX_CONNECTIONS
 from data_providers.tcp.server import ServerLimits
-from run_manager.coordinator_client import MAX_CONNECTIONS
 from state.intervals import BatchId, coalesce
 from state.phases import RunState
 from tests.support.processes import BOUND_S, in_phase, in_training, real_run

@@ -100,7 +100,7 @@ async def test_mesh_options_that_do_not_go_together_are_said(tmp_path: Path) -> 
 
 def test_rows_of_the_mesh_are_spread_as_said() -> None:
     """`MESH` has both tensor places of a shard in one process, so each process loads one shard of two rows."""
-    from run_manager.batching.mesh import parse_mesh, spread_over
+    from batching.mesh.layout import parse_mesh, spread_over
 
     layout = spread_over(parse_mesh("data=2,tensor=2"), 2, 2)
     assert np.array_equal(layout.processes, [[0, 0], [1, 1]])

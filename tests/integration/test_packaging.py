@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"coordinator", "data_providers", "epochal", "run_manager", "state"}
+PACKAGES = {
+    "batching",
+    "coordinator",
+    "coordinator_client",
+    "data_providers",
+    "epochal",
+    "run_manager",
+    "runtime",
+    "state",
+    "trainers",
+    "training_service",
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +47,7 @@ def test_wheel_holds_every_module_and_the_demo_state_file(wheel: zipfile.ZipFile
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert sources <= held
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert "epochal/demo_state.toml" in held
+    assert "epochal/testnet/demo_state.toml" in held
     assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/"))]
 
 

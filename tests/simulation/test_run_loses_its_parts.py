@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.run import Run
+from coordinator.machine.run import Run
 from run_manager.agent import ClientEnd, EndReason
-from run_manager.progress import ReplicaHeld, RoundTrained
+from run_manager.events import ReplicaHeld, RoundTrained
 from state.phases import RunState
 from tests.support.simulated_network import Weather
 from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state

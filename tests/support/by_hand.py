@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from coordinator_client.http import HttpCoordinatorClient, ResultsQuery
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
-from run_manager.coordinator_client import HttpCoordinatorClient, ResultsQuery
+from run_manager.context import round_of
 from run_manager.key import ClientKey
-from run_manager.step_context import round_of
-from run_manager.trainers.ngram import initial_parameters
 from state.assignment import assign_data_for_state
-from state.config import StateFile
+from state.config.state_file import StateFile
 from state.documents import RoundHead, RunDocument
 from state.errors import Refused
 from state.intervals import total_batches
@@ -41,6 +40,7 @@ from state.results import ResultHeader, decode_result, encode_result
 from state.tensors import Tensors
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, patience
+from trainers.ngram.model import initial_parameters
 
 NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
 

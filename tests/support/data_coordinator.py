@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from coordinator.identity import Identity
-from coordinator.run import config_json
-from state.config import StateFile
+from coordinator.auth.identity import Identity
+from coordinator.machine.run import config_json
+from state.config.state_file import StateFile
 from state.documents import Roster, RosterEntry, RunDocument, WorkList
 from state.intervals import BatchId
 from state.phases import RunState

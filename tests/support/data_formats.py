@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from data_providers.formats.discovery import discovery
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import DatasetSpec
-from data_providers.source import SourceFile
+from data_providers.sources.protocol import SourceFile
 
 Tokens = NDArray[Any]
 SPEC = DatasetSpec(2, 8)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from batching.packing.samples import EncodedSample, RawSample
+from batching.packing.task_encoder import SkipSample, TaskEncoder, stateless
 from data_providers.protocol import IGNORED_LABEL
-from run_manager.batching.samples import EncodedSample, RawSample
-from run_manager.batching.task_encoder import SkipSample, TaskEncoder, stateless
 
 
 class Chat(TaskEncoder):

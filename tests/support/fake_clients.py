@@ -8,17 +8,17 @@ from typing import TypeVar
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from run_manager.agent import Agent
+from run_manager.events import Event
 from run_manager.key import ClientKey
-from run_manager.progress import Event
 from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
-from run_manager.trainers.protocol import Trainer
-from run_manager.trainers.registry import open_trainer
-from run_manager.worker_thread import InlineWorker, Worker
-from state.config import StateFile
+from runtime.worker_thread import InlineWorker, Worker
+from state.config.state_file import StateFile
 from state.messages import Capabilities
 from tests.support.fake_coordinator import FakeCoordinator, Faults, no_faults
 from tests.support.virtual_time import VirtualClock
+from trainers.protocol import Trainer
+from trainers.registry import open_trainer
 
 E = TypeVar("E")
 

@@ -8,12 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from coordinator.machine import handle
-from coordinator.published import results_page, standing_of
-from coordinator.rounds import ledger_gaps
-from coordinator.run import Run, config_json, new_run
-from coordinator.run_views import document_of, expected_blob
-from coordinator.stimuli import (
+from coordinator.machine.handle import handle
+from coordinator.machine.outcomes import ledger_gaps
+from coordinator.machine.run import Run, config_json, new_run
+from coordinator.machine.stimuli import (
     AttestationReceived,
     CheckpointHeld,
     CheckpointReported,
@@ -30,8 +28,10 @@ from coordinator.stimuli import (
     Stimulus,
     Ticked,
 )
-from run_manager.coordinator_client import CoordinatorApi, DocumentMark, ResultsQuery
-from state.config import StateFile
+from coordinator.machine.views import document_of, expected_blob
+from coordinator.publication import results_page, standing_of
+from coordinator_client.http import CoordinatorApi, DocumentMark, ResultsQuery
+from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidResult, Refused
 from state.intervals import BatchId

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.machine import handle
-from coordinator.round import plan_of
-from coordinator.rounds import ledger_gaps
-from coordinator.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
-from coordinator.stimuli import (
+from coordinator.machine.handle import handle
+from coordinator.machine.outcomes import ledger_gaps
+from coordinator.machine.round import plan_of
+from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
+from coordinator.machine.stimuli import (
     AttestationReceived,
     CheckpointHeld,
     CheckpointReported,
@@ -23,7 +23,7 @@ from coordinator.stimuli import (
     Stimulus,
     Ticked,
 )
-from state.config import StateFile
+from state.config.state_file import StateFile
 from state.intervals import BatchId
 from state.messages import Capabilities, ResultMetrics
 from state.phases import RunState

@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 
 from coordinator.audit import AuditReport
+from coordinator_client.http import DocumentMark, HttpCoordinatorClient
 from epochal.commands.audit import audit_run_directory
-from epochal.processes import LISTENING, Child, Children
-from epochal.testnet import compare_digests
-from run_manager.backoff import Patience, SystemClock, system_jitter
-from run_manager.coordinator_client import DocumentMark, HttpCoordinatorClient
+from epochal.testnet.children import LISTENING, Child, Children
+from epochal.testnet.testnet import compare_digests
 from run_manager.key import ClientKey
+from runtime.retry import Patience, SystemClock, system_jitter
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus

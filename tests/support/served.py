@@ -13,16 +13,16 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.app import create_app
-from coordinator.api.problems import STATUS_OF_KIND, TYPE_PREFIX
-from coordinator.clock import SystemClock
-from coordinator.desk import Desk
-from coordinator.identity import AdminToken, Identity
-from coordinator.layouts import Layouts
-from coordinator.run import current_checkpointer
+from coordinator.auth.identity import AdminToken, Identity
+from coordinator.handlers import Desk
+from coordinator.layout_cache import Layouts
+from coordinator.machine.run import current_checkpointer
 from coordinator.service import CoordinatorService, ServiceParts
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import BlobStore, Store
-from state.config import StateFile
+from runtime.clock import SystemClock
+from runtime.problem_json import STATUS_OF_KIND, TYPE_PREFIX
+from state.config.state_file import StateFile
 from state.messages import Capabilities, JoinRequest, join_message
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, replica_digest

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.desk import Desk
-from coordinator.identity import AdminToken, Identity
-from coordinator.layouts import Layouts
-from coordinator.replay import RecordBody, SnapshotBody
+from coordinator.auth.identity import AdminToken, Identity
+from coordinator.handlers import Desk
+from coordinator.layout_cache import Layouts
+from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.service import CoordinatorService, ServiceParts
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import JournalRecord, Snapshot
-from state.config import StateFile
+from state.config.state_file import StateFile
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
 from state.wire import Sha256, parse_document

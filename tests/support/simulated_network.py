@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coordinator.desk import Desk
-from run_manager.coordinator_client import ANSWER_TIMEOUT_S, CoordinatorApi, DocumentMark, ResultsQuery
-from state.config import StateFile
+from coordinator.handlers import Desk
+from coordinator_client.http import ANSWER_TIMEOUT_S, CoordinatorApi, DocumentMark, ResultsQuery
+from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.messages import (

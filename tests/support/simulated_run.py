@@ -17,13 +17,12 @@ from coordinator.audit import AuditReport, audit
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import Agent, ClientEnd
+from run_manager.events import Event, ReplicaHeld
 from run_manager.key import ClientKey
-from run_manager.progress import Event, ReplicaHeld
 from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
-from run_manager.trainers.registry import open_trainer
-from run_manager.worker_thread import InlineWorker
-from state.config import StateFile
+from runtime.worker_thread import InlineWorker
+from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.intervals import BatchId
 from state.messages import Capabilities
@@ -33,6 +32,7 @@ from tests.support.simulated_coordinator import JournalInMemory, SimulatedCoordi
 from tests.support.simulated_network import Link, SimulatedApi, Weather
 from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock
+from trainers.registry import open_trainer
 
 RECONNECT_BOUND_S = 1_000_000.0
 CALM = Weather()

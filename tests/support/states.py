@@ -4,7 +4,7 @@ from typing import Any
 
 import tomli_w
 
-from state.config import StateFile, parse_state
+from state.config.state_file import StateFile, parse_state
 
 
 def state_tables(**overrides: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""From samples to what a trainer takes. Knows no trainer."""

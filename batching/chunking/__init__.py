@@ -1,0 +1,1 @@
+"""Chunking: data cut into requests of bounded size."""

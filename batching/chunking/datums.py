@@ -1,0 +1,112 @@
+"""What a training service is asked to learn from: the types of specs/training-chunking.md, as its SDK names them.
+
+A `Datum` is one model input (text as tokens, and images, in chunks) with the arrays that its loss needs. Token *length*
+and *size* are different things: the length of an image is known only when somebody says how many tokens it takes, its
+size always is (`batching/chunking/policies.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from state.errors import InvalidInput
+
+ImageFormat = Literal["png", "jpeg"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedTextChunk:
+    """Text as tokens."""
+
+    tokens: Sequence[int] | NDArray[np.integer[Any]]
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """An image.
+
+    Attributes:
+        data: the encoded file's own bytes, not base64.
+        expected_tokens: how many tokens the image takes, where its sender knows.
+    """
+
+    data: bytes
+    format: ImageFormat = "png"
+    expected_tokens: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Its tokens.
+
+        Raises:
+            InvalidInput: nobody said how many.
+        """
+        return _expected(self.expected_tokens, "an image")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageAssetPointerChunk:
+    """An image that the service has or can fetch."""
+
+    location: str
+    format: ImageFormat = "png"
+    expected_tokens: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Its tokens. Raises `InvalidInput` when nobody said how many."""
+        return _expected(self.expected_tokens, f"the image at {self.location}")
+
+
+ModelInputChunk = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """What a model reads, chunk after chunk."""
+
+    chunks: Sequence[ModelInputChunk]
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> Self:
+        """One chunk of text."""
+        return cls((EncodedTextChunk(tokens),))
+
+    @property
+    def length(self) -> int:
+        """Its tokens. Raises `InvalidInput` when an image's number of tokens is unknown."""
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorData:
+    """An array of a loss: its values, float32 or int64."""
+
+    data: Sequence[float] | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One example.
+
+    Attributes:
+        model_input: what the model reads.
+        loss_fn_inputs: by name what the loss takes beside it (target tokens, weights).
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: Mapping[str, TensorData] = field(default_factory=dict)
+
+
+def _expected(tokens: int | None, what: str) -> int:
+    if tokens is None:
+        raise InvalidInput(f"the number of tokens of {what} is not known; give its expected_tokens")
+    return tokens

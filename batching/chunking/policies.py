@@ -1,0 +1,230 @@
+"""Chunking: examples into requests of a bounded number and size (specs/training-chunking.md, adr-003, DESIGN §9).
+
+Two policies say how large a datum is before it is encoded, and how much goes into one request:
+
+* `BYTES`, the default: **ten bytes for each token and for each element of a loss's array** (about what a number takes
+  in JSON), an image's own bytes, the characters of a pointer's location; at most **1,024 items and 5,000,000 bytes**.
+* `NUMBERS`, the older one: each token and each element counts one, images and pointers as before; at most **128 items
+  and 500,000 numbers**.
+
+`exact` measures what an encoder makes of a datum instead. The rules kept here: order is kept; a chunk is never empty;
+exactly the limit fits; a datum that is larger than the limit goes alone; one pass, in memory that does not grow with
+the number of data, whether they come one by one (`chunk_data`) or in columns (`chunk_columns`), and with the same cuts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from batching.chunking.datums import Datum, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInputChunk
+from data_providers.protocol import TokenBatch
+from state.errors import InvalidInput
+
+BYTES_PER_NUMBER = 10
+MAX_CHUNK_ITEMS = 1024
+MAX_CHUNK_BYTES = 5_000_000
+MAX_COUNTED_ITEMS = 128
+MAX_COUNTED_NUMBERS = 500_000
+
+T = TypeVar("T")
+
+
+class ChunkEnd(StrEnum):
+    """Why a chunk ended."""
+
+    ITEMS = "items"
+    """It holds as many items as one may."""
+    SIZE = "size"
+    """It and the next item together would have been too large."""
+    END = "end"
+    """There are no more items."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLimits:
+    """What one request may hold.
+
+    Raises:
+        InvalidInput: a limit is below 1.
+    """
+
+    items: int = MAX_CHUNK_ITEMS
+    size: int = MAX_CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        for name, value in (("items", self.items), ("size", self.size)):
+            if value < 1:
+                raise InvalidInput(f"a limit of {value} {name} for a chunk; allowed: 1 or more")
+
+
+class Chunk(NamedTuple, Generic[T]):
+    """What goes into one request, its estimated size, and why it ended."""
+
+    items: list[T]
+    size: int
+    end: ChunkEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPolicy:
+    """How large things are, and how much fits.
+
+    Attributes:
+        estimate: the size of one datum.
+        limits: those that hold unless the service says others.
+        number_size: the size of one token, or of one element of a loss's array, where data come in columns.
+    """
+
+    name: str
+    estimate: Callable[[Datum], int]
+    limits: ChunkLimits
+    number_size: int
+
+
+def estimate_bytes(datum: Datum) -> int:
+    """About how many bytes a datum takes on the wire: ten for each number, an image's own.
+
+    Raises:
+        InvalidInput: the model input has a chunk of an unknown kind.
+    """
+    size = 0
+    for chunk in datum.model_input.chunks:
+        if type(chunk) is EncodedTextChunk:
+            size += BYTES_PER_NUMBER * len(chunk.tokens)
+        else:
+            size += _size_without_tokens(chunk)
+    for value in datum.loss_fn_inputs.values():
+        size += BYTES_PER_NUMBER * len(value.data)
+    return size
+
+
+def estimate_numbers(datum: Datum) -> int:
+    """How many numbers a datum counts for under the older rule (adr-003); raises what `estimate_bytes` does."""
+    size = 0
+    for chunk in datum.model_input.chunks:
+        size += len(chunk.tokens) if type(chunk) is EncodedTextChunk else _size_without_tokens(chunk)
+    return size + sum(len(value.data) for value in datum.loss_fn_inputs.values())
+
+
+def exact(encode: Callable[[Datum], bytes]) -> Callable[[Datum], int]:
+    """An estimator that asks the encoder: the bytes that a datum really takes."""
+    return lambda datum: len(encode(datum))
+
+
+BYTES = ChunkPolicy("bytes", estimate_bytes, ChunkLimits(), BYTES_PER_NUMBER)
+NUMBERS = ChunkPolicy("numbers", estimate_numbers, ChunkLimits(MAX_COUNTED_ITEMS, MAX_COUNTED_NUMBERS), 1)
+POLICIES = {policy.name: policy for policy in (BYTES, NUMBERS)}
+
+
+def chunk_data(
+    data: Iterable[Datum], policy: ChunkPolicy = BYTES, limits: ChunkLimits | None = None
+) -> Iterator[Chunk[Datum]]:
+    """The data in chunks, in order, as they are asked for.
+
+    Args:
+        policy: says how large a datum is.
+        limits: the service's own; the policy's by default.
+
+    Raises:
+        InvalidInput: a model input has a chunk of an unknown kind.
+    """
+    return chunked(data, policy.estimate, limits or policy.limits)
+
+
+def chunked(items: Iterable[T], estimate: Callable[[T], int], limits: ChunkLimits) -> Iterator[Chunk[T]]:
+    """Any items in chunks, each as large as `estimate` says. See the module's head for the rules."""
+    most_items, most = limits.items, limits.size
+    held: list[T] = []
+    size = 0
+    for item in items:
+        item_size = estimate(item)
+        if held and (size + item_size > most or len(held) == most_items):
+            yield Chunk(held, size, ChunkEnd.ITEMS if len(held) == most_items else ChunkEnd.SIZE)
+            held, size = [], 0
+        held.append(item)
+        size += item_size
+    if held:
+        yield Chunk(held, size, ChunkEnd.END)
+
+
+class Rows(NamedTuple):
+    """Samples `[start, stop)` of a batch."""
+
+    batch: TokenBatch
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChunk:
+    """What goes into one request, in columns.
+
+    Attributes:
+        parts: where its samples are, in order.
+        items: how many they are.
+        size: estimated.
+    """
+
+    parts: tuple[Rows, ...]
+    items: int
+    size: int
+    end: ChunkEnd
+
+
+def chunk_columns(
+    batches: Iterable[TokenBatch],
+    loss_inputs: int,
+    policy: ChunkPolicy = BYTES,
+    limits: ChunkLimits | None = None,
+) -> Iterator[ColumnChunk]:
+    """The samples of batches in chunks with the cuts that `chunk_data` makes of the same samples as data.
+
+    Sizes are computed from `offsets` for a whole batch at a time, and a chunk's end is searched for, not walked to.
+
+    Args:
+        loss_inputs: arrays of the loss, each as long as its sample.
+        policy: a policy that counts numbers alike wherever they stand.
+        limits: the service's own; the policy's by default.
+    """
+    limits = limits or policy.limits
+    scale = policy.number_size * (1 + loss_inputs)
+    parts: list[Rows] = []
+    items = size = 0
+    for batch in batches:
+        # before[i]: the size of all samples of the batch before sample i; Arrow's offsets are int32, too small for it.
+        before = batch.offsets.astype(np.int64, copy=False) * scale
+        count = batch.sample_count
+        start = 0
+        while start < count:
+            fits = int(np.searchsorted(before, before[start] + (limits.size - size), side="right")) - 1
+            stop = min(max(fits, start), start + limits.items - items, count)
+            if stop == start and not items:
+                stop = start + 1  # larger than the limit: it goes alone
+            if stop > start:
+                parts.append(Rows(batch, start, stop))
+                items += stop - start
+                size += int(before[stop] - before[start])
+                start = stop
+            if start < count:
+                yield ColumnChunk(tuple(parts), items, size, _reason(items, limits))
+                parts, items, size = [], 0, 0
+    if items:
+        yield ColumnChunk(tuple(parts), items, size, ChunkEnd.END)
+
+
+def _reason(items: int, limits: ChunkLimits) -> ChunkEnd:
+    return ChunkEnd.ITEMS if items == limits.items else ChunkEnd.SIZE
+
+
+def _size_without_tokens(chunk: ModelInputChunk) -> int:
+    if isinstance(chunk, ImageChunk):
+        return len(chunk.data)
+    if isinstance(chunk, ImageAssetPointerChunk):
+        return len(chunk.location)
+    raise InvalidInput(
+        f"a model input with a chunk of type {type(chunk).__name__}; allowed: EncodedTextChunk, ImageChunk, "
+        "ImageAssetPointerChunk"
+    )

@@ -1,0 +1,1 @@
+"""Mesh layout: which process loads which rows."""

@@ -1,0 +1,223 @@
+"""Which process of a mesh loads which rows of a global batch (specs/batch-size-adaptation.md, DESIGN §9).
+
+A mesh is a grid of devices with named axes. The global batch is cut into *shards* along the batch axes, `batch_size`
+rows each; along every other axis the devices hold the same rows. A process loads a shard when it holds, for that shard,
+the device at index 0 of every axis that is not a batch axis, so every row is loaded exactly once, by one process;
+whoever else needs it receives it by broadcast.
+
+The shape of the mesh alone does not decide this: which process holds which device is an input. Everything here follows
+from that layout without a collective, so that all processes agree by computing the same.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from state.errors import InvalidInput
+
+MAX_DEVICES = 2**20
+MAX_SIZE_DIGITS = 18
+DATA_AXIS = "data"
+BATCH_AXES = (DATA_AXIS, "replica", "fsdp")
+"""Axes along which rows differ, by the names that people give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoading:
+    """One process's part in a global batch. Shards and rows are numbered over the global batch.
+
+    Attributes:
+        should_load: whether it loads anything.
+        loaded_shards: the shards that it loads, ascending.
+        local_batch_size: the rows that it loads.
+        loaded_rows, needed_rows: `[start, stop)` ranges that it loads, and that its devices compute on; neighbours
+            joined.
+        needed_shards: the shards that its devices compute on.
+        received_from: for each needed shard that it does not load, the process that does.
+    """
+
+    process: int
+    should_load: bool
+    loaded_shards: tuple[int, ...]
+    local_batch_size: int
+    loaded_rows: tuple[tuple[int, int], ...]
+    needed_shards: tuple[int, ...]
+    needed_rows: tuple[tuple[int, int], ...]
+    received_from: dict[int, int]
+
+    @property
+    def local_shards(self) -> int:
+        """How many shards it loads."""
+        return len(self.loaded_shards)
+
+
+@dataclass(frozen=True, eq=False)
+class MeshLayout:
+    """A mesh, and who holds its devices.
+
+    Attributes:
+        axes: the axes' names.
+        processes: int64, one dimension for each axis: the process of the device at each coordinate.
+        batch_axes: the axes along which the global batch is cut, the outermost first; not always the mesh's order.
+        batch_size: rows of one shard.
+
+    Raises:
+        InvalidInput: the parts do not fit together; the message says which.
+    """
+
+    axes: tuple[str, ...]
+    processes: NDArray[np.int64]
+    batch_axes: tuple[str, ...] = (DATA_AXIS,)
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if len(set(self.axes)) != len(self.axes) or not all(self.axes) or not self.axes:
+            raise InvalidInput(f"mesh axes {', '.join(self.axes) or '(none)'}; allowed: one or more different names")
+        if self.processes.ndim != len(self.axes) or not self.processes.size:
+            raise InvalidInput(f"a mesh of shape {self.processes.shape} for the axes {', '.join(self.axes)}")
+        if self.processes.size > MAX_DEVICES or int(self.processes.min()) < 0:
+            raise InvalidInput(
+                f"a mesh of {self.processes.size} devices; allowed: at most {MAX_DEVICES}, processes from 0"
+            )
+        unknown = [axis for axis in self.batch_axes if axis not in self.axes]
+        if unknown or len(set(self.batch_axes)) != len(self.batch_axes):
+            raise InvalidInput(
+                f"batch axes {', '.join(self.batch_axes)}; allowed: different ones of {', '.join(self.axes)}"
+            )
+        if self.batch_size < 1:
+            raise InvalidInput(f"a batch size of {self.batch_size} per shard; allowed: 1 or more")
+
+    @property
+    def other_axes(self) -> tuple[str, ...]:
+        """The axes along which devices hold the same rows, in the mesh's order."""
+        return tuple(axis for axis in self.axes if axis not in self.batch_axes)
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the global batch."""
+        return math.prod(self.size(axis) for axis in self.batch_axes)
+
+    @property
+    def replica_count(self) -> int:
+        """Devices that hold the same rows."""
+        return self.processes.size // self.shard_count
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of the global batch."""
+        return self.batch_size * self.shard_count
+
+    def size(self, axis: str) -> int:
+        """Devices along an axis."""
+        return int(self.processes.shape[self.axes.index(axis)])
+
+    @cached_property
+    def holders(self) -> NDArray[np.int64]:
+        """`(shard_count, replica_count)`: the process of each device, by its shard and its place among the others."""
+        order = [self.axes.index(axis) for axis in (*self.batch_axes, *self.other_axes)]
+        return self.processes.transpose(order).reshape(self.shard_count, self.replica_count)
+
+    def loading(self, process: int) -> ProcessLoading:
+        """What a process loads, needs and receives; nothing for one that holds no device."""
+        loaders = self.holders[:, 0]
+        loaded = np.flatnonzero(loaders == process).tolist()
+        needed = np.flatnonzero((self.holders == process).any(axis=1)).tolist()
+        return ProcessLoading(
+            process,
+            bool(loaded),
+            tuple(loaded),
+            self.batch_size * len(loaded),
+            self._rows(loaded),
+            tuple(needed),
+            self._rows(needed),
+            {shard: int(loaders[shard]) for shard in needed if shard not in loaded},
+        )
+
+    def compute_batch_size(self, process: int) -> tuple[bool, int]:
+        """`(should_load, local_shards)` of a process; its local batch size is `batch_size × local_shards`."""
+        loading = self.loading(process)
+        return loading.should_load, loading.local_shards
+
+    @property
+    def io_saved(self) -> float:
+        """How many times fewer rows are loaded than if every process loaded all that its devices compute on."""
+        loaded_alone = sum(len(set(row)) for row in self.holders.tolist())
+        return loaded_alone / self.shard_count
+
+    def _rows(self, shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        ranges: list[tuple[int, int]] = []
+        for shard in shards:
+            start, stop = shard * self.batch_size, (shard + 1) * self.batch_size
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((start, stop))
+        return tuple(ranges)
+
+
+def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> tuple[bool, int]:
+    """`(should_load, local_shards)` of this process, for a `jax.sharding.Mesh` or a `torch.distributed` `DeviceMesh`.
+
+    No collective: every process computes it from the mesh.
+
+    Raises:
+        InvalidInput: it is neither, or has no such axis.
+    """
+    layout, process = layout_of_mesh(mesh, batch_axes)
+    return layout.compute_batch_size(process)
+
+
+def layout_of_mesh(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,), batch_size: int = 1) -> tuple[MeshLayout, int]:
+    """The layout of jax's or PyTorch's mesh, and this process's number in it. Raises what `compute_batch_size` does."""
+    package = type(mesh).__module__.partition(".")[0]
+    if package in ("jax", "jaxlib"):
+        from batching.mesh import jax_mesh
+
+        return jax_mesh.layout_of(mesh, batch_axes, batch_size)
+    if package == "torch":
+        from batching.mesh import torch_mesh
+
+        return torch_mesh.layout_of(mesh, batch_axes, batch_size)
+    raise InvalidInput(f"a mesh of type {type(mesh).__name__}; allowed: jax.sharding.Mesh, torch's DeviceMesh")
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The sizes of a mesh's axes by name, of a text such as `data=2,tensor=2`.
+
+    Raises:
+        InvalidInput: it is none; the user's fault.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, separator, size = (piece.strip() for piece in part.partition("="))
+        is_size = size.isdecimal() and len(size) <= MAX_SIZE_DIGITS and int(size) > 0
+        if not name.isidentifier() or not separator or not is_size or name in sizes:
+            raise InvalidInput(f"mesh {text!r}: {part!r}; allowed: NAME=SIZE, as in data=2,tensor=2, each name once")
+        sizes[name] = int(size)
+    if math.prod(sizes.values()) > MAX_DEVICES:
+        raise InvalidInput(f"mesh {text!r} has more than {MAX_DEVICES} devices")
+    return sizes
+
+
+def spread_over(sizes: dict[str, int], process_count: int, batch_size: int) -> MeshLayout:
+    """A mesh whose devices, in their order (the last axis fastest), are spread evenly over processes.
+
+    The axes called `data` (and `fsdp`, `replica`, the usual names) are batch axes.
+
+    Raises:
+        InvalidInput: there are more processes than devices, or none.
+    """
+    devices = math.prod(sizes.values())
+    if not 1 <= process_count <= devices:
+        raise InvalidInput(f"{process_count} processes for a mesh of {devices} devices; allowed: 1 to {devices}")
+    processes = np.arange(devices, dtype=np.int64) * process_count // devices
+    axes = tuple(sizes)
+    batch_axes = tuple(axis for axis in axes if axis in BATCH_AXES)
+    if not batch_axes:
+        raise InvalidInput(f"a mesh of the axes {', '.join(axes)}; one must be a batch axis: {', '.join(BATCH_AXES)}")
+    return MeshLayout(axes, processes.reshape(tuple(sizes.values())), batch_axes, batch_size)

@@ -1,0 +1,192 @@
+"""The rows of global batches: which data indices a process of a mesh loads, and the arrays that it loads them into.
+
+A data assignment is cut into global batches one after the other, within each local step; row *i* of a global batch is
+the *i*-th of its samples, and the last global batch of a local step is filled up with rows of zero weight. So every
+process knows from the plan and the layout alone which samples it loads, and all of them have arrays of the same shape.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batching.mesh.layout import MeshLayout
+from batching.micro_batches import Document
+from batching.round_plan import RoundPlan
+from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
+from state.errors import TrainerFailed
+from state.intervals import BatchId
+
+PADDING_POSITION = -1
+MAX_TOKEN = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """One step of all processes together.
+
+    Attributes:
+        local_step: the local step that it belongs to, from 0.
+        start: its first row's place in the data assignment.
+        row_count: rows that hold a sample; those after them have zero weight.
+    """
+
+    local_step: int
+    start: int
+    row_count: int
+
+
+def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBatch]:
+    """A round's global batches, in order; the last one of each local step may have fewer rows than fit."""
+    start = 0
+    for local_step, size in enumerate(plan.micro_batch_sizes):
+        for at in range(0, size, global_batch_size):
+            yield GlobalBatch(local_step, start + at, min(global_batch_size, size - at))
+        start += size
+
+
+def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[BatchId]:
+    """The data indices that a process loads for a round, in the order in which it needs them; neighbours joined."""
+    intervals = [interval.data_indices(plan.data_indices_per_batch) for interval in plan.assignment]
+    ends = list(itertools.accumulate(len(interval) for interval in intervals))
+    loading = layout.loading(process)
+    found: list[tuple[int, int]] = []
+    at = 0  # places ascend, so the intervals are gone through once
+    for batch in global_batches(plan, layout.global_batch_size):
+        for first, stop in loading.loaded_rows:
+            place, last = batch.start + first, batch.start + min(stop, batch.row_count)
+            while place < last:
+                while ends[at] <= place:
+                    at += 1
+                index = intervals[at].start + place - (ends[at] - len(intervals[at]))
+                count = min(last, ends[at]) - place
+                if found and found[-1][1] == index:
+                    found[-1] = (found[-1][0], index + count)
+                else:
+                    found.append((index, index + count))
+                place += count
+    return [BatchId(start, stop - 1) for start, stop in found]
+
+
+class RowArrays:
+    """Rows of one length, as arrays that can be sent whole.
+
+    Attributes:
+        data: int32, `(rows, 3 · length + 1)`, contiguous: what the others are views of.
+        tokens: int32, `(rows, length)`; 0 beyond a row's end.
+        labels: int32, `(rows, length)`, as in `TokenBatch`; `IGNORED_LABEL` beyond a row's end.
+        positions: int32, `(rows, length)`: each token's position in its document, −1 beyond a row's end.
+        weights: float32, `(rows,)`: 1 for a sample, 0 for a row that only fills up.
+    """
+
+    def __init__(self, data: NDArray[np.int32]) -> None:
+        length = data.shape[1] // 3
+        self.data = data
+        self.tokens, self.labels, self.positions = (data[:, at * length : (at + 1) * length] for at in range(3))
+        self.weights: NDArray[np.float32] = data[:, -1].view(np.float32)
+
+    @classmethod
+    def zeros(cls, row_count: int, length: int) -> Self:
+        """Rows of zero weight, into which others are received."""
+        return cls(np.zeros((row_count, 3 * length + 1), dtype=np.int32))
+
+    def clear(self, rows: slice) -> None:
+        """Makes these rows have no token and no weight."""
+        self.data[rows] = 0
+        self.labels[rows] = IGNORED_LABEL
+        self.positions[rows] = PADDING_POSITION
+
+    def put(self, row: int, batch: TokenBatch, sample: int) -> None:
+        """Puts a sample into a row.
+
+        Raises:
+            CorruptData: it is longer than a row, or has tokens that int32 cannot hold.
+        """
+        start, stop = int(batch.offsets[sample]), int(batch.offsets[sample + 1])
+        length = stop - start
+        tokens = batch.input_ids[start:stop]
+        if length > self.tokens.shape[1]:
+            raise CorruptData(f"a sample of {length} tokens; a row has room for {self.tokens.shape[1]}")
+        if length and int(tokens.max()) > MAX_TOKEN:
+            raise CorruptData(f"token {int(tokens.max())}; rows hold tokens up to {MAX_TOKEN}")
+        self.clear(slice(row, row + 1))
+        self.tokens[row, :length] = tokens
+        self.labels[row, :length] = tokens if batch.labels is None else batch.labels[start:stop]
+        self.positions[row, :length] = _positions(batch, start, stop)
+        self.weights[row] = 1
+
+    def documents(self, rows: Sequence[int]) -> list[Document]:
+        """The documents of these rows, those without weight left out."""
+        found: list[Document] = []
+        for row in rows:
+            positions = self.positions[row]
+            length = int(np.count_nonzero(positions != PADDING_POSITION))
+            if not self.weights[row] or not length:
+                continue
+            cuts = np.flatnonzero(positions[1:length] == 0) + 1
+            tokens = np.split(self.tokens[row, :length].astype(np.uint32), cuts)
+            labels = np.split(self.labels[row, :length], cuts)
+            found += [Document(*parts) for parts in zip(tokens, labels, strict=True)]
+        return found
+
+
+class RowReader:
+    """Fills a process's rows from the samples that it loads.
+
+    Args:
+        layout: the mesh.
+        process: this process.
+        length: tokens of a row.
+        batches: the samples of `loaded_indices`, in order, however grouped.
+    """
+
+    def __init__(self, layout: MeshLayout, process: int, length: int, batches: AsyncIterator[TokenBatch]) -> None:
+        self.rows_loaded = 0
+        self._loading = layout.loading(process)
+        self._batch_size = layout.batch_size
+        self._length = length
+        self._batches = batches
+        self._batch: TokenBatch | None = None
+        self._sample = 0
+
+    async def read(self, batch: GlobalBatch) -> RowArrays:
+        """The rows of a global batch that this process needs, `(needed_shards · batch_size, …)` in the order of its
+        shards: loaded where it loads them, zeros where it receives them.
+
+        Raises:
+            DataError: whatever `batches` raises.
+            CorruptData: a sample does not fit into a row.
+            TrainerFailed: the data ended early.
+        """
+        loading, size = self._loading, self._batch_size
+        rows = RowArrays.zeros(len(loading.needed_shards) * size, self._length)
+        for number, shard in enumerate(loading.needed_shards):
+            if shard in loading.received_from:
+                continue
+            rows.clear(slice(number * size, (number + 1) * size))
+            for row in range(min(size, batch.row_count - shard * size)):
+                rows.put(number * size + row, *await self._next())
+                self.rows_loaded += 1
+        return rows
+
+    async def _next(self) -> tuple[TokenBatch, int]:
+        while self._batch is None or self._sample == self._batch.sample_count:
+            try:
+                self._batch, self._sample = await anext(self._batches), 0
+            except StopAsyncIteration:
+                raise TrainerFailed(f"the data ended after {self.rows_loaded} rows") from None
+        self._sample += 1
+        return self._batch, self._sample - 1
+
+
+def _positions(batch: TokenBatch, start: int, stop: int) -> NDArray[np.int64]:
+    """Each token's position in its document."""
+    places = np.arange(start, stop)
+    if batch.sequence_lengths is None:
+        return places - start
+    ends = np.cumsum(batch.sequence_lengths, dtype=np.int64)
+    owners = np.searchsorted(ends, places, side="right")
+    return places - (ends - batch.sequence_lengths)[owners]

@@ -1,0 +1,84 @@
+"""Meshes of PyTorch: the layout of a `DeviceMesh`, and rows broadcast along the axes that are not batch axes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from batching.mesh.layout import MeshLayout
+
+
+def layout_of(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
+    """The layout of a `torch.distributed.device_mesh.DeviceMesh`, each rank a process, and this process's rank.
+
+    Raises:
+        InvalidInput: the mesh's axes have no names, or none of them is a batch axis.
+    """
+    axes = tuple(mesh.mesh_dim_names or ())
+    ranks = np.array(mesh.mesh.tolist(), dtype=np.int64)
+    return MeshLayout(axes, ranks, tuple(batch_axes), batch_size), dist.get_rank()
+
+
+@dataclass(frozen=True, slots=True)
+class _Broadcast:
+    """One message: neighbouring rows of a process's arrays, from their loader to the others that need them."""
+
+    group: Any
+    source: int
+    start: int
+    stop: int
+
+
+class RowBroadcast:
+    """Rows from the process that loads them to those that need them.
+
+    Every process of the default process group makes it at once, one outside the mesh too: PyTorch names groups by how
+    many a process has made, and whoever skips some waits for ever in the next that it shares with others.
+
+    Args:
+        layout: the mesh; its processes are ranks of the default process group.
+        process: this process's rank.
+    """
+
+    def __init__(self, layout: MeshLayout, process: int) -> None:
+        groups: dict[tuple[int, ...], Any] = {}
+        for holders in layout.holders.tolist():
+            members = tuple(sorted(set(holders)))
+            if len(members) > 1 and members not in groups:
+                groups[members] = dist.new_group(list(members))  # by every process, and in the same order
+        self._plan = _planned(layout, process, groups)
+
+    def receive(self, rows: NDArray[np.int32]) -> None:
+        """Fills in the rows that others load, and sends those that others need; blocks until both have happened.
+
+        Args:
+            rows: `(needed_shards · batch_size, …)`, contiguous, in the order of this process's shards.
+
+        Raises:
+            RuntimeError: another process is gone, or did not come within the process group's timeout.
+        """
+        whole = torch.from_numpy(rows)
+        for part in self._plan:
+            dist.broadcast(whole[part.start : part.stop], src=part.source, group=part.group)
+
+
+def _planned(layout: MeshLayout, process: int, groups: dict[tuple[int, ...], Any]) -> list[_Broadcast]:
+    """This process's messages, in the order of the shards, which is the same everywhere; neighbours joined."""
+    found: list[_Broadcast] = []
+    holders = layout.holders.tolist()
+    joined: tuple[tuple[int, ...], int, int] | None = None
+    for number, shard in enumerate(layout.loading(process).needed_shards):
+        members, source = tuple(sorted(set(holders[shard]))), holders[shard][0]
+        if len(members) == 1:
+            continue
+        start = number * layout.batch_size
+        first = start
+        if joined == (members, source, shard - 1):
+            first = found.pop().start
+        found.append(_Broadcast(groups[members], source, first, start + layout.batch_size))
+        joined = (members, source, shard)
+    return found

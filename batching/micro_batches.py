@@ -1,0 +1,114 @@
+"""From the channel to local steps: the assignment's samples, regrouped into the plan's micro-batches as they arrive.
+
+The rules kept here: a plan is fulfilled exactly. Data that end early or go on too long fail the step; they never
+shorten or stretch it silently. And a trainer gets *documents*: a packed sample is cut at its boundaries, so that
+nothing can be read across one.
+
+Samples that come one by one fill a micro-batch to the planned number. A pack stands for as many source samples as it
+finishes (`TokenBatch.source_count`), so a micro-batch of packs ends with the pack that reaches the planned number; a
+local step that a larger pack has leapt over has no micro-batch.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.round_plan import RoundPlan
+from data_providers.protocol import IGNORED_LABEL, TokenBatch
+from state.errors import TrainerFailed
+
+Sequence = npt.NDArray[np.unsignedinteger[Any]]
+"""Tokens, one-dimensional; a view of the batch that brought them."""
+
+
+class Document(NamedTuple):
+    """Tokens that are read as one text.
+
+    Attributes:
+        tokens: one-dimensional.
+        labels: what is to be predicted at each place from the tokens before it, `IGNORED_LABEL` for nothing; None for
+            the tokens themselves.
+    """
+
+    tokens: Sequence
+    labels: npt.NDArray[np.integer[Any]] | None = None
+
+    @property
+    def predicted(self) -> int:
+        """How many of its tokens are predicted."""
+        return self.tokens.size if self.labels is None else int(np.count_nonzero(self.labels != IGNORED_LABEL))
+
+
+class MicroBatch(NamedTuple):
+    """What one local step (from 0) trains on."""
+
+    local_step: int
+    documents: list[Document]
+
+
+async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> AsyncIterator[MicroBatch]:
+    """The documents of each local step, as soon as they are there; no tokens are copied.
+
+    Raises:
+        TrainerFailed: fewer or more samples than planned; the provider's or the fetcher's fault.
+        DataError: whatever `batches` raises.
+    """
+    ends = list(itertools.accumulate(plan.micro_batch_sizes))
+    local_step = seen = 0
+    pending: list[Document] = []
+    async for batch in batches:
+        for count, documents in _counted_samples(batch):
+            pending += documents
+            seen += count
+            if seen > plan.sequence_count:
+                raise TrainerFailed(
+                    f"step {plan.step}: more samples arrived than the {plan.sequence_count} that are assigned",
+                    step=plan.step,
+                )
+            if local_step < len(ends) and seen >= ends[local_step]:
+                if pending:
+                    yield MicroBatch(local_step, pending)
+                    pending = []
+                while local_step < len(ends) and seen >= ends[local_step]:
+                    local_step += 1
+    if seen < plan.sequence_count:
+        raise TrainerFailed(
+            f"step {plan.step}: the data ended after {seen} of {plan.sequence_count} sequences", step=plan.step
+        )
+
+
+def documents_of(batch: TokenBatch) -> list[list[Document]]:
+    """The documents of each sample: one, or those that are packed into it; those without a token are left out."""
+    if not batch.sample_count:
+        return []
+    if batch.sequence_lengths is None:
+        return [[document] for document in _cut(batch, batch.offsets[1:-1])]
+    ends = np.cumsum(batch.sequence_lengths, dtype=np.int64)
+    documents = _cut(batch, ends[:-1])
+    # A sample's documents end where it ends; one without a token belongs anywhere and is dropped.
+    owners = np.searchsorted(batch.offsets[1:], ends, side="left")
+    found: list[list[Document]] = [[] for _ in range(batch.sample_count)]
+    for owner, document in zip(owners.tolist(), documents, strict=True):
+        if document.tokens.size:
+            found[owner].append(document)
+    return found
+
+
+def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Document]]]:
+    """Each sample's documents with the number of source samples that they stand for; a pack's batch as a whole."""
+    samples = documents_of(batch)
+    if batch.source_count is not None:
+        yield batch.source_count, [document for documents in samples for document in documents]
+        return
+    for documents in samples:
+        yield 1, documents
+
+
+def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Document]:
+    tokens = np.split(batch.input_ids, places)
+    if batch.labels is None:
+        return [Document(part) for part in tokens]
+    return [Document(*parts) for parts in zip(tokens, np.split(batch.labels, places), strict=True)]

@@ -1,0 +1,1 @@
+"""Packing: samples of any length into full rows."""

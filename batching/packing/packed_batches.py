@@ -1,0 +1,145 @@
+"""Packing between the channel and the trainer: a data assignment's samples in, rows out.
+
+The rule kept here: a packer never outlives the data assignment. At the assignment's end it is emptied, so that a result
+covers exactly its samples, and any client that is given the same assignment packs it into the same rows.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Protocol, Self
+
+from batching.packing.packer import Packer, PackingCounts
+from batching.packing.samples import RawSample, raw_samples
+from batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
+from data_providers.protocol import TokenBatch
+from runtime.worker_thread import Worker
+from state.config.model import DataType
+from state.config.state_file import PackingConfig, StateFile
+from state.errors import DataError
+from state.intervals import BatchId
+
+
+class AssignedBatches(Protocol):
+    """A data assignment's batches in order; `failed_batch` names the batches on which the iteration has failed."""
+
+    failed_batch: BatchId | None
+
+    def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
+
+    async def __anext__(self) -> TokenBatch: ...
+
+
+class Packing:
+    """How a run's samples are packed: made once per client, for every data assignment a new packer.
+
+    Args:
+        config: the run's `[packing]`.
+        encoder: the run's task encoder.
+        data_indices_per_batch: samples of one batch.
+        worker: where samples are encoded; not closed here.
+    """
+
+    def __init__(
+        self, config: PackingConfig, encoder: TaskEncoder, data_indices_per_batch: int, worker: Worker
+    ) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._data_indices_per_batch = data_indices_per_batch
+        self._worker = worker
+        Packer(config, encoder)  # what does not go together is found before the first round
+
+    @classmethod
+    def of(cls, state: StateFile, vocabulary: int | None, worker: Worker, split: Split = "train") -> Self | None:
+        """What the run's state file asks for; None where its samples are trained on as they come.
+
+        Args:
+            vocabulary: tokens are below it; None where nobody knows.
+            split: whether the samples are for training or for validation.
+
+        Raises:
+            InvalidInput: the task encoder cannot be imported or does not go with the method.
+        """
+        llm = state.model.LLM
+        if llm.data_type is not DataType.FINETUNING:
+            return None
+        context = EncoderContext(state.run_id, llm.max_seq_len, vocabulary, split)
+        encoder = open_encoder(state.packing.task_encoder, context)
+        return cls(state.packing, encoder, state.config.data_indices_per_batch, worker)
+
+    def rows_of(self, data_assignments: Sequence[BatchId], batches: AssignedBatches) -> "PackedBatches":
+        """The rows of one data assignment, whose samples `batches` delivers."""
+        packer = Packer(self._config, self._encoder)
+        return PackedBatches(packer, data_assignments, batches, self._data_indices_per_batch, self._worker)
+
+
+class PackedBatches:
+    """A data assignment's rows: iterate to get batches of one packed sample each.
+
+    Attributes:
+        failed_batch: the batches on which fetching or encoding failed, once the iteration has raised.
+    """
+
+    def __init__(
+        self,
+        packer: Packer,
+        data_assignments: Sequence[BatchId],
+        batches: AssignedBatches,
+        data_indices_per_batch: int,
+        worker: Worker,
+    ) -> None:
+        self.failed_batch: BatchId | None = None
+        self._packer = packer
+        self._batches = batches
+        self._per_batch = data_indices_per_batch
+        self._worker = worker
+        self._indices = itertools.chain.from_iterable(
+            interval.data_indices(data_indices_per_batch) for interval in data_assignments
+        )
+        self._arrived: Iterator[RawSample] = iter(())
+
+    @property
+    def counts(self) -> PackingCounts:
+        """What became of the samples so far."""
+        return self._packer.counts
+
+    def __aiter__(self) -> "PackedBatches":
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        """The next row; the last batch may have none and account for samples that were left out.
+
+        Raises:
+            StopAsyncIteration: every sample of the assignment is accounted for.
+            DataError: the provider's, or a sample that cannot be encoded.
+            TrainerFailed: the task encoder failed.
+        """
+        while True:
+            try:
+                row, is_hungry = await self._worker.run(self._advance)
+                if row is not None:
+                    return row
+                if not is_hungry:
+                    raise StopAsyncIteration
+                await self._fetch()
+            except DataError as error:
+                self.failed_batch = self._blamed(error)
+                raise
+
+    def _advance(self) -> tuple[TokenBatch | None, bool]:
+        """The next row that can be had of what has arrived, and whether more samples are wanted for one."""
+        is_full = self._packer.take(self._arrived)
+        return self._packer.next_row(), not is_full
+
+    async def _fetch(self) -> None:
+        try:
+            batch = await anext(self._batches)
+        except StopAsyncIteration:
+            self._packer.finish()
+        else:
+            self._arrived = raw_samples(batch, self._indices)
+
+    def _blamed(self, error: DataError) -> BatchId | None:
+        if self._batches.failed_batch is not None:
+            return self._batches.failed_batch
+        index = error.context.get("data_index")
+        return None if index is None else BatchId(index // self._per_batch, index // self._per_batch)

@@ -1,0 +1,401 @@
+"""Packing: from samples of different lengths to rows of one length (specs/packing.md, DESIGN §9).
+
+Theory of operation. A `Packer` holds a pool of encoded samples. Whoever drives it lets it take the samples that it
+wants (`take`), takes a row (`next_row`), lets it take as many samples as left with the row, and so on; `finish` says
+that no more will come, and the rows that follow empty the pool. A row is made only of a full pool or of a finished one,
+so the rows follow from the samples and their order alone, however they arrive.
+
+The rules kept here: the pool never holds more than its bound; every sample comes out exactly once, or is counted under
+the policy that left it out; and each row says how many source samples are finished with it, so that the run's ledger
+counts samples, not rows. A packer is saved as sample indices, and restored to exactly the rows that remained.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
+from batching.packing.samples import EncodedSample, RawSample, check_encoded, padded_row, part_of
+from batching.packing.task_encoder import SkipSample, TaskEncoder
+from data_providers.protocol import CorruptData, TokenBatch
+from state.config.state_file import PackingConfig
+from state.errors import InvalidInput, TrainerFailed
+from state.wire import document_digest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STATE_FORMAT = "epochal/packer/v1"
+_SLICERS: Mapping[str, Callable[[Sequence[int], int], list[list[int]]]] = {
+    "first_fit_decreasing": first_fit_decreasing,
+    "best_fit_decreasing": best_fit_decreasing,
+}
+_EMPTY_ROW = TokenBatch(np.empty(0, "<u2"), np.zeros(1, np.int64))
+
+
+@dataclass(slots=True)
+class PackingCounts:
+    """What became of the samples so far. `samples` are those taken; `finished` those that came out whole in rows.
+
+    `skipped` (by `SkipSample`), `failed`, `empty` and `dropped` never come out; `truncated` and `split` count those of
+    `finished` (or still in the pool) that were too long.
+    """
+
+    samples: int = 0
+    finished: int = 0
+    skipped: int = 0
+    failed: int = 0
+    empty: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    split: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+
+class Packer:
+    """Packs one stream of samples.
+
+    Args:
+        config: the run's `[packing]`.
+        encoder: makes samples of what it is given, and rows of samples.
+
+    Raises:
+        InvalidInput: method and encoder do not go together; the state file's author's fault.
+    """
+
+    def __init__(self, config: PackingConfig, encoder: TaskEncoder) -> None:
+        if (config.method == "encoder") != encoder.slices_itself:
+            raise InvalidInput(
+                f"{encoder.name} has {'a' if encoder.slices_itself else 'no'} slice_batch, and packing.method is "
+                f'"{config.method}"; allowed: "encoder" with a slice_batch, and any other without'
+            )
+        self.counts = PackingCounts()
+        self._config = config
+        self._encoder = encoder
+        self._row_tokens = encoder.context.row_tokens
+        self._pool_size = 1 if config.method == "padded" else config.pool_size
+        self._pool: list[EncodedSample] = []
+        self._lengths: list[int] = []  # the pool's
+        self._pending: list[list[EncodedSample]] = []
+        self._pending_samples = 0
+        self._loose = 0  # samples that were left out since the last row
+        self._finished = False
+
+    @property
+    def held(self) -> int:
+        """The samples in the pool, those in rows that are decided but not out included."""
+        return len(self._pool) + self._pending_samples
+
+    @property
+    def wanted(self) -> int:
+        """How many samples `take` may be given now; 0 after `finish`."""
+        return 0 if self._finished else self._pool_size - self.held
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the rows depend on beside the samples; part of the saved state."""
+        return {
+            **self._config.model_dump(mode="json"),
+            "task_encoder": self._encoder.name,
+            "task_encoder_version": self._encoder.version,
+            **asdict(self._encoder.context),
+        }
+
+    def take(self, samples: Iterator[RawSample]) -> bool:
+        """Encodes samples into the pool until it wants no more; whether it does, or the samples have ended before.
+
+        No sample is taken from `samples` that is not wanted. One that is left out makes no difference to what is.
+
+        Raises:
+            CorruptData: one cannot be encoded, and no more failures are tolerated, or it is too long and that is an
+                error; the context's `data_index` says which.
+        """
+        wanted = self.wanted
+        while wanted:
+            raw = next(samples, None)
+            if raw is None:
+                return False
+            self.counts.samples += 1
+            encoded = self._admit(raw)
+            if encoded is None:
+                self._loose += 1
+                continue
+            wanted -= 1
+            self._pool.append(encoded)
+            self._lengths.append(len(encoded.input_ids))
+        return True
+
+    def finish(self) -> None:
+        """No sample will follow; what the pool holds comes out next."""
+        self._finished = True
+
+    def next_row(self) -> TokenBatch | None:
+        """The next row, a batch of one packed sample; None when samples are wanted first, or nothing is left.
+
+        The last batch may be without a sample, where samples were left out after the last row: its `source_count` is
+        theirs.
+
+        Raises:
+            TrainerFailed: the task encoder's `slice_batch` or `batch` failed, or broke its contract.
+        """
+        if self.wanted:
+            return None
+        if not self.held:
+            if not self._loose or not self._finished:
+                return None
+            left_out, self._loose = self._loose, 0
+            return _EMPTY_ROW.finishing(left_out)
+        samples = self._next_samples()
+        row = self._made(samples)
+        splits = self._config.oversized == "split"
+        finished = sum(not self._has_rest(sample) for sample in samples) if splits else len(samples)
+        source_count, self._loose = finished + self._loose, 0
+        self.counts.finished += finished
+        self.counts.rows += 1
+        return row.finishing(source_count)
+
+    def state(self) -> dict[str, Any]:
+        """Where the packer stands, as plain JSON values: indices, not tokens.
+
+        Raises:
+            InvalidInput: the task encoder's `encode_sample` is not stateless; its author's fault.
+        """
+        if not self._encoder.is_stateless:
+            raise InvalidInput(
+                f"{self._encoder.name}.encode_sample is not marked @stateless, so its samples cannot be encoded again"
+            )
+
+        def places(samples: Iterable[EncodedSample]) -> list[list[int]]:
+            return [[sample.index, sample.start] for sample in samples]
+
+        return {
+            "format": STATE_FORMAT,
+            "settings": self.settings,
+            "settings_sha256": document_digest(self.settings),
+            "pool": places(self._pool),
+            "pending": [places(row) for row in self._pending],
+            "left_out": self._loose,
+            "finished": self._finished,
+            "counts": asdict(self.counts),
+        }
+
+    @classmethod
+    def restored(
+        cls, config: PackingConfig, encoder: TaskEncoder, state: Mapping[str, Any], samples: Iterable[RawSample]
+    ) -> Self:
+        """A packer that goes on where another one stood.
+
+        Args:
+            config, encoder: as they were then.
+            state: what `state` returned.
+            samples: those that `indices_held` names, in any order.
+
+        Raises:
+            InvalidInput: the configuration is another one than then (the message names what changed), the state is
+                damaged, or samples are missing.
+        """
+        packer = cls(config, encoder)
+        _check_settings(state, packer.settings)
+        try:
+            packer._take_over(state, {raw.index: raw for raw in samples})
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"a packer's saved state is damaged: {type(error).__name__}: {error}") from error
+        return packer
+
+    def _take_over(self, state: Mapping[str, Any], raws: Mapping[int, RawSample]) -> None:
+        def held(places: Sequence[Sequence[int]]) -> list[EncodedSample]:
+            found: list[EncodedSample] = []
+            for index, start in places:
+                encoded = self._admit(raws[index])
+                if encoded is None:
+                    raise InvalidInput(f"data index {index} was in the pool and is now left out")
+                found.append(part_of(encoded, start, len(encoded)))
+            return found
+
+        self._pool = held(state["pool"])
+        self._lengths = [len(sample) for sample in self._pool]
+        self._pending = [held(row) for row in state["pending"]]
+        self._pending_samples = sum(map(len, self._pending))
+        self._loose = int(state["left_out"])
+        self._finished = bool(state["finished"])
+        self.counts = PackingCounts(**{field.name: int(state["counts"][field.name]) for field in fields(PackingCounts)})
+
+    def _admit(self, raw: RawSample) -> EncodedSample | None:
+        """The sample encoded, and brought to an allowed length; None when it is left out."""
+        encoder = self._encoder
+        encoder.current_sample_index = raw.index
+        try:
+            encoded = encoder.encode_sample(raw)
+            check_encoded(encoded, encoder.context.vocabulary)
+        except SkipSample:
+            self.counts.skipped += 1
+            return None
+        except Exception as error:  # the encoder is the user's own and may raise anything
+            self._count_failure(raw.index, error)
+            return None
+        length = len(encoded.input_ids)
+        if not length:
+            self.counts.empty += 1
+            return None
+        encoded = EncodedSample(encoded.input_ids, encoded.labels, encoded.sequence_lengths, raw.index)
+        return encoded if length <= self._row_tokens else self._brought_to_length(encoded)
+
+    def _brought_to_length(self, encoded: EncodedSample) -> EncodedSample | None:
+        match self._config.oversized:
+            case "truncate":
+                self.counts.truncated += 1
+                return part_of(encoded, 0, self._row_tokens)
+            case "split":
+                self.counts.split += 1
+                return encoded  # rows are cut off its front, one by one
+            case "drop":
+                self.counts.dropped += 1
+                return None
+        raise CorruptData(
+            f"data index {encoded.index} has {len(encoded)} tokens, a row {self._row_tokens}; packing.oversized is "
+            '"error"; allowed: "truncate", "split" or "drop" to go on',
+            data_index=encoded.index,
+        )
+
+    def _count_failure(self, index: int, error: Exception) -> None:
+        self.counts.failed += 1
+        shown = f"data index {index}: {self._encoder.name}.encode_sample: {type(error).__name__}: {error}"
+        if isinstance(error, CorruptData):
+            shown = error.message
+        if self.counts.failed > self._config.max_failed_samples:
+            tolerated = f" (packing.max_failed_samples is {self._config.max_failed_samples})"
+            raise CorruptData(shown + tolerated, data_index=index) from error
+        log.warning("sample_failed", extra={"data_index": index, "reason": shown})
+
+    def _next_samples(self) -> list[EncodedSample]:
+        """The samples of the next row, taken from the pool."""
+        if self._pending:
+            row = self._pending.pop(0)
+            self._pending_samples -= len(row)
+            return row
+        if self._config.oversized == "split" and max(self._lengths) > self._row_tokens:
+            return [self._head_of_an_oversized_sample()]
+        if self._config.method in ("rolling", "padded") and not self._finished:
+            chosen = fill_row(self._lengths, self._row_tokens)
+            row = [self._pool[position] for position in chosen]
+            for position in reversed(chosen):
+                del self._pool[position], self._lengths[position]
+            return row
+        self._pending = self._sliced()
+        self._pending_samples = sum(map(len, self._pending))
+        return self._next_samples()
+
+    def _head_of_an_oversized_sample(self) -> EncodedSample:
+        """A whole row of the oldest sample that is longer; the rest stays in its place."""
+        position = next(at for at, length in enumerate(self._lengths) if length > self._row_tokens)
+        sample = self._pool[position]
+        self._pool[position] = part_of(sample, self._row_tokens, len(sample))
+        self._lengths[position] -= self._row_tokens
+        return part_of(sample, 0, self._row_tokens)
+
+    def _sliced(self) -> list[list[EncodedSample]]:
+        """The pool as rows, in the order in which they come out; what is in none stays in the pool."""
+        pool, encoder = self._pool, self._encoder
+        slicer = _SLICERS.get(self._config.method, None if self._config.method == "encoder" else tail_rows)
+        if slicer is not None:
+            positions = slicer(self._lengths, self._row_tokens)
+            self._pool, self._lengths = [], []
+            return [[pool[position] for position in row] for row in positions]
+        encoder.current_sample_index = pool[0].index
+        answer = self._asked("slice_batch", partial(encoder.slice_batch, list(pool)))
+        if not isinstance(answer, Iterable):
+            raise TrainerFailed(f"{encoder.name}.slice_batch returned {answer!r}; allowed: a list of lists of samples")
+        # Both may be generators, which are the encoder's own code and can be gone through once.
+        rows = self._asked("slice_batch", lambda: [list(row) for row in answer])
+        self._pool = _left_in(pool, rows, self._row_tokens, encoder.name)
+        self._lengths = [len(sample) for sample in self._pool]
+        return rows
+
+    def _made(self, samples: list[EncodedSample]) -> TokenBatch:
+        encoder = self._encoder
+        encoder.current_sample_index = samples[0].index
+        row = self._asked("batch", partial(encoder.batch, samples))
+        if not isinstance(row, TokenBatch) or row.sample_count != 1 or len(row.input_ids) > self._row_tokens:
+            found = f"{row.sample_count} samples, {len(row.input_ids)} tokens" if isinstance(row, TokenBatch) else row
+            raise TrainerFailed(
+                f"{encoder.name}.batch returned {found}; allowed: a TokenBatch of one sample of at most "
+                f"{self._row_tokens} tokens"
+            )
+        self.counts.tokens += len(row.input_ids)
+        return row if self._config.method != "padded" else padded_row(row, self._row_tokens)
+
+    def _asked(self, method: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as error:  # the encoder is the user's own and may raise anything
+            raise TrainerFailed(f"{self._encoder.name}.{method} failed: {type(error).__name__}: {error}") from error
+
+    def _has_rest(self, sample: EncodedSample) -> bool:
+        """Whether later rows hold more of the same sample, because it is being split."""
+        return any(other.index == sample.index and other.start > sample.start for other in self._pool)
+
+
+def packed(packer: Packer, samples: Iterator[RawSample]) -> Iterator[TokenBatch]:
+    """The rows of a stream of samples, until the last one is out. Raises what `Packer.take` and `next_row` do."""
+    while True:
+        if not packer.take(samples):
+            packer.finish()
+        row = packer.next_row()
+        if row is not None:
+            yield row
+        elif not packer.wanted:
+            return
+
+
+def indices_held(state: Mapping[str, Any]) -> list[int]:
+    """The data indices of the samples that a saved packer holds, ascending; what `Packer.restored` needs.
+
+    Raises:
+        InvalidInput: the state is damaged.
+    """
+    try:
+        return sorted({int(index) for places in (state["pool"], *state["pending"]) for index, _ in places})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"a packer's saved state is damaged: {type(error).__name__}: {error}") from error
+
+
+def _check_settings(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    if state.get("format") != STATE_FORMAT:
+        raise InvalidInput(f"a packer's saved state has format {state.get('format')!r}; allowed: {STATE_FORMAT!r}")
+    if state.get("settings_sha256") == document_digest(dict(settings)):
+        return
+    before = state.get("settings")
+    before = before if isinstance(before, Mapping) else {}
+    changed = ", ".join(
+        f"{name} was {before.get(name)!r} and is {settings.get(name)!r}"
+        for name in sorted({*before, *settings})
+        if before.get(name) != settings.get(name)
+    )
+    raise InvalidInput(f"a packer cannot go on under another configuration: {changed or 'its digest differs'}")
+
+
+def _left_in(
+    pool: Sequence[EncodedSample], rows: list[list[EncodedSample]], row_tokens: int, name: str
+) -> list[EncodedSample]:
+    """The samples of the pool that no row holds.
+
+    Raises:
+        TrainerFailed: the rows break the contract of `slice_batch`.
+    """
+    places = {id(sample): sample for sample in pool}
+    if not any(rows) or not all(rows):
+        raise TrainerFailed(f"{name}.slice_batch returned {'an empty row' if rows else 'no row'} for a full pool")
+    for row in rows:
+        for sample in row:
+            if places.pop(id(sample), None) is None:
+                shown = sample.index if isinstance(sample, EncodedSample) else repr(sample)
+                raise TrainerFailed(f"{name}.slice_batch returned data index {shown} twice, or it is not of the pool")
+        if sum(map(len, row)) > row_tokens:
+            raise TrainerFailed(f"{name}.slice_batch made a row of {sum(map(len, row))} tokens; at most {row_tokens}")
+    return list(places.values())

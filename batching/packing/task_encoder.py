@@ -1,0 +1,275 @@
+"""Task encoders: from what a provider delivers to what is packed, in a user's own words.
+
+A task encoder says what a sample is (`encode_sample`), and may say how samples are put into rows (`slice_batch`) and
+what a row looks like (`batch`); the three are those of Megatron-Energon's `TaskEncoder` (specs/packing.md). A run names
+its encoder in `state.toml` as `module:Class`; without one, `TaskEncoder` itself takes JSON records and token samples.
+
+The rule kept here: what an encoder does to a sample depends on the sample alone. Whatever is random is seeded from
+the run, the stage's name and the sample's index, never from a worker or a clock, so that every client that encodes a
+sample makes the same of it, and a packer that is restored makes the same again.
+"""
+
+import hashlib
+import importlib
+import json
+import random  # noqa: TID251 (what users' encoders draw from, seeded for each sample)
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.packing.samples import EncodedSample, Labels, RawSample, packed_row
+from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from state.errors import InvalidInput
+
+STATELESS = "__epochal_stateless__"
+_SEED_DOMAIN = "epochal/task-encoder/v1"
+_SEED_BYTES = 32
+_TORCH = "torch"
+Split = Literal["train", "validation"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class SkipSample(Exception):
+    """Raised by `encode_sample` to leave a sample out. It is counted, and is no failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderContext:
+    """What an encoder knows of its run.
+
+    Attributes:
+        run_id: the run's.
+        row_tokens: tokens of one row, `model.LLM.max_seq_len`.
+        vocabulary: tokens are below it; None where nobody knows.
+        split: whether the samples are for training or for validation.
+    """
+
+    run_id: str
+    row_tokens: int
+    vocabulary: int | None = None
+    split: Split = "train"
+
+
+@overload
+def stateless(function: F, /) -> F: ...
+@overload
+def stateless(*, restore_seeds: bool = False) -> Callable[[F], F]: ...
+def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
+    """Marks a method of a task encoder whose result depends on its arguments alone.
+
+    A packer is saved as the indices of its samples; restoring it encodes them again, so it takes a stateless
+    `encode_sample`.
+
+    Args:
+        function: the method.
+        restore_seeds: the method draws random numbers: while it runs, `random`, NumPy's legacy generator and, where it
+            is loaded, PyTorch's are seeded from the run, the method's name and `current_sample_index`, and are put
+            back afterwards; `self.rng` is a generator of the method's own, which no other thread can disturb.
+    """
+
+    def mark(method: Any) -> Any:
+        if not restore_seeds:
+            setattr(method, STATELESS, True)
+            return method
+
+        @wraps(method)
+        def seeded(self: "TaskEncoder", *arguments: Any, **named: Any) -> Any:
+            seed = stage_seed(self.context.run_id, method.__name__, self.current_sample_index)
+
+            def made() -> Any:
+                with _seeded_generators(seed):
+                    self.rng = random.Random(seed + 1)  # not the numbers that `random` itself gives
+                    return method(self, *arguments, **named)
+
+            had_torch = _TORCH in sys.modules
+            try:
+                first = made()
+            except Exception:
+                if had_torch or _TORCH not in sys.modules:
+                    raise
+            else:
+                if had_torch or _TORCH not in sys.modules:
+                    return first
+            return made()  # the method itself has loaded PyTorch, which was not seeded then
+
+        setattr(seeded, STATELESS, True)
+        return seeded
+
+    return mark if function is None else mark(function)
+
+
+def stage_seed(run_id: str, stage: str, sample_index: int) -> int:
+    """The seed of one stage for one sample: 256 bits of BLAKE2b over the run, the stage's name and the index."""
+    text = json.dumps([_SEED_DOMAIN, run_id, stage, sample_index]).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big")
+
+
+@contextmanager
+def _seeded_generators(seed: int) -> Iterator[None]:
+    torch = sys.modules.get(_TORCH)
+    kept = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 8 * _SEED_BYTES, 32)])
+    if torch is not None:
+        torch.manual_seed(seed & (2**63 - 1))
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        if torch is not None:
+            torch.set_rng_state(kept[2])
+
+
+@dataclass(eq=False)
+class TaskEncoder:
+    """The default encoder, and the base of every other. Subclasses replace what they do differently.
+
+    Made once for each split that a client reads, with the run's context. Methods are called one at a time, in a
+    worker thread.
+
+    Attributes:
+        context: what the encoder knows of its run.
+        current_sample_index: the data index of the sample that is being encoded; of a row's first sample in `batch`.
+        rng: random numbers inside a method marked `@stateless(restore_seeds=True)`.
+        version: part of a packer's saved state; raise it when the encoder encodes differently than before.
+    """
+
+    context: EncoderContext
+    current_sample_index: int = field(default=-1, init=False)
+    rng: random.Random = field(default_factory=random.Random, init=False)
+    version = "1"
+
+    @stateless
+    def encode_sample(self, sample: RawSample) -> EncodedSample:
+        """What of the sample is packed.
+
+        Token samples stay as they are. A JSON record is `{"text": …}`; `{"prompt": …, "completion": …}`, of which the
+        completion is to be learnt; or `{"input_ids": […]}`, maybe with `"labels"`. Text becomes its UTF-8 bytes.
+
+        Raises:
+            SkipSample: leave it out.
+            CorruptData: it is none of these. Any other exception is a failure too.
+        """
+        if not sample.is_text:
+            return EncodedSample(sample.tokens, sample.labels, sample.sequence_lengths)
+        return _encoded_record(sample.record(), sample.index)
+
+    def slice_batch(self, samples: list[EncodedSample]) -> list[list[EncodedSample]]:
+        """Rows for the samples of the pool, called with `packing.method = "encoder"`.
+
+        A row is yielded before the next is looked at, and as many samples are fetched as left with it; when all rows
+        are out, the pool is sliced again. What is in no row stays in the pool.
+
+        Args:
+            samples: the pool, oldest first; the list is the callee's own. None is longer than a row.
+
+        Returns:
+            Rows of at most `context.row_tokens` tokens in all; every sample in one row at the most.
+
+        Raises:
+            NotImplementedError: the encoder leaves rows to `packing.method`; a packer then does not call it.
+        """
+        raise NotImplementedError(f"{self.name} leaves its rows to packing.method and has no slice_batch of its own")
+
+    @stateless
+    def batch(self, samples: list[EncodedSample]) -> TokenBatch:
+        """One row: a batch with one sample, in which no token attends or predicts across a document's boundary."""
+        return packed_row(samples)
+
+    @property
+    def name(self) -> str:
+        """`module:Class`."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @property
+    def slices_itself(self) -> bool:
+        """Whether the class has a `slice_batch` of its own."""
+        return type(self).slice_batch is not TaskEncoder.slice_batch
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether `encode_sample` is marked `@stateless`."""
+        return bool(getattr(type(self).encode_sample, STATELESS, False))
+
+
+def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
+    """The task encoder that a state file names, `TaskEncoder` where it names none.
+
+    Args:
+        place: `module:Class`; the module must be importable on this machine.
+        context: the encoder's.
+
+    Raises:
+        InvalidInput: there is no such class, or it is no task encoder; the message says what was tried.
+    """
+    if place is None:
+        return TaskEncoder(context)
+    module_name, _, class_name = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the module is the user's own and may raise anything
+        raise InvalidInput(
+            f"packing.task_encoder {place!r} cannot be imported: {type(error).__name__}: {error}", place=place
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
+        raise InvalidInput(
+            f"packing.task_encoder {place!r} is {found!r}; allowed: a subclass of {__name__}:TaskEncoder", place=place
+        )
+    try:
+        encoder = found(context)
+    except Exception as error:
+        raise InvalidInput(
+            f"packing.task_encoder {place!r} cannot be made: {type(error).__name__}: {error}", place=place
+        ) from error
+    if getattr(encoder, "context", None) is not context:
+        raise InvalidInput(
+            f"packing.task_encoder {place!r} has no context; allowed: an __init__(context) that calls TaskEncoder's",
+            place=place,
+        )
+    return encoder
+
+
+def _encoded_record(record: Any, index: int) -> EncodedSample:
+    fields = record if isinstance(record, dict) else {}
+    text, prompt, completion = (fields.get(name) for name in ("text", "prompt", "completion"))
+    if isinstance(text, str):
+        return EncodedSample(_bytes_of(text))
+    if isinstance(prompt, str) and isinstance(completion, str):
+        before, answer = _bytes_of(prompt), _bytes_of(completion)
+        learnt = np.concatenate([np.full(len(before), IGNORED_LABEL), answer]).astype(np.int64)
+        return EncodedSample(np.concatenate([before, answer]), learnt)
+    if "input_ids" in fields:
+        tokens = _integers(fields["input_ids"], "input_ids", index, 0, 2**32 - 1)
+        labels: Labels | None = None
+        if "labels" in fields:
+            labels = _integers(fields["labels"], "labels", index, IGNORED_LABEL, 2**32 - 1)
+            if len(labels) != len(tokens):
+                raise CorruptData(
+                    f"data index {index} has {len(labels)} labels for {len(tokens)} input_ids", data_index=index
+                )
+        return EncodedSample(tokens.astype("<u2" if tokens.max(initial=0) < 2**16 else "<u4"), labels)
+    shown = ", ".join(sorted(map(str, fields))[:8]) or type(record).__name__
+    raise CorruptData(
+        f"data index {index} is a record of {shown}; allowed: text; prompt and completion; input_ids, maybe with "
+        "labels; or what a task encoder of your own takes",
+        data_index=index,
+    )
+
+
+def _bytes_of(text: str) -> Tokens:
+    return np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).astype("<u2")
+
+
+def _integers(values: Any, name: str, index: int, low: int, high: int) -> npt.NDArray[np.int64]:
+    if not isinstance(values, list) or not all(type(value) is int and low <= value <= high for value in values):
+        raise CorruptData(f"data index {index}: {name} is no list of integers from {low} to {high}", data_index=index)
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,61 @@
+"""One client's part of a round, cut into local steps before the first sample arrives."""
+
+from dataclasses import dataclass
+
+from state.config.model import LrSchedule
+from state.errors import InternalError
+from state.intervals import BatchId, total_batches
+from state.schedule import learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """One client's part of a round, known before the first sample arrives.
+
+    Attributes:
+        step: the round's step, from 1.
+        assignment: the client's batches, in the order in which the data arrives; not empty.
+        data_indices_per_batch: sequences per batch.
+        learning_rates: the inner learning rate of each local step; there are never more steps than sequences.
+    """
+
+    step: int
+    assignment: tuple[BatchId, ...]
+    data_indices_per_batch: int
+    learning_rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.learning_rates) <= self.sequence_count:
+            raise InternalError(f"{len(self.learning_rates)} local steps over {self.sequence_count} sequences")
+
+    @property
+    def sequence_count(self) -> int:
+        """The sequences of the whole assignment."""
+        return total_batches(self.assignment) * self.data_indices_per_batch
+
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        """The sequences of each local step, in order: nearly equal, the larger ones first."""
+        size, larger = divmod(self.sequence_count, len(self.learning_rates))
+        return tuple(size + (step < larger) for step in range(len(self.learning_rates)))
+
+
+def plan_round(
+    step: int,
+    assignment: tuple[BatchId, ...],
+    data_indices_per_batch: int,
+    local_steps: int,
+    schedule: LrSchedule,
+) -> RoundPlan:
+    """The plan for a round: `local_steps` optimizer steps, or as many as there are sequences.
+
+    Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so that the
+    schedule does not depend on how large an assignment was.
+
+    Raises:
+        InternalError: an empty assignment; the caller's bug.
+    """
+    sequence_count = total_batches(assignment) * data_indices_per_batch
+    first = (step - 1) * local_steps
+    rates = tuple(learning_rate(schedule, first + i) for i in range(min(local_steps, sequence_count)))
+    return RoundPlan(step, assignment, data_indices_per_batch, rates)

@@ -1,0 +1,321 @@
+"""What clients and operators ask of a coordinator, whatever carries their messages: HTTP, or a simulated network.
+
+The desk authenticates, checks what needs bytes or signatures, turns messages into stimuli, and answers. It decides
+nothing about the run: the machine does.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from coordinator.auth.identity import CHALLENGE_LIFETIME_S, SESSION_LIFETIME_S, AdminToken, Claims, Identity
+from coordinator.layout_cache import Layouts
+from coordinator.machine.run import Member
+from coordinator.machine.stimuli import (
+    AttestationReceived,
+    CheckpointReported,
+    ClientBecameReady,
+    ClientEjected,
+    ClientJoined,
+    ClientWithdrew,
+    PauseRequested,
+    ResultCommitted,
+    ResumeRequested,
+    StepFailed,
+)
+from coordinator.publication import Published
+from coordinator.service import CoordinatorService, Make
+from coordinator.uploads import Deliveries, RunHeavy
+from state.documents import CheckpointRef, Outcome
+from state.errors import Refused
+from state.messages import (
+    Attestation,
+    Challenge,
+    ChallengeRequest,
+    CheckpointReport,
+    FailureReport,
+    JoinRequest,
+    ReadyReport,
+    ResultCommitment,
+    ResultsPage,
+    RunStatus,
+    Session,
+    Standing,
+)
+from state.replica import checkpoint_size_bound
+from state.results import result_size_bound
+from state.wire import ClientId, Sha256, client_id_of, sha256_hex
+
+MAX_FIRST_CHECKPOINT_PERCENT = 25
+"""The first checkpoint may take up this much of `[blobs] max_total_bytes`; later ones must have its layout."""
+SESSION_HEX_DIGITS = 13
+"""Of a session's number: every JSON reader has such integers exactly."""
+LONG_POLLS_PER_TIMEOUT = 3
+"""`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client is heard often enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The front of one coordinator.
+
+    Attributes:
+        run_heavy: for the check of a result's bytes.
+        deliveries: takes the bytes of results and checkpoints.
+    """
+
+    service: CoordinatorService
+    identity: Identity
+    admin: AdminToken
+    layouts: Layouts
+    run_heavy: RunHeavy
+    deliveries: Deliveries = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "deliveries", Deliveries(self.service, self.layouts, self.run_heavy))
+
+    # Who is asking
+
+    def authenticate(self, token: str | None) -> ClientId:
+        """The member whose session token it is; counts as a sign of life.
+
+        Raises:
+            Refused: `unauthorized`: no token, a wrong, expired or superseded one, or no member any more; `store-failed`
+                while the run is not loaded.
+        """
+        self._check_loaded()
+        if not token:
+            raise Refused("unauthorized", "this needs a session token (Authorization: Bearer …)")
+        claims: Claims = self.identity.check_session(token, self.service.now_s())
+        member = self.service.run.members.get(claims.client_id)
+        if member is None:
+            raise Refused("unauthorized", f"client {claims.client_id} is not a member; join again")
+        if _session_of(member) != claims.session:
+            raise Refused("unauthorized", "a later join of the same key has superseded this session")
+        self.service.heard(claims.client_id)
+        return claims.client_id
+
+    def check_admin(self, token: str | None) -> None:
+        """Raises `Refused("forbidden")` unless it is the operator's token."""
+        self.admin.check(token or "")
+
+    def check_run(self, run_id: str) -> None:
+        """Raises `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
+        self._check_loaded()
+        if run_id != self.service.run.state_file.run_id:
+            raise Refused("unknown-run", f"this coordinator serves run {self.service.run.state_file.run_id!r}")
+
+    def _check_loaded(self) -> None:
+        if not self.service.accepting and self.service.failure is None:
+            raise Refused("store-failed", "the run is not being served yet, or no more")
+
+    async def _submit(self, make: Make) -> None:
+        self._check_loaded()
+        await self.service.submit(make)
+
+    # Membership
+
+    def challenge(self, request: ChallengeRequest) -> Challenge:
+        """A nonce to sign."""
+        nonce = self.identity.challenge(request.public_key, self.service.now_s())
+        return Challenge(nonce, CHALLENGE_LIFETIME_S)
+
+    async def join(self, request: JoinRequest) -> Session:
+        """Make the key's owner a member. Refusals: `nonce-*`, `unauthorized`, and those of the machine's join."""
+        expires_s = self.identity.check_join(request, self.service.now_s())
+        client_id = client_id_of(bytes.fromhex(request.public_key))
+        invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
+        await self._submit(
+            lambda stamp: ClientJoined(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                public_key=request.public_key,
+                capabilities=request.capabilities,
+                nonce=request.nonce,
+                nonce_expires_s=expires_s,
+                invitation_sha256=invitation,
+            )
+        )
+        member = self.service.run.members.get(client_id)
+        if member is None or member.nonce != request.nonce:
+            # Two joins of one key were kept together: the session is the later one's alone.
+            raise Refused("unauthorized", "a later join of the same key has superseded this one")
+        self.service.heard(client_id)
+        return self.renew(client_id)
+
+    def renew(self, client_id: ClientId) -> Session:
+        """A fresh token and data ticket for a member's present session."""
+        member = self.service.run.members.get(client_id)
+        if member is None:
+            raise Refused("unauthorized", f"client {client_id} is not a member; join again")
+        now_s = self.service.now_s()
+        return Session(
+            client_id=client_id,
+            session_token=self.identity.session_token(client_id, _session_of(member), now_s),
+            data_ticket=self.identity.data_ticket(client_id, now_s),
+            expires_in_s=SESSION_LIFETIME_S,
+            client_timeout_s=self.service.run.state_file.config.client_timeout_s,
+        )
+
+    async def withdraw(self, client_id: ClientId) -> None:
+        """Let a member go."""
+        await self._submit(lambda stamp: ClientWithdrew(now_s=stamp.now_s, seed=stamp.seed, client_id=client_id))
+
+    def standing(self, client_id: ClientId) -> Standing:
+        """What has arrived of a member's messages."""
+        return self.service.standing(client_id)
+
+    # Reading
+
+    def bounded_wait_s(self, wait_s: float) -> float:
+        """The wait that is granted."""
+        return max(0.0, min(wait_s, self.service.run.state_file.config.client_timeout_s / LONG_POLLS_PER_TIMEOUT))
+
+    async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
+        """The published document once it is newer; None when nothing newer came in time."""
+        return await self.service.wait_published(after, lineage, self.bounded_wait_s(wait_s))
+
+    def immutable(self, sha256: Sha256) -> bytes:
+        """The canonical JSON of a roster, work list or configuration."""
+        found = self.service.immutable(sha256)
+        if found is None:
+            raise Refused("not-found", f"no document {sha256} is kept")
+        return found
+
+    def outcome(self, step: int) -> Outcome:
+        """The outcome of a step since the older kept checkpoint."""
+        found = self.service.outcome(step)
+        if found is None:
+            raise Refused("not-found", f"no outcome of step {step} is kept")
+        return found
+
+    def latest_checkpoint(self) -> CheckpointRef:
+        """The last verified checkpoint."""
+        found = self.service.run.checkpoint
+        if found is None:
+            raise Refused("not-found", "there is no checkpoint yet")
+        return found
+
+    async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage:
+        """Verified results of the round under way, as they come."""
+        return await self.service.wait_results(step, attempt, after, self.bounded_wait_s(wait_s))
+
+    def status(self) -> RunStatus:
+        """What an operator asks."""
+        return self.service.status()
+
+    # What clients report
+
+    async def report_ready(self, client_id: ClientId, report: ReadyReport) -> Standing:
+        """A member holds model and data."""
+        await self._submit(
+            lambda stamp: ClientBecameReady(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                step=report.step,
+                replica_digest=report.replica_digest,
+                data_fingerprint=report.data_fingerprint,
+            )
+        )
+        return self.standing(client_id)
+
+    async def commit_result(self, client_id: ClientId, report: ResultCommitment) -> Standing:
+        """A member binds itself to a result. Refused `blob-too-large` beyond what the model implies."""
+        layout = await self.layouts.current(self.service.run.checkpoint, self.service.blobs)
+        bound = result_size_bound(layout)
+        if report.size_bytes > bound:
+            raise Refused("blob-too-large", f"a result of {report.size_bytes} bytes; this model's have at most {bound}")
+        await self._submit(
+            lambda stamp: ResultCommitted(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                step=report.step,
+                attempt=report.attempt,
+                result_sha256=report.result_sha256,
+                size_bytes=report.size_bytes,
+                metrics=report.metrics,
+            )
+        )
+        return self.standing(client_id)
+
+    async def attest(self, client_id: ClientId, report: Attestation) -> Standing:
+        """A witness says what it holds."""
+        await self._submit(
+            lambda stamp: AttestationReceived(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                step=report.step,
+                attempt=report.attempt,
+                replica_digest=report.replica_digest,
+                received=report.received,
+            )
+        )
+        return self.standing(client_id)
+
+    async def report_failure(self, client_id: ClientId, report: FailureReport) -> Standing:
+        """A member cannot take the step."""
+        await self._submit(
+            lambda stamp: StepFailed(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                step=report.step,
+                attempt=report.attempt,
+                kind=report.kind,
+                message=report.message,
+                batch_id=report.batch_id,
+            )
+        )
+        return self.standing(client_id)
+
+    async def report_checkpoint(self, client_id: ClientId, report: CheckpointReport) -> Standing:
+        """A member claims a replica, and may announce its bytes."""
+        await self._check_checkpoint_size(report.size_bytes)
+        await self._submit(
+            lambda stamp: CheckpointReported(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=client_id,
+                step=report.step,
+                replica_digest=report.replica_digest,
+                blob_sha256=report.blob_sha256,
+                size_bytes=report.size_bytes,
+            )
+        )
+        return self.standing(client_id)
+
+    async def _check_checkpoint_size(self, size_bytes: int) -> None:
+        run = self.service.run
+        if run.checkpoint is None:
+            bound = run.state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
+        else:
+            bound = checkpoint_size_bound(await self.layouts.current(run.checkpoint, self.service.blobs))
+        if size_bytes > bound:
+            raise Refused("blob-too-large", f"a checkpoint of {size_bytes} bytes; at most {bound} are allowed")
+
+    async def receive_blob(
+        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
+    ) -> None:
+        """Take the bytes of a result or checkpoint that this member announced (`Deliveries.receive`)."""
+        await self.deliveries.receive(client_id, sha256, body, length_bytes)
+
+    # What an operator does
+
+    async def pause(self) -> None:
+        """Hold after this round."""
+        await self._submit(lambda stamp: PauseRequested(now_s=stamp.now_s, seed=stamp.seed))
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._submit(lambda stamp: ResumeRequested(now_s=stamp.now_s, seed=stamp.seed))
+
+    async def eject(self, client_id: ClientId) -> None:
+        """Remove a client for good."""
+        await self._submit(lambda stamp: ClientEjected(now_s=stamp.now_s, seed=stamp.seed, client_id=client_id))
+
+
+def _session_of(member: Member) -> int:
+    """What names a member's present session in its token: its nonce, which no two joins share, even after a leave."""
+    return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)

@@ -1,0 +1,128 @@
+"""Making a checkpoint: who claims what, whose bytes are held, and when that is enough.
+
+A checkpoint of Cooldown is verified when its bytes are held and hold the replica whose digest a quorum of the electors
+claims. The checkpoint at the run's start has no replicas to compare with: the elected checkpointer's is the truth.
+"""
+
+from dataclasses import replace
+
+from coordinator.machine.run import (
+    KEEP_CHECKPOINTS,
+    CheckpointClaim,
+    Checkpointing,
+    Run,
+    agreed_checkpoint_digest,
+    current_checkpointer,
+)
+from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, Instruction, SweepBlobs
+from state.documents import CheckpointRef, Roster, RosterEntry
+from state.errors import Refused
+from state.wire import Seed
+
+
+def begin_genesis(run: Run, seed: Seed) -> Run:
+    """Ask a member for the run's first checkpoint, unless there is one."""
+    if run.checkpoint is not None:
+        return replace(run, checkpointing=None)
+    members = sorted(run.members.values(), key=lambda member: member.client_id)
+    return _begin(run, seed, Roster(tuple(RosterEntry(m.client_id, m.share) for m in members)), genesis=True)
+
+
+def begin_cooldown(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
+    """Ask the ready members for a checkpoint of the agreed replica, unless it is kept already."""
+    if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
+        kept = replace(run, checkpointing=None)
+        return _keep(kept, run.checkpoints, instructions) if run.blobs_near_bound else kept
+    roster = Roster(tuple(RosterEntry(m.client_id, m.share) for m in run.ready_members()))
+    return _begin(run, seed, roster, genesis=False)
+
+
+def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
+    nodes = run.state_file.config.witness_nodes
+    return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes))
+
+
+def report(run: Run, event: CheckpointReported, instructions: list[Instruction]) -> Run:
+    """Take a client's claim. The last one counts, as long as its bytes are not held.
+
+    Raises:
+        Refused: `not-now`, `stale-round` or `not-in-roster`.
+    """
+    making = _making(run, event.step)
+    if all(entry.client_id != event.client_id for entry in making.roster.clients):
+        raise Refused("not-in-roster", f"client {event.client_id} is not among those who are asked for this checkpoint")
+    claim = CheckpointClaim(event.replica_digest, event.blob_sha256, event.size_bytes)
+    before = making.claims.get(event.client_id)
+    if before == claim:
+        return run
+    if event.client_id in making.held:
+        raise Refused("already-committed", "the bytes of this client's checkpoint are held; the claim binds")
+    making = replace(making, claims={**making.claims, event.client_id: claim})
+    return _verified(replace(run, checkpointing=making), making, instructions)
+
+
+def hold(run: Run, event: CheckpointHeld, instructions: list[Instruction]) -> Run:
+    """Take the word of the coordinator's own check that the bytes of a claim are held.
+
+    Raises:
+        Refused: `not-now`, `stale-round` or `not-committed`.
+    """
+    making = _making(run, event.step)
+    claim = making.claims.get(event.client_id)
+    if claim is None or claim.blob_sha256 != event.blob_sha256:
+        raise Refused("not-committed", f"client {event.client_id} did not announce blob {event.blob_sha256}")
+    ref = CheckpointRef(event.step, event.blob_sha256, event.size_bytes, event.replica_digest)
+    if making.held.get(event.client_id) == ref:
+        return run
+    making = replace(making, held={**making.held, event.client_id: ref})
+    return _verified(replace(run, checkpointing=making), making, instructions)
+
+
+def reject(run: Run, event: CheckpointRejected, instructions: list[Instruction]) -> Run:
+    """Take the word of the coordinator's own check that the bytes of a claim are no checkpoint: another writes it.
+
+    Raises:
+        Refused: `not-now`, `stale-round` or `not-committed`.
+    """
+    del instructions
+    making = _making(run, event.step)
+    claim = making.claims.get(event.client_id)
+    if claim is None or claim.blob_sha256 != event.blob_sha256:
+        raise Refused("not-committed", f"client {event.client_id} did not announce blob {event.blob_sha256}")
+    if event.client_id in making.rejected:
+        return run
+    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id}))
+
+
+def _making(run: Run, step: int) -> Checkpointing:
+    making = run.checkpointing
+    if making is None:
+        raise Refused("not-now", f"no checkpoint is asked for in {run.phase.value}")
+    if making.step != step:
+        raise Refused("stale-round", f"replica {making.step} is asked for, not {step}")
+    return making
+
+
+def _verified(run: Run, making: Checkpointing, instructions: list[Instruction]) -> Run:
+    found = _verified_ref(run, making)
+    if found is None:
+        return run
+    return _keep(replace(run, checkpointing=None), (*run.checkpoints, found), instructions)
+
+
+def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...], instructions: list[Instruction]) -> Run:
+    """The run with the newest of these, and what came since; near the blobs' bound only one, or nothing gets free."""
+    checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
+    outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
+    instructions.append(SweepBlobs())
+    return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False)
+
+
+def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
+    if making.genesis:
+        writer = current_checkpointer(run)
+        return None if writer is None else making.held.get(writer)
+    agreed = agreed_checkpoint_digest(making)
+    if agreed is None:
+        return None
+    return next((ref for ref in making.held.values() if ref.replica_digest == agreed), None)

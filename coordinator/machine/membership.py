@@ -1,0 +1,169 @@
+"""Who takes part: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from coordinator.machine.run import Member, Run
+from coordinator.machine.stimuli import ClientBecameReady, ClientJoined, Instruction, MembershipChanged
+from state.config.state_file import StateFile
+from state.errors import Refused
+from state.messages import PROTOCOL_VERSION
+from state.phases import RunState
+from state.wire import ClientId, Sha256
+
+MAX_MEMBERS = 20_000
+MAX_USED_NONCES = 100_000
+MAX_EJECTED = 10_000
+
+
+def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
+    """A client takes or retakes its place; an earlier session of the same key is superseded.
+
+    Raises:
+        Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
+    """
+    _check_join(run, event)
+    used = {nonce: expires for nonce, expires in run.used_nonces.items() if expires > run.now_s}
+    if len(used) >= MAX_USED_NONCES:
+        raise Refused("overloaded", f"{len(used)} joins within the life of a nonce; try again in a moment")
+    used[event.nonce] = event.nonce_expires_s
+    invitations = run.invitations_used
+    offered = event.invitation_sha256
+    if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
+        invitations = {**invitations, offered: event.client_id}
+    before = run.members.get(event.client_id)
+    member = Member(
+        client_id=event.client_id,
+        public_key=event.public_key,
+        session=1 if before is None else before.session + 1,
+        share=event.capabilities.batches_per_round,
+        trainer=event.capabilities.trainer,
+        joined_s=run.now_s,
+        nonce=event.nonce,
+    )
+    instructions.append(MembershipChanged(event.client_id, "joined" if before is None else "joined again"))
+    members = {**run.members, event.client_id: member}
+    return gathered(replace(run, members=members, used_nonces=used, invitations_used=invitations))
+
+
+def _check_join(run: Run, event: ClientJoined) -> None:
+    if event.nonce in run.used_nonces:
+        raise Refused("nonce-consumed", "this nonce was used for a join already; ask for another challenge")
+    if event.capabilities.protocol != PROTOCOL_VERSION:
+        raise Refused(
+            "unsupported-protocol",
+            f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
+        )
+    if event.client_id in run.ejected:
+        raise Refused("ejected", f"client {event.client_id} was ejected from this run")
+    denied = _denial(run, run.state_file, event)
+    if denied is not None:
+        raise Refused("access-denied", denied)
+    if event.client_id not in run.members and len(run.members) >= MAX_MEMBERS:
+        raise Refused("run-full", f"the run has {MAX_MEMBERS} members, which is its limit")
+
+
+def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
+    access = state_file.access
+    if access.mode == "keys" and event.public_key not in access.keys:
+        return f"public key {event.public_key} is not among this run's [access] keys"
+    if access.mode == "invitations":
+        if _is_invited(run, event.client_id):
+            return None
+        if event.invitation_sha256 not in access.invitations:
+            return "this run needs an invitation, and the one given is not among its [access] invitations"
+        if _used_by_another(run, event.invitation_sha256, event.client_id):
+            return "this invitation was used by another client"
+    return None
+
+
+def _is_invited(run: Run, client_id: ClientId) -> bool:
+    """Whether the client has used an invitation that is still listed; it needs, and takes, no other."""
+    return any(run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations)
+
+
+def _used_by_another(run: Run, invitation: Sha256 | None, client_id: ClientId) -> bool:
+    return invitation is not None and run.invitations_used.get(invitation, client_id) != client_id
+
+
+def leave(run: Run, client_ids: Iterable[ClientId], change: str, instructions: list[Instruction]) -> Run:
+    """The run without these members. Nothing more is expected of them in the round under way."""
+    gone = [client_id for client_id in client_ids if client_id in run.members]
+    if not gone:
+        return run
+    members = {client_id: member for client_id, member in run.members.items() if client_id not in set(gone)}
+    instructions.extend(MembershipChanged(client_id, change) for client_id in gone)
+    current = run.round
+    if current is not None:
+        current = replace(current, pending=current.pending - set(gone))
+    return gathered(replace(run, members=members, round=current, data_fingerprint=_claimed_still(run, members)))
+
+
+def _claimed_still(run: Run, members: Mapping[ClientId, Member]) -> str | None:
+    """The data's fingerprint, as long as somebody vouches for it: a ready member, or training that was done on it."""
+    is_vouched = run.batches_applied or any(member.ready_step is not None for member in members.values())
+    return run.data_fingerprint if is_vouched else None
+
+
+def eject(run: Run, client_id: ClientId, instructions: list[Instruction]) -> Run:
+    """The run without the member, whose key may not join again."""
+    if client_id not in run.members and client_id not in run.ejected:
+        raise Refused("not-found", f"there is no member {client_id}")
+    if len(run.ejected) >= MAX_EJECTED:
+        raise Refused("overloaded", f"{MAX_EJECTED} clients are ejected already; use [access] keys instead")
+    run = leave(run, (client_id,), "ejected", instructions)
+    return run if client_id in run.ejected else replace(run, ejected=run.ejected | {client_id})
+
+
+def gathered(run: Run) -> Run:
+    """The run with `enough_since_s` right for its members and phase."""
+    waiting = run.phase is RunState.WAITING_FOR_MEMBERS
+    enough = waiting and len(run.members) >= run.state_file.config.init_min_clients
+    since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None
+    return run if since == run.enough_since_s else replace(run, enough_since_s=since)
+
+
+def become_ready(run: Run, event: ClientBecameReady, instructions: list[Instruction]) -> Run:
+    """The member takes part in the next round's roster.
+
+    Raises:
+        Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
+    """
+    member = run.members.get(event.client_id)
+    if member is None:
+        raise Refused("unauthorized", f"client {event.client_id} is not a member; join again")
+    if run.checkpoint is None or run.phase is RunState.FINISHED:
+        raise Refused("not-now", f"nobody can be ready in {run.phase.value} without a checkpoint")
+    if event.step not in (run.replica_step, run.replica_step - 1):
+        raise Refused(
+            "behind",
+            f"the client holds replica {event.step}, the run is at replica {run.replica_step}",
+            step=run.replica_step,
+        )
+    known = _known_digest(run, event.step)
+    if known is not None and known != event.replica_digest:
+        raise Refused(
+            "replica-differs",
+            f"replica {event.step} has digest {event.replica_digest}; the run agreed on {known}",
+            expected=known,
+        )
+    if run.data_fingerprint is not None and event.data_fingerprint != run.data_fingerprint:
+        raise Refused(
+            "fingerprint-differs",
+            f"the client's dataset has fingerprint {event.data_fingerprint}, the run's has {run.data_fingerprint}",
+            expected=run.data_fingerprint,
+        )
+    if member.ready_step == event.step:
+        return run
+    if member.ready_step is None:
+        instructions.append(MembershipChanged(event.client_id, "ready"))
+    members = {**run.members, event.client_id: replace(member, ready_step=event.step)}
+    return replace(run, members=members, data_fingerprint=run.data_fingerprint or event.data_fingerprint)
+
+
+def _known_digest(run: Run, step: int) -> Sha256 | None:
+    for checkpoint in run.checkpoints:
+        if checkpoint.step == step:
+            return checkpoint.replica_digest
+    following = run.outcomes.get(step + 1)
+    return None if following is None else following.replica_digest

@@ -1,0 +1,123 @@
+"""The journal's contents: what a record and a snapshot hold, and how a run is replayed from them.
+
+A record is one group commit: the stimuli that changed the run, the version that was published after them, and that
+document's digest. Replaying the stimuli must give the same document; anything else is damage or a bug, and is said.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.machine.handle import handle
+from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Instruction, Stimulus
+from coordinator.machine.views import document_of
+from coordinator.store.protocol import JournalRecord, Segment, Snapshot
+from state.documents import RunDocument
+from state.errors import InvalidDocument, Refused, StoreFailed
+from state.wire import Sha256, canonical_json, document_digest, parse_document
+
+
+class ReplayDiffers(StoreFailed):
+    """The journal is readable, but replaying it does not give what was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBody:
+    """A journal record's JSON. `stimuli` is the JSON of the group, kept as text so that its bytes are its own."""
+
+    rules_version: int
+    version: int
+    document_sha256: Sha256
+    stimuli: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBody:
+    """A snapshot's JSON. `run` is the run's own JSON as text."""
+
+    rules_version: int
+    version: int
+    document_sha256: Sha256
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A run as of a sequence number of the journal, with what it published then."""
+
+    sequence: int
+    document: RunDocument
+    run: Run
+
+
+Watch = Callable[[Run, list[Instruction]], None]
+"""Called after each replayed stimulus with the run and the instructions that it gave."""
+
+
+def encode_record(sequence: int, document: RunDocument, stimuli: tuple[Stimulus, ...]) -> JournalRecord:
+    """The journal record of one group commit that led to `document`."""
+    text = STIMULI.dump_json(stimuli).decode()
+    body = RecordBody(RULES_VERSION, document.version, document_digest(document), text)
+    return JournalRecord(sequence, canonical_json(body))
+
+
+def encode_snapshot(sequence: int, document: RunDocument, run: Run) -> Snapshot:
+    """The snapshot that opens a segment after record `sequence`."""
+    text = snapshot_bytes(run).decode()
+    body = SnapshotBody(RULES_VERSION, document.version, document_digest(document), text)
+    return Snapshot(sequence, canonical_json(body))
+
+
+def _body(kind: Any, data: bytes, sequence: int) -> Any:
+    try:
+        body = parse_document(kind, data)
+    except InvalidDocument as error:
+        raise StoreFailed(f"journal entry {sequence} cannot be read: {error}") from error
+    if body.rules_version != RULES_VERSION:
+        raise StoreFailed(
+            f"journal entry {sequence} was written under rules version {body.rules_version}; "
+            f"this program replays version {RULES_VERSION}"
+        )
+    return body
+
+
+def _checked(run: Run, version: int, expected: Sha256, sequence: int) -> RunDocument:
+    document = document_of(run, version)
+    if document_digest(document) != expected:
+        raise ReplayDiffers(f"journal entry {sequence} replays to another document than the one that was published")
+    return document
+
+
+def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
+    """The run at the end of a segment, each record's published document compared with its replay.
+
+    Raises:
+        StoreFailed: an entry cannot be read, follows other rules, or (`ReplayDiffers`) replays to something else.
+    """
+    opening = _body(SnapshotBody, segment.snapshot.body, segment.snapshot.sequence)
+    run = parse_snapshot(opening.run.encode())
+    document = _checked(run, opening.version, opening.document_sha256, segment.snapshot.sequence)
+    sequence = segment.snapshot.sequence
+    for record in segment.records:
+        body = _body(RecordBody, record.body, record.sequence)
+        for stimulus in _stimuli(body.stimuli, record.sequence):
+            try:
+                run, instructions = handle(run, stimulus)
+            except Refused as error:
+                raise ReplayDiffers(f"journal entry {record.sequence} holds a refused stimulus: {error}") from error
+            if watch is not None:
+                watch(run, instructions)
+        document = _checked(run, body.version, body.document_sha256, record.sequence)
+        sequence = record.sequence
+    return Replayed(sequence, document, run)
+
+
+def _stimuli(text: str, sequence: int) -> tuple[Stimulus, ...]:
+    try:
+        stimuli: tuple[Stimulus, ...] = STIMULI.validate_json(text)
+    except ValidationError as error:
+        raise StoreFailed(f"the stimuli of journal entry {sequence} cannot be read") from error
+    return stimuli

@@ -1,0 +1,278 @@
+"""The run as the coordinator holds it: one immutable value, and its snapshot.
+
+Mappings inside are never changed in place: `coordinator/machine/handle.py` makes a new `Run` that shares what stayed the same.
+Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from coordinator.machine.round import Round
+from coordinator.machine.stimuli import RULES_VERSION
+from state.config.state_file import StateFile
+from state.documents import (
+    CheckpointRef,
+    Outcome,
+    Roster,
+)
+from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
+from state.errors import StoreFailed
+from state.intervals import BatchId
+from state.phases import RunState
+from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
+
+KEEP_CHECKPOINTS = 2
+"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer.
+
+Near the blobs' bound only the newest is kept."""
+LOSS_HISTORY_LENGTH = 512
+LINEAGE_CHARACTERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client that has joined.
+
+    Attributes:
+        session: counts its joins since it became a member.
+        nonce: of its last join; session tokens of earlier ones are superseded.
+        ready_step: the replica that it said it holds in this epoch; None until it said so.
+    """
+
+    client_id: ClientId
+    public_key: str
+    session: int
+    share: int
+    trainer: str
+    joined_s: float
+    nonce: str
+    ready_step: int | None = None
+    last_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Batches on which clients failed; they are tried alone. `tried` has each failed client, oldest first."""
+
+    batch_id: BatchId
+    tried: tuple[ClientId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Batches that left the run, and why."""
+
+    batch_id: BatchId
+    tried: tuple[ClientId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointClaim:
+    """A client's word on its replica: the digest, and the blob that it uploads if it is asked to."""
+
+    replica_digest: Sha256
+    blob_sha256: Sha256 | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """A checkpoint in the making: at the start of the run (`genesis`), or in Cooldown.
+
+    Attributes:
+        step: the replica to be kept.
+        held: the claims whose bytes are held, with the digest computed from the bytes, by client.
+        rejected: the clients whose bytes broke a rule; they are not asked again.
+    """
+
+    step: int
+    genesis: bool
+    seed: Seed
+    roster: Roster
+    witness_nodes: int
+    claims: Mapping[ClientId, CheckpointClaim] = field(default_factory=dict)
+    held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
+    rejected: frozenset[ClientId] = frozenset()
+
+    def order(self) -> tuple[ClientId, ...]:
+        """The clients in the order in which they are asked to write it."""
+        return checkpointer_order(self.roster, self.seed)
+
+    def electors(self) -> tuple[ClientId, ...]:
+        """The clients whose digests are counted."""
+        return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.clients), self.witness_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole run. See `RunDocument` for the fields that both have.
+
+    Attributes:
+        carried: batches that a round held but no outcome applied, in the order in which they are tried again.
+        drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
+        enough_since_s: since when there are enough members, in WaitingForMembers.
+        used_nonces: consumed join nonces and when each expires.
+        outcomes: by step, since the oldest kept checkpoint.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    state_file: StateFile
+    lineage: str
+    coordinator_key: str
+    config_sha256: Sha256
+    now_s: float
+    phase: RunState
+    phase_started_s: float
+    phase_ends_s: float | None
+    reason: str
+    epoch: int
+    step: int
+    attempt: int
+    height: int
+    cursor: int
+    epoch_start_batch: int
+    epoch_started_s: float
+    batches_applied: int
+    rules_version: int = RULES_VERSION
+    carried: tuple[BatchId, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    drain_rounds: int = 0
+    members: Mapping[ClientId, Member] = field(default_factory=dict)
+    used_nonces: Mapping[str, float] = field(default_factory=dict)
+    invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
+    ejected: frozenset[ClientId] = frozenset()
+    enough_since_s: float | None = None
+    pause_pending: bool = False
+    blobs_near_bound: bool = False
+    rebuild: bool = False
+    round: Round | None = None
+    checkpointing: Checkpointing | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    data_fingerprint: str | None = None
+    losses: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def replica_step(self) -> int:
+        """The step of the replica that everyone should hold: `step − 1`."""
+        return self.step - 1
+
+    @property
+    def checkpoint(self) -> CheckpointRef | None:
+        """The newest verified checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def ready_members(self) -> list[Member]:
+        """The members that hold model and data, by client id."""
+        ready = (member for member in self.members.values() if member.ready_step is not None)
+        return sorted(ready, key=lambda member: member.client_id)
+
+
+def lineage_of(seed: str) -> str:
+    """A lineage, 16 random bytes in hex, of a fresh seed."""
+    return seed[:LINEAGE_CHARACTERS]
+
+
+def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s: float) -> Run:
+    """A run that has never been served, as its `state.toml` starts it.
+
+    Args:
+        state_file: a validated, supported state file.
+        lineage: 16 random bytes in hex.
+        coordinator_key: the coordinator's raw Ed25519 public key in hex.
+        now_s: seconds on the coordinator's clock.
+    """
+    progress, config = state_file.progress, state_file.config
+    cursor = progress.epoch_start_data_index // config.data_indices_per_batch
+    return Run(
+        state_file=state_file,
+        lineage=lineage,
+        coordinator_key=coordinator_key,
+        config_sha256=document_digest(config_json(state_file)),
+        now_s=now_s,
+        phase=RunState.FINISHED if state_file.run_state is RunState.FINISHED else RunState.UNINITIALIZED,
+        pause_pending=state_file.run_state is RunState.PAUSED,
+        phase_started_s=now_s,
+        phase_ends_s=None,
+        reason="never started",
+        epoch=progress.epoch,
+        step=progress.step,
+        attempt=0,
+        height=0,
+        cursor=cursor,
+        epoch_start_batch=cursor,
+        epoch_started_s=now_s,
+        batches_applied=0,
+    )
+
+
+def config_json(state_file: StateFile) -> Any:
+    """What clients must know of the state file, as plain JSON: everything but phase, progress and access rules."""
+    return state_file.model_dump(mode="json", exclude={"run_state", "progress", "access"})
+
+
+def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
+    """The replica digest that a quorum of the electors claims, or None while there is no such quorum."""
+    electors = making.electors()
+    counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
+    needed = quorum(len(electors))
+    return next((digest for digest, count in counts.items() if count >= needed), None)
+
+
+def current_checkpointer(run: Run) -> ClientId | None:
+    """Who should write a checkpoint now: the first in order that is still a member and has not failed at it.
+
+    It failed when its bytes break a rule or do not hold the replica that it claimed, or when a quorum claims another.
+    """
+    making = run.checkpointing
+    if making is None:
+        return None
+    agreed = None if making.genesis else agreed_checkpoint_digest(making)
+    for client_id in making.order():
+        claim, held = making.claims.get(client_id), making.held.get(client_id)
+        failed = client_id in making.rejected or (
+            claim is not None
+            and (
+                (held is not None and held.replica_digest != claim.replica_digest)
+                or (agreed is not None and claim.replica_digest != agreed)
+            )
+        )
+        if client_id in run.members and not failed:
+            return client_id
+    return None
+
+
+@lru_cache(maxsize=1)
+def _run_adapter() -> TypeAdapter[Run]:
+    return TypeAdapter(Run)
+
+
+def snapshot_bytes(run: Run) -> bytes:
+    """The whole run as JSON."""
+    return _run_adapter().dump_json(run)
+
+
+def parse_snapshot(body: bytes) -> Run:
+    """The run that `snapshot_bytes` wrote.
+
+    Raises:
+        StoreFailed: another version's rules, or not a snapshot. The journal is left as it is.
+    """
+    try:
+        run = _run_adapter().validate_json(body)
+    except ValidationError as error:
+        raise StoreFailed(f"the journal's snapshot cannot be read: {error.errors(include_input=False)[:3]}") from error
+    if run.rules_version != RULES_VERSION:
+        raise StoreFailed(
+            f"the journal was written under rules version {run.rules_version}; this program has {RULES_VERSION}"
+        )
+    return run

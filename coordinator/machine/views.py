@@ -1,0 +1,101 @@
+"""What follows from a run for those outside: the document that it publishes, the blobs that it waits for and keeps."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from coordinator.machine.round import Round, plan_of
+from coordinator.machine.run import Run, current_checkpointer
+from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, RoundHead, RunDocument
+from state.intervals import total_batches
+from state.phases import ROUND_PHASES, RunState
+from state.wire import ClientId, Sha256, document_digest
+
+
+def document_of(run: Run, version: int) -> RunDocument:
+    """The run document that the run publishes, as `version`."""
+    current = run.round if run.phase in ROUND_PHASES else None
+    last = run.outcomes.get(run.replica_step)
+    k = run.state_file.config.data_indices_per_batch
+    return RunDocument(
+        format=DOCUMENT_FORMAT,
+        run_id=run.state_file.run_id,
+        lineage=run.lineage,
+        version=version,
+        run_state=run.phase,
+        phase_started_s=run.phase_started_s,
+        phase_ends_s=run.phase_ends_s,
+        reason=run.reason[:MAX_REASON_CHARS],
+        epoch=run.epoch,
+        step=run.step,
+        total_steps=run.state_file.config.total_steps,
+        cursor=run.cursor,
+        epoch_start_data_index=run.epoch_start_batch * k,
+        data_indices_applied=run.batches_applied * k,
+        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+        round=None if current is None else _round_head(current),
+        last_outcome_sha256=None if last is None else document_digest(last),
+        rebuild=run.rebuild,
+        checkpointer=current_checkpointer(run),
+        checkpoint=run.checkpoint,
+        config_sha256=run.config_sha256,
+        data_fingerprint=run.data_fingerprint,
+        coordinator_key=run.coordinator_key,
+    )
+
+
+def _round_head(current: Round) -> RoundHead:
+    return RoundHead(
+        step=current.step,
+        attempt=current.attempt,
+        height=current.height,
+        seed=current.seed,
+        cursor=current.cursor,
+        batches=current.work.batch_count(),
+        roster_sha256=current.roster_sha256,
+        roster_count=len(current.roster.clients),
+        work_sha256=current.work_sha256,
+        witness_count=len(plan_of(current).witnesses),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedBlob:
+    """A blob that the run waits for: who may upload it, how long it is, and what it is."""
+
+    kind: Literal["result", "checkpoint"]
+    client_id: ClientId
+    sha256: Sha256
+    size_bytes: int
+    step: int
+    attempt: int
+    work_sha256: Sha256 | None
+
+
+def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
+    """The blob that this client announced under this digest and has not delivered yet, or None."""
+    current = run.round
+    if current is not None and run.phase is RunState.ROUND_TRAIN:
+        found = current.commitments.get(client_id)
+        if found is not None and found.result_sha256 == sha256 and found.rejected is None:
+            return ExpectedBlob(
+                "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
+            )
+    making = run.checkpointing
+    if making is not None and current_checkpointer(run) == client_id:
+        claim = making.claims.get(client_id)
+        if claim is not None and claim.blob_sha256 == sha256:
+            return ExpectedBlob("checkpoint", client_id, sha256, claim.size_bytes, making.step, 0, None)
+    return None
+
+
+def blobs_needed(run: Run) -> frozenset[Sha256]:
+    """The blobs that may not be swept: kept checkpoints, results of kept outcomes, and all of the round under way."""
+    needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
+    for outcome in run.outcomes.values():
+        needed.update(entry.result_sha256 for entry in outcome.entries)
+    if run.round is not None:
+        needed.update(c.result_sha256 for c in run.round.commitments.values() if c.rejected is None)
+    if run.checkpointing is not None:
+        needed.update(c.blob_sha256 for c in run.checkpointing.claims.values() if c.blob_sha256 is not None)
+    return frozenset(needed)

@@ -1,0 +1,183 @@
+"""What readers see of a run: the document's bytes, a round's documents, pages of results, standings and status."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from coordinator.liveness import Presence
+from coordinator.machine.round import plan_of
+from coordinator.machine.run import Run
+from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
+from state.errors import InternalError, Refused
+from state.intervals import total_batches
+from state.messages import CommittedResult, MemberView, ResultsPage, RunStatus, Standing
+from state.phases import RunState
+from state.wire import ClientId, Sha256, canonical_json
+
+MAX_ROUND_DOCUMENTS = 32
+"""Rosters and work lists that are served: those of the round under way and of the last ones."""
+MAX_MEMBERS_IN_STATUS = 200
+MAX_LOSSES_IN_STATUS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A run document with its bytes, serialised once for everyone who waits."""
+
+    document: RunDocument
+    body: bytes
+    etag: str
+
+    @classmethod
+    def of(cls, document: RunDocument) -> "Published":
+        body = canonical_json(document)
+        if len(body) > MAX_RUN_DOCUMENT_BYTES:
+            raise InternalError(f"the run document has {len(body)} bytes, above {MAX_RUN_DOCUMENT_BYTES}")
+        return cls(document, body, f'"{document.lineage}-{document.version}"')
+
+    @property
+    def version(self) -> int:
+        return self.document.version
+
+    def is_news(self, after: int, lineage: str | None) -> bool:
+        """Whether it is newer than version `after`, or of another lineage than this one."""
+        return self.version > after or (lineage is not None and lineage != self.lineage)
+
+    @property
+    def lineage(self) -> str:
+        return self.document.lineage
+
+
+class RoundDocuments:
+    """The canonical JSON of the last rounds' rosters and work lists, by digest."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
+
+    def remember(self, run: Run) -> None:
+        """Keep what the round under way needs; forget the oldest above `MAX_ROUND_DOCUMENTS`."""
+        current = run.round
+        if current is None:
+            return
+        for sha256, document in ((current.roster_sha256, current.roster), (current.work_sha256, current.work)):
+            if sha256 not in self._kept:
+                self._kept[sha256] = canonical_json(document)
+            self._kept.move_to_end(sha256)
+        while len(self._kept) > MAX_ROUND_DOCUMENTS:
+            self._kept.popitem(last=False)
+
+    def get(self, sha256: Sha256) -> bytes | None:
+        return self._kept.get(sha256)
+
+
+def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
+    """The verified results of the round under way from number `after` on.
+
+    Raises:
+        Refused: `stale-round`, when the round is over or has not begun.
+    """
+    current = run.round
+    if current is None or (current.step, current.attempt) != (step, attempt):
+        raise Refused("stale-round", f"round {step} try {attempt} is not under way")
+    results = tuple(
+        CommittedResult(client_id, commitment.result_sha256, commitment.size_bytes)
+        for client_id in current.verified[after:]
+        for commitment in (current.commitments[client_id],)
+    )
+    complete = run.phase is not RunState.ROUND_TRAIN or not current.pending
+    return ResultsPage(step, attempt, max(after, len(current.verified)), complete, results)
+
+
+def standing_of(run: Run, client_id: ClientId) -> Standing:
+    """What has arrived of a client's messages in the round under way.
+
+    Raises:
+        Refused: `unauthorized`, when it is no member.
+    """
+    member = run.members.get(client_id)
+    if member is None:
+        raise Refused("unauthorized", f"client {client_id} is not a member; join again")
+    current = run.round
+    commitment = None if current is None else current.commitments.get(client_id)
+    return Standing(
+        client_id=client_id,
+        ready=member.ready_step is not None,
+        in_roster=current is not None and client_id in plan_of(current).positions,
+        step=run.step,
+        attempt=run.attempt,
+        committed_sha256=None if commitment is None else commitment.result_sha256,
+        result_verified=commitment is not None and commitment.replica_digest is not None,
+        result_rejected=None if commitment is None else commitment.rejected,
+        attested=current is not None and client_id in current.attestations,
+        failed=current is not None and client_id in current.failures,
+    )
+
+
+def status_of(
+    run: Run,
+    version: int,
+    *,
+    now_s: float,
+    presence: Presence,
+    tokens_per_s: float,
+    blob_bytes: int,
+    journal_bytes: int,
+) -> RunStatus:
+    """The run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
+    config, model = run.state_file.config, run.state_file.model.LLM
+    positions = {} if run.round is None else plan_of(run.round).positions
+    shown = list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
+    members = tuple(
+        MemberView(
+            client_id=member.client_id,
+            ready=member.ready_step is not None,
+            in_roster=member.client_id in positions,
+            share=member.share,
+            trainer=member.trainer,
+            silent_s=round(presence.silent_s(member.client_id, now_s), 3),
+            last_loss=member.last_loss,
+        )
+        for member in shown
+    )
+    indices_applied = run.batches_applied * config.data_indices_per_batch
+    return RunStatus(
+        run_id=run.state_file.run_id,
+        version=version,
+        run_state=run.phase,
+        reason=run.reason,
+        phase_remaining_s=None if run.phase_ends_s is None else round(max(0.0, run.phase_ends_s - now_s), 3),
+        epoch=run.epoch,
+        step=run.step,
+        total_steps=config.total_steps,
+        attempt=run.attempt,
+        member_count=len(run.members),
+        ready_count=sum(member.ready_step is not None for member in run.members.values()),
+        members=members,
+        data_indices_applied=indices_applied,
+        tokens_applied=indices_applied * model.max_seq_len,
+        tokens_per_s=round(tokens_per_s, 1),
+        loss=run.losses[-1][1] if run.losses else None,
+        loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],
+        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
+        quarantined=tuple(item.batch_id for item in run.quarantined),
+        checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
+        blob_bytes=blob_bytes,
+        journal_bytes=journal_bytes,
+    )
+
+
+class TokenRate:
+    """Tokens per second over the last rounds."""
+
+    WINDOW = 16
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now_s: float, tokens: int) -> None:
+        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
+
+    def per_s(self) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

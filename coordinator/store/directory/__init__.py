@@ -1,0 +1,1 @@
+"""The run directory: journal and blobs in one folder, for one coordinator."""

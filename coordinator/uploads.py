@@ -1,0 +1,234 @@
+"""Taking the bytes that members announced: results and checkpoints, received, checked, and then counted.
+
+The rule kept here: only a member that announced a blob may deliver it, only well-formed bytes count, and bytes that do
+not count are dropped unless the run needs the same ones for something else: nobody's bad delivery costs another's blob.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from coordinator.layout_cache import Layouts
+from coordinator.machine.round import Commitment
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
+from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
+from coordinator.service import CoordinatorService
+from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
+from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
+from state.results import ResultHeader, check_result
+from state.wire import ClientId, Sha256
+
+MAX_UPLOADS = 256
+"""Blobs that are received at a time; each takes up to a megabyte of memory. Others wait, their bytes unread."""
+MAX_UPLOADS_PER_CLIENT = 4
+"""A client uploads one blob at a time; the rest is room for connections that it lost unnoticed. Nobody takes all."""
+MAX_CHECKS = 2
+"""Blobs that are in memory for their check at a time."""
+
+RunHeavy = Callable[[Callable[[], object]], Awaitable[object]]
+"""Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
+
+
+class Deliveries:
+    """Takes announced blobs for one service."""
+
+    def __init__(self, service: CoordinatorService, layouts: Layouts, run_heavy: RunHeavy) -> None:
+        self._service = service
+        self._layouts = layouts
+        self._run_heavy = run_heavy
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self._uploading: Counter[ClientId] = Counter()
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
+
+    async def receive(
+        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
+    ) -> None:
+        """Take an announced blob, check it, and count it. What was delivered before is left unread and accepted.
+
+        Args:
+            client_id: a member, authenticated.
+            sha256: the digest that it announced.
+            body: the bytes.
+            length_bytes: how many there will be, if the sender says so.
+
+        Raises:
+            Refused: `not-committed`, `late-result`, `blob-mismatch`, `blob-too-large`, `blobs-full`, `result-invalid`
+                (the context's `rule` says why), `overloaded`, `store-failed`, and whatever reading the body raises.
+        """
+        if _is_delivered(self._service.run, client_id, sha256):
+            return
+        expected = _announced(self._service.run, client_id, sha256)
+        if length_bytes is not None and length_bytes != expected.size_bytes:
+            kind = "blob-too-large" if length_bytes > expected.size_bytes else "blob-mismatch"
+            raise Refused(kind, f"{length_bytes} bytes are to come; {expected.size_bytes} were announced")
+        try:
+            with self._place(client_id):
+                async with self._uploads:
+                    await self._keep(expected, body)
+            self._service.heard(client_id)
+            async with self._checks:
+                await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
+        except StoreFailed as error:
+            self._service.fail(error)
+            raise Refused("store-failed", f"the coordinator cannot keep anything more: {error}") from error
+
+    @contextmanager
+    def _place(self, client_id: ClientId) -> Iterator[None]:
+        if self._uploading[client_id] >= MAX_UPLOADS_PER_CLIENT:
+            raise Refused("overloaded", f"{MAX_UPLOADS_PER_CLIENT} uploads of this client are under way already")
+        self._uploading[client_id] += 1
+        try:
+            yield
+        finally:
+            self._uploading[client_id] -= 1
+            if not self._uploading[client_id]:
+                del self._uploading[client_id]
+
+    async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
+        """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
+        run, blobs = self._service.run, self._service.blobs
+        spare_bytes = 0
+        if expected.kind == "result":
+            spare_bytes = checkpoint_size_bound(await self._layouts.current(run.checkpoint, blobs))
+        try:
+            await blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
+        except Refused as refusal:
+            if refusal.kind == "blobs-full":
+                await self._service.note_blobs_near_bound()
+            raise
+
+    async def _take_result(self, expected: ExpectedBlob) -> None:
+        run, blobs = self._service.run, self._service.blobs
+        layout = await self._layouts.current(run.checkpoint, blobs)
+        data = await blobs.read(expected.sha256)
+        wanted = ResultHeader(
+            run_id=run.state_file.run_id,
+            step=expected.step,
+            attempt=expected.attempt,
+            client_id=expected.client_id,
+            work_sha256=expected.work_sha256 or "",
+            replica_digest="",
+        )
+        try:
+            found = await self._run_heavy(lambda: check_result(data, wanted, layout, run.state_file.merge.max_abs))
+        except InvalidResult as error:
+            await self._reject_result(expected, error.rule)
+            raise Refused(
+                "result-invalid", f"the result breaks rule {error.rule!r}: {error}", rule=error.rule
+            ) from error
+        assert isinstance(found, ResultHeader)
+        digest = Sha256(found.replica_digest)
+        await self._service.submit(
+            lambda stamp: ResultVerified(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=expected.client_id,
+                step=expected.step,
+                attempt=expected.attempt,
+                result_sha256=expected.sha256,
+                replica_digest=digest,
+            )
+        )
+
+    async def _reject_result(self, expected: ExpectedBlob, rule: str) -> None:
+        await self._service.submit(
+            lambda stamp: ResultRejected(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=expected.client_id,
+                step=expected.step,
+                attempt=expected.attempt,
+                result_sha256=expected.sha256,
+                rule=rule,
+            )
+        )
+        await self._drop_unless_needed(expected.sha256, self._service.run)
+
+    async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
+        run, blobs = self._service.run, self._service.blobs
+        data = await blobs.read(expected.sha256)
+        try:
+            replica, digest = await self._checked_checkpoint(data)
+            if replica.step != expected.step:
+                raise InvalidDocument(
+                    f"a checkpoint of replica {replica.step}; {expected.step} was asked for", rule="step"
+                )
+            if run.checkpoint is not None and replica.layout != await self._layouts.current(run.checkpoint, blobs):
+                raise InvalidDocument(
+                    "the checkpoint's tensors have other names or shapes than the run's", rule="layout"
+                )
+        except InvalidDocument as error:
+            await self._reject_checkpoint(expected, str(error.context.get("rule", "form")))
+            raise Refused("result-invalid", str(error), **error.context) from error
+        await self._service.submit(
+            lambda stamp: CheckpointHeld(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=expected.client_id,
+                step=expected.step,
+                blob_sha256=expected.sha256,
+                size_bytes=expected.size_bytes,
+                replica_digest=digest,
+            )
+        )
+
+    async def _reject_checkpoint(self, expected: ExpectedBlob, rule: str) -> None:
+        await self._service.submit(
+            lambda stamp: CheckpointRejected(
+                now_s=stamp.now_s,
+                seed=stamp.seed,
+                client_id=expected.client_id,
+                step=expected.step,
+                blob_sha256=expected.sha256,
+                rule=rule,
+            )
+        )
+        await self._drop_unless_needed(expected.sha256, replace(self._service.run, checkpointing=None))
+
+    async def _checked_checkpoint(self, data: bytes) -> tuple[Replica, Sha256]:
+        def check() -> tuple[Replica, Sha256]:
+            replica = parse_checkpoint(data)
+            return replica, Sha256(replica_digest(replica))
+
+        found = await self._run_heavy(check)
+        assert isinstance(found, tuple)
+        return found
+
+    async def _drop_unless_needed(self, sha256: Sha256, run: Run) -> None:
+        """Forget refused bytes. Whoever copies a digest must not make the coordinator forget another's blob."""
+        if sha256 not in blobs_needed(run):
+            await self._service.blobs.delete(sha256)
+
+
+def _commitment(run: Run, client_id: ClientId, sha256: Sha256) -> Commitment | None:
+    found = None if run.round is None else run.round.commitments.get(client_id)
+    return found if found is not None and found.result_sha256 == sha256 else None
+
+
+def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
+    """Whether these bytes were delivered and counted: a client repeats itself when the answer was lost."""
+    commitment = _commitment(run, client_id, sha256)
+    if commitment is not None and commitment.replica_digest is not None:
+        return True
+    if any(checkpoint.blob_sha256 == sha256 for checkpoint in run.checkpoints):
+        return True
+    last = run.outcomes.get(run.replica_step)
+    return last is not None and any(
+        (entry.client_id, entry.result_sha256) == (client_id, sha256) for entry in last.entries
+    )
+
+
+def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
+    """The blob that this member announced and may deliver now."""
+    expected = expected_blob(run, client_id, sha256)
+    if expected is not None:
+        return expected
+    commitment = _commitment(run, client_id, sha256)
+    if commitment is None:
+        raise Refused("not-committed", f"client {client_id} is not expected to deliver blob {sha256}")
+    if commitment.rejected is not None:
+        raise Refused("result-invalid", f"this result broke rule {commitment.rejected!r}", rule=commitment.rejected)
+    raise Refused("late-result", "the result came after the round's training time")

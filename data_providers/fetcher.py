@@ -1,0 +1,244 @@
+"""From a data assignment to a stream of samples: requests, retries, and a channel that never ends silently.
+
+Theory of operation. `fetch_data` turns batch numbers into data indices, cuts them into requests of a bounded number of
+samples, and returns the receiving end of a bounded channel at once; one task in the caller's task group asks the
+provider, request after request, so batches arrive in the order of the assignment. A request that fails for now is
+repeated with backoff; one that fails for good is narrowed to the first batch that fails on its own, and the error is
+put into the channel: whoever receives meets the provider's own error there, and `failed_batch` names the batches.
+Source of the names: specs/data-provider.md.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from runtime.retry import FIRST_DELAY_S, MAX_DELAY_S, Jitter
+from state.config.state_file import StateFile
+from state.errors import DataError
+from state.intervals import BatchId
+from state.messages import FailureKind
+
+log = logging.getLogger(__name__)
+
+MAX_SAMPLES_PER_REQUEST = 256
+REQUEST_BYTES = 8 * 1024**2
+"""About how large the answer to one request may be; a sample that is larger is requested alone."""
+_LARGEST_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """How a client fetches (`[client]`), and what a batch is.
+
+    Attributes:
+        data_indices_per_batch: samples of one batch.
+        samples_per_request: the most samples that one `get_samples` asks for.
+        attempts: tries of one request.
+        timeout_s: seconds for one try.
+        prefetch_requests: answers that may wait for the trainer.
+    """
+
+    data_indices_per_batch: int
+    samples_per_request: int
+    attempts: int
+    timeout_s: float
+    prefetch_requests: int
+
+    @classmethod
+    def of(cls, state: StateFile, data_indices_per_batch: int | None = None) -> "FetchSettings":
+        """What the run's state file says, or with batches of another size."""
+        fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * _LARGEST_TOKEN_BYTES)
+        return cls(
+            data_indices_per_batch=data_indices_per_batch or state.config.data_indices_per_batch,
+            samples_per_request=max(1, min(fitting, MAX_SAMPLES_PER_REQUEST)),
+            attempts=state.client.fetch_attempts,
+            timeout_s=state.client.fetch_timeout_s,
+            prefetch_requests=state.client.prefetch_requests,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One `get_samples`: a closed interval of data indices, and the batches that it touches."""
+
+    data_ids: BatchId
+    batch_id: BatchId
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The channel's last item. `error` is why the data end early; None when they are complete."""
+
+    error: DataError | None = None
+    batch_id: BatchId | None = None
+
+
+_Item: TypeAlias = TokenBatch | _End
+
+
+def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[Request]:
+    """The requests for an assignment, in its order, each of whole batches where a batch fits into one request."""
+    k = settings.data_indices_per_batch
+    step = max(settings.samples_per_request // k, 1) * k
+    for interval in data_assignments:
+        indices = interval.data_indices(k)
+        for group_start in range(indices.start, indices.stop, step):
+            group_stop = min(group_start + step, indices.stop)
+            for start in range(group_start, group_stop, settings.samples_per_request):
+                end = min(start + settings.samples_per_request, group_stop) - 1
+                yield Request(BatchId(start, end), BatchId(start // k, end // k))
+
+
+def failure_kind(error: DataError) -> FailureKind:
+    """How a failure report calls the provider's error."""
+    if isinstance(error, SourceUnavailable | CorruptData | OutOfRange | Rejected):
+        return error.kind
+    return "unavailable"
+
+
+def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> None:
+    """Nothing, when every token of the batch is below `vocabulary`. `first_index` is its first sample's data index.
+
+    Raises:
+        CorruptData: one is not: the data's owner's fault, or a tokenizer that is not the model's.
+    """
+    tokens = batch.input_ids
+    if not tokens.size or int(tokens.max()) < vocabulary:
+        return
+    at = int(np.argmax(tokens >= vocabulary))
+    sample = int(np.searchsorted(batch.offsets, at, side="right")) - 1
+    index = first_index + sample
+    raise CorruptData(
+        f"data index {index} has token {int(tokens[at])} at position {at - int(batch.offsets[sample])}; "
+        f"the model's vocabulary allows 0 to {vocabulary - 1}",
+        data_index=index,
+        token=int(tokens[at]),
+        vocabulary=vocabulary,
+    )
+
+
+class BatchReceiver:
+    """The receiving end of the channel: iterate to get the assignment's samples in order.
+
+    Attributes:
+        failed_batch: the batches on which fetching failed, once the iteration has raised.
+    """
+
+    def __init__(self, channel: asyncio.Queue[_Item], filling: asyncio.Task[None]) -> None:
+        self._channel = channel
+        self._filling = filling
+        self._end: _End | None = None
+        self.failed_batch: BatchId | None = None
+
+    def __aiter__(self) -> "BatchReceiver":
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        """The next samples.
+
+        Raises:
+            StopAsyncIteration: every sample of the assignment was delivered.
+            DataError: the provider's error, after which no data follow.
+        """
+        if self._end is None:
+            item = await self._channel.get()
+            if not isinstance(item, _End):
+                return item
+            self._end = item
+        if self._end.error is None:
+            raise StopAsyncIteration
+        self.failed_batch = self._end.batch_id
+        raise self._end.error
+
+    def close(self) -> None:
+        """Stops fetching; what has arrived and was not received is dropped."""
+        self._filling.cancel()
+
+
+class DataFetcher:
+    """Fetches data assignments from a provider. Does not own it.
+
+    Args:
+        vocabulary: tokens are below it, or the data are corrupt; None where nobody knows. Checked here, because
+            what comes of every provider passes here, and here a bad token is narrowed to its batch.
+    """
+
+    def __init__(
+        self, provider: DataProvider, settings: FetchSettings, jitter: Jitter, vocabulary: int | None = None
+    ) -> None:
+        self._provider = provider
+        self._settings = settings
+        self._jitter = jitter
+        self._vocabulary = vocabulary
+
+    def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
+        """The receiving end of a channel that fills in the background.
+
+        Args:
+            data_assignments: this client's `BatchId`s of the round.
+            group: where the background task runs; the group does not end before the receiver is exhausted or closed.
+        """
+        channel: asyncio.Queue[_Item] = asyncio.Queue(self._settings.prefetch_requests)
+        return BatchReceiver(channel, group.create_task(self._fill(channel, tuple(data_assignments))))
+
+    async def _fill(self, channel: asyncio.Queue[_Item], data_assignments: tuple[BatchId, ...]) -> None:
+        for request in plan_requests(data_assignments, self._settings):
+            try:
+                batch = await self._get_with_retries(request)
+            except DataError as error:
+                blamed = await self._narrow(request, error)
+                log.warning("fetch_failed", extra={"batch_id": str(blamed), "reason": str(error)})
+                await channel.put(_End(error, blamed))
+                return
+            await channel.put(batch)
+        await channel.put(_End())
+
+    async def _get_with_retries(self, request: Request) -> TokenBatch:
+        delay_s = FIRST_DELAY_S
+        for attempts_left in reversed(range(self._settings.attempts)):
+            try:
+                return await self._get_once(request.data_ids)
+            except SourceUnavailable as error:
+                if not attempts_left:
+                    raise
+                log.info("fetch_retried", extra={"batch_id": str(request.batch_id), "reason": str(error)})
+            await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
+        raise SourceUnavailable("no attempt is allowed")
+
+    async def _get_once(self, data_ids: BatchId) -> TokenBatch:
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                batch = await self._provider.get_samples(data_ids)
+        except TimeoutError as error:
+            timeout_s = self._settings.timeout_s
+            raise SourceUnavailable(f"no answer for data indices {data_ids} within {timeout_s:g} s") from error
+        wanted = data_ids.end - data_ids.start + 1
+        if batch.sample_count != wanted:
+            raise CorruptData(f"{batch.sample_count} samples came for the {wanted} data indices {data_ids}")
+        if self._vocabulary is not None and not batch.is_text:
+            check_vocabulary(batch, data_ids.start, self._vocabulary)
+        return batch
+
+    async def _narrow(self, request: Request, error: DataError) -> BatchId:
+        """The first batch of a failed request that fails for good on its own, or what it could be narrowed to."""
+        blamed = request.batch_id
+        if isinstance(error, SourceUnavailable):
+            return blamed
+        while blamed.start != blamed.end:
+            first, second = blamed.bisect()
+            indices = first.data_indices(self._settings.data_indices_per_batch)
+            try:
+                await self._get_once(BatchId(indices.start, indices.stop - 1))
+            except SourceUnavailable:
+                return blamed
+            except DataError:
+                blamed = first
+            else:
+                blamed = second
+        return blamed

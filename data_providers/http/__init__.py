@@ -1,1 +1,0 @@
-"""Token files behind HTTP servers."""

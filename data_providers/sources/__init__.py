@@ -1,0 +1,1 @@
+"""Bytes by range: HTTP, object stores, the disk cache, manifests."""

@@ -1,0 +1,197 @@
+"""What a source brought, kept on the disk, so that a second pass (or a second client) need not fetch it again.
+
+Files are kept in aligned blocks, each a file of its own: 32 bytes of SHA-256, then the block. Several processes share a
+folder safely:
+
+- a block is written under the folder's lock to one name, `incoming`, and renamed when it is whole, so that a killed
+  process leaves nothing that anybody reads, and at most one file, which the next writer overwrites;
+- a block is read without a lock, and believed only if it has its hash; another one is deleted and fetched again;
+- the total is counted under the lock in `total`; at the limit the blocks that were longest not used make room.
+
+A block is named after the file's place, size, version and distinction, so that a file that changed is another file.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
+from state.errors import InvalidInput
+
+BLOCK_BYTES = 256 * 1024
+"""A miss fetches whole blocks, so a sample costs at most its own bytes and two blocks."""
+DEFAULT_CACHE_BYTES = 16 * 1024**3
+MIN_CACHE_BYTES = 64 * BLOCK_BYTES
+MAX_STRETCH_BLOCKS = 16
+"""Neighbouring blocks that are missing are fetched as one range, up to 4 MiB."""
+EVICT_TO_PERCENT = 90
+_DIGEST_BYTES = 32
+_INCOMING, _LOCK, _TOTAL = "incoming", "lock", "total"
+
+
+class BlockCache:
+    """A folder of blocks with a limit in bytes, shared by any number of processes. Its methods block.
+
+    Raises:
+        InvalidInput: the folder cannot be used, or the limit is below `MIN_CACHE_BYTES`; the user's fault.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        if max_bytes < MIN_CACHE_BYTES:
+            raise InvalidInput(f"a data cache of {max_bytes} bytes; allowed: {MIN_CACHE_BYTES} or more")
+        self._folder = folder
+        self._max_bytes = max_bytes
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._write_total(sum(size for size, _, _ in self._entries()))
+        except OSError as error:
+            raise InvalidInput(f"data cache {folder}: {error.strerror or error}", path=str(folder)) from error
+
+    def get(self, key: str, size_bytes: int) -> bytes | None:
+        """The block, or None when it is not held (any more)."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        block = data[_DIGEST_BYTES:]
+        if len(block) != size_bytes or hashlib.sha256(block).digest() != data[:_DIGEST_BYTES]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        return block
+
+    def put(self, key: str, block: bytes | memoryview) -> None:
+        """Keep a block. A disk that is full or gone costs the caching, never the data."""
+        path = self._path(key)
+        with contextlib.suppress(OSError), self._locked():
+            if path.exists():
+                return
+            size_bytes = _DIGEST_BYTES + len(block)
+            total = self._read_total() + size_bytes
+            if total > self._max_bytes:
+                total = self._make_room(size_bytes) + size_bytes
+            incoming = self._folder / _INCOMING
+            with incoming.open("wb") as file:
+                file.write(hashlib.sha256(block).digest())
+                file.write(block)
+            path.parent.mkdir(exist_ok=True)
+            self._write_total(total)
+            incoming.replace(path)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key
+
+    def _entries(self) -> Iterator[tuple[int, float, Path]]:
+        """Size, time of last use, and path of every block."""
+        for path in self._folder.glob("??/*"):
+            with contextlib.suppress(OSError):  # another process has just evicted it
+                found = path.stat()
+                yield found.st_size, found.st_mtime, path
+
+    def _make_room(self, needed_bytes: int) -> int:
+        """Deletes what was longest not used; the bytes that are left."""
+        entries = sorted(self._entries(), key=lambda entry: entry[1])
+        total = sum(size for size, _, _ in entries)
+        goal = self._max_bytes * EVICT_TO_PERCENT // 100 - needed_bytes
+        for size, _, path in entries:
+            if total <= goal:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return total
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._folder / _LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _read_total(self) -> int:
+        text = (self._folder / _TOTAL).read_bytes()
+        return int(text) if text.isdigit() else self._max_bytes
+
+    def _write_total(self, total: int) -> None:
+        (self._folder / _TOTAL).write_bytes(b"%d" % total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Neighbouring blocks that are not held: numbers `[first, stop)`."""
+
+    first: int
+    stop: int
+
+
+class CachedSource:
+    """A `ByteSource` that keeps what another one brings, and closes it."""
+
+    def __init__(self, source: ByteSource, cache: BlockCache) -> None:
+        self._source = source
+        self._cache = cache
+        self._files = {file.name: file for file in source.files}
+        self.fetched_bytes = 0
+        """What came from the source so far."""
+
+    @property
+    def location(self) -> str:
+        return self._source.location
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return self._source.files
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """As `ByteSource.read_into`."""
+        file, stop = self._files[name], start + len(into)
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        body = memoryview(bytearray(max(0, min(last * BLOCK_BYTES, file.size_bytes) - first * BLOCK_BYTES)))
+        missing = await asyncio.to_thread(self._fill, file, first, last, body)
+
+        async def fetch(part: _Missing) -> None:
+            begin, end = part.first * BLOCK_BYTES, min(part.stop * BLOCK_BYTES, file.size_bytes)
+            found = body[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+            await self._source.read_into(name, begin, found)
+            self.fetched_bytes += len(found)
+            await asyncio.to_thread(self._keep, file, part, found)
+
+        await run_bounded(fetch, missing, MAX_CONCURRENT_READS)
+        into[:] = body[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+
+    async def aclose(self) -> None:
+        await self._source.aclose()
+
+    def _fill(self, file: SourceFile, first: int, last: int, body: memoryview) -> list[_Missing]:
+        """Puts the blocks that are held to their places; says which are not."""
+        missing: list[_Missing] = []
+        for number in range(first, last):
+            block = self._cache.get(_key(file, number), _block_bytes(file, number))
+            if block is not None:
+                at = (number - first) * BLOCK_BYTES
+                body[at : at + len(block)] = block
+            elif missing and missing[-1].stop == number and number - missing[-1].first < MAX_STRETCH_BLOCKS:
+                missing[-1] = _Missing(missing[-1].first, number + 1)
+            else:
+                missing.append(_Missing(number, number + 1))
+        return missing
+
+    def _keep(self, file: SourceFile, part: _Missing, found: memoryview) -> None:
+        for number in range(part.first, part.stop):
+            at = (number - part.first) * BLOCK_BYTES
+            self._cache.put(_key(file, number), found[at : at + _block_bytes(file, number)])
+
+
+def _block_bytes(file: SourceFile, number: int) -> int:
+    return min(BLOCK_BYTES, file.size_bytes - number * BLOCK_BYTES)
+
+
+def _key(file: SourceFile, number: int) -> str:
+    parts = (file.place, str(file.size_bytes), file.version, file.distinction, str(BLOCK_BYTES), str(number))
+    return hashlib.sha256("\x00".join(parts).encode()).hexdigest()

@@ -1,0 +1,93 @@
+"""The manifests beside the files of URLs: which of the files they list, and the files compared with them.
+
+A manifest is looked for in each folder that holds one of the URLs' files, and is believed for what lies in its folder
+and below it; of several that list a file, the nearest counts. A server that refuses the manifest, or that answers any
+path with a page of its own, has none; one that does not answer now leaves that open, and so is an error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import unquote
+
+from data_providers.protocol import CorruptData, Rejected
+from data_providers.sources.http.source import HttpSource, file_names
+from data_providers.sources.manifest import (
+    HEAD_BYTES,
+    MANIFEST_NAME,
+    ListedFile,
+    Manifest,
+    VerifiedSource,
+    looks_like_one,
+    read_manifest,
+)
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, read, run_bounded
+
+MAX_FOLDERS = 64
+"""Of so many folders, the first ones that the URLs name, a manifest is looked for."""
+
+
+async def open_checked(urls: Sequence[str]) -> ByteSource:
+    """The files at these URLs, each compared with the manifest that lists it where there is one.
+
+    Raises:
+        SourceUnavailable: a server does not answer now, for a file or for its manifest; retry.
+        CorruptData: a manifest is damaged, or a file has another size than it says; the data's owner's fault.
+        Rejected, InvalidInput: as `HttpSource.open`.
+    """
+    names = file_names(urls)
+    manifests: dict[str, Manifest] = {}
+
+    async def look_into(folder: str) -> None:
+        found = await _manifest_at(f"{folder}/{MANIFEST_NAME}")
+        if found is not None:
+            manifests[folder] = found
+
+    folders = dict.fromkeys(next(_folders_of(url)) for url in names)
+    await run_bounded(look_into, list(folders)[:MAX_FOLDERS], MAX_CONCURRENT_READS)
+    source = await HttpSource.open(urls)
+    if not manifests:
+        return source
+    try:
+        return VerifiedSource(source, _listed(names, manifests))
+    except BaseException:
+        await source.aclose()
+        raise
+
+
+async def _manifest_at(url: str) -> Manifest | None:
+    try:
+        source = await HttpSource.open([url])
+    except Rejected:
+        return None
+    try:
+        (file,) = source.files
+        try:
+            head = await read(source, file.name, 0, min(HEAD_BYTES, file.size_bytes))
+        except (CorruptData, Rejected):  # a page that is made anew for each request
+            return None
+        return await read_manifest(source, file) if looks_like_one(head) else None
+    finally:
+        await source.aclose()
+
+
+def _listed(names: Mapping[str, str], manifests: Mapping[str, Manifest]) -> dict[str, ListedFile]:
+    """What the nearest manifest that lists a URL's file says of it, by the file's name in the source."""
+    listed: dict[str, ListedFile] = {}
+    for url, name in names.items():
+        for folder in _folders_of(url):
+            entry = manifests.get(folder, {}).get(unquote(_path_of(url)[len(folder) + 1 :]))
+            if entry is not None:
+                listed[name] = entry
+                break
+    return listed
+
+
+def _path_of(url: str) -> str:
+    return url.partition("#")[0].partition("?")[0]
+
+
+def _folders_of(url: str) -> Iterator[str]:
+    """The URLs of the folders above a file, the nearest first."""
+    folder = _path_of(url).rpartition("/")[0]
+    while not folder.endswith("/"):  # behind that stands the server's name
+        yield folder
+        folder = folder.rpartition("/")[0]

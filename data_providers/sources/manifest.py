@@ -1,0 +1,226 @@
+"""A manifest of content hashes: what a dataset's owner says its bytes are, checked as they arrive.
+
+`epochal data manifest FOLDER` writes `epochal-manifest.json` beside the files: for every file its size and the first 16
+bytes of the SHA-256 of each block. A source that holds such a file is read block by block, each compared before anybody
+sees a byte of it; so a truncated, damaged or replaced file is an error and never a wrong sample.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from data_providers.formats.discovery import SUFFIXES
+from data_providers.formats.mds import INDEX_NAME
+from data_providers.protocol import CorruptData
+from data_providers.sources.protocol import ByteSource, SourceFile, read
+from state.errors import InvalidInput
+
+MANIFEST_NAME = "epochal-manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024**2
+DEFAULT_BLOCK_BYTES = 256 * 1024
+MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
+_FORMAT = "epochal/manifest/v1"
+HEAD_BYTES = 256
+_HASH_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file as the manifest has it; `hashes` has `_HASH_BYTES` for each block of `block_bytes`."""
+
+    size_bytes: int
+    hashes: bytes
+    block_bytes: int
+
+    def hash_of(self, number: int) -> bytes:
+        """What the block of this number hashes to."""
+        return self.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
+
+
+Manifest: TypeAlias = Mapping[str, ListedFile]
+"""A parsed manifest: the files by name."""
+
+
+def block_hash(block: bytes | memoryview) -> bytes:
+    """The hash of one block: the first 16 bytes of its SHA-256."""
+    return hashlib.sha256(block).digest()[:_HASH_BYTES]
+
+
+def parse_manifest(text: bytes, place: str) -> Manifest:
+    """The manifest in a file.
+
+    Raises:
+        CorruptData: it is none; the data's owner's fault.
+    """
+    try:
+        found = json.loads(text)
+        if found["format"] != _FORMAT:
+            raise CorruptData(f"{place} is a manifest of format {found['format']!r}; allowed: {_FORMAT}")
+        block_bytes = found["block_bytes"]
+        if type(block_bytes) is not int or not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
+            raise CorruptData(f"{place}: block_bytes {block_bytes!r}; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
+        return {str(name): _listed(place, name, entry, block_bytes) for name, entry in found["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"{place} is no manifest: {type(error).__name__} {error}", place=place) from error
+
+
+async def read_manifest(source: ByteSource, file: SourceFile) -> Manifest:
+    """The manifest that is a file of a source.
+
+    Raises:
+        CorruptData: it is none, or has more than `MAX_MANIFEST_BYTES`.
+        SourceUnavailable, Rejected: as `ByteSource.read_into`.
+    """
+    if file.size_bytes > MAX_MANIFEST_BYTES:
+        raise CorruptData(f"{file.place} has {file.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
+    return parse_manifest(await read(source, file.name, 0, file.size_bytes), file.place)
+
+
+def looks_like_one(head: bytes) -> bool:
+    """Whether a file with these first bytes means to be a manifest. Many servers answer any path with something."""
+    return head.startswith(b"{") and _FORMAT.rpartition("/")[0].encode() in head[:HEAD_BYTES]
+
+
+def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
+    size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
+    if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
+        raise CorruptData(f"{place}: {name} has {size_bytes!r} bytes and {len(hashes) // _HASH_BYTES} hashes")
+    return ListedFile(size_bytes, hashes, block_bytes)
+
+
+def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
+    """Write the manifest of these files of a folder. Blocks.
+
+    Raises:
+        InvalidInput: a file cannot be read, or the block size is not allowed; the user's fault.
+    """
+    if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
+        raise InvalidInput(f"blocks of {block_bytes} bytes; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
+    files: dict[str, Any] = {}
+    path = folder / MANIFEST_NAME
+    try:
+        for name in sorted(names):
+            hashes, size_bytes = bytearray(), 0
+            with (folder / name).open("rb") as file:
+                while block := file.read(block_bytes):
+                    hashes += block_hash(block)
+                    size_bytes += len(block)
+            files[name] = {"size_bytes": size_bytes, "hashes": base64.b64encode(hashes).decode()}
+        document = {"format": _FORMAT, "block_bytes": block_bytes, "files": files}
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # the format first: `looks_like_one`
+    except OSError as error:
+        raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
+    return path
+
+
+def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
+    """Compare every byte of a folder with its manifest; the number of files that were compared. Blocks.
+
+    Args:
+        names: files of the folder that the manifest must list, because they would be read as data.
+
+    Raises:
+        CorruptData: a file is missing, is not listed, has another size, or differs; the first one found is named with
+            the block.
+        InvalidInput: there is no manifest, or a file cannot be read.
+    """
+    try:
+        manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder / MANIFEST_NAME))
+        for name in sorted(names):
+            if name not in manifest:
+                raise CorruptData(f"{folder}: the manifest does not list {name}", name=name)
+        for name, listed in manifest.items():
+            path = folder / name
+            if not path.is_file():
+                raise CorruptData(f"{folder}: the manifest lists {name}, which is not there", name=name)
+            if path.stat().st_size != listed.size_bytes:
+                raise CorruptData(f"{path} has {path.stat().st_size} bytes, the manifest says {listed.size_bytes}")
+            with path.open("rb") as file:
+                for number in range(len(listed.hashes) // _HASH_BYTES):
+                    size = listed.block_bytes
+                    if block_hash(file.read(size)) != listed.hash_of(number):
+                        raise CorruptData(f"{path}: block {number} of {size} bytes is not what the manifest says")
+    except OSError as error:
+        raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
+    return len(manifest)
+
+
+class VerifiedSource:
+    """A `ByteSource` whose every byte was compared with a manifest; it closes the source that it reads.
+
+    Raises:
+        CorruptData: the source's files are not those of the manifest.
+    """
+
+    def __init__(self, source: ByteSource, manifest: Manifest) -> None:
+        self._source = source
+        self._manifest = manifest
+        self._files = [file for file in source.files if file.name != MANIFEST_NAME]
+        by_name = {file.name: file for file in self._files}
+        for name, listed in manifest.items():
+            if name not in by_name:
+                raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
+            if by_name[name].size_bytes != listed.size_bytes:
+                raise CorruptData(
+                    f"{by_name[name].place} has {by_name[name].size_bytes} bytes, "
+                    f"the manifest says {listed.size_bytes}",
+                    name=name,
+                )
+
+    @classmethod
+    async def where_listed(cls, source: ByteSource) -> ByteSource:
+        """The source itself, or a verified one where the source, which lists all that is there, holds a manifest.
+
+        Raises:
+            CorruptData: the manifest is none, or does not list exactly the source's token files.
+            SourceUnavailable, Rejected: as `ByteSource.read_into`.
+        """
+        held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
+        if held is None:
+            return source
+        try:
+            manifest = await read_manifest(source, held)
+            is_mds = any(file.name.rpartition("/")[2] == INDEX_NAME for file in source.files)  # those name their shards
+            for file in source.files:
+                if not is_mds and file.name.endswith(SUFFIXES) and file.name not in manifest:
+                    raise CorruptData(
+                        f"{source.location}: the manifest does not list {file.name}, which would be read as data",
+                        name=file.name,
+                    )
+            return cls(source, manifest)
+        except BaseException:
+            await source.aclose()
+            raise
+
+    @property
+    def location(self) -> str:
+        return self._source.location
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return self._files
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """As `ByteSource.read_into`; whole blocks are fetched and compared, but for a file that is not listed."""
+        listed = self._manifest.get(name)
+        if listed is None:
+            await self._source.read_into(name, start, into)
+            return
+        size, stop = listed.block_bytes, start + len(into)
+        begin, end = start // size * size, min(-(-stop // size) * size, listed.size_bytes)
+        body = into if (begin, end) == (start, stop) else memoryview(bytearray(end - begin))
+        await self._source.read_into(name, begin, body)
+        for at in range(begin, end, size):
+            number = at // size
+            if block_hash(body[at - begin : at - begin + size]) != listed.hash_of(number):
+                place = next(file.place for file in self._files if file.name == name)
+                raise CorruptData(f"{place}: block {number} of {size} bytes is not what the manifest says", name=name)
+        if body is not into:
+            into[:] = body[start - begin : stop - begin]
+
+    async def aclose(self) -> None:
+        await self._source.aclose()

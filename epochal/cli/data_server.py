@@ -1,0 +1,118 @@
+"""Serving a run's data over TCP: the files of a `data.toml`, to the clients that the coordinator assigns them to."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+
+from coordinator_client.http import HttpCoordinatorClient
+from data_providers.opening import open_described
+from data_providers.tcp.coordinator_gate import CoordinatorGate
+from data_providers.tcp.server import DataServer
+from epochal.cli.state_files import read_data_config
+from runtime.retry import Patience
+from state.config.data_location import Server
+from state.config.state_file import StateFile, check_together
+from state.errors import InvalidInput
+
+ANY_HOST = "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class DataServerOptions:
+    """What a data server is started from.
+
+    Attributes:
+        host, port: where to listen; None for what the run's `data_location` says.
+        verify: whether to verify the coordinator's certificate, or the file with the authorities to trust, or how else
+            to trust.
+    """
+
+    config_path: Path
+    coordinator_url: str
+    host: str | None = None
+    port: int | None = None
+    verify: bool | str | ssl.SSLContext = True
+
+
+def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
+    """Trusts whoever holds this certificate's key, whatever names it bears: for a process that asks itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cafile=str(certificate))
+    return context
+
+
+def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str, int]:
+    """Where to listen: as asked, else at the run's own data location (its port on every interface, unless loopback).
+
+    Raises:
+        InvalidInput: the run's data do not come from a data server, and no port was given.
+    """
+    location = state.model.LLM.data_location
+    if options.port is not None:
+        return options.host or "127.0.0.1", options.port
+    if not isinstance(location, Server):
+        raise InvalidInput("the run's data_location names no data server; give --port to serve anyway")
+    return options.host or (location.host if _is_loopback(location.host) else ANY_HOST), location.port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def run_configuration(url: str, patience: Patience, verify: bool | str) -> StateFile:
+    """The configuration of the run that a coordinator serves; waits for a coordinator that is not up yet."""
+    client = await HttpCoordinatorClient.connect(url, patience, verify)
+    try:
+        document = await client.run_document(None, 0.0)
+        if document is None:
+            raise InvalidInput(f"{url} publishes no run document")
+        return await client.config(document.config_sha256)
+    except httpx.HTTPError as error:
+        raise InvalidInput(f"{url}: {error}") from error
+    finally:
+        await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def serving_data(state: StateFile, options: DataServerOptions) -> AsyncIterator[tuple[str, int]]:
+    """Serve data until the context is left; gives the host and port.
+
+    Raises:
+        InvalidInput: the data file is wrong or does not fit the run, or the address cannot be had.
+        DataError: the data cannot be read.
+    """
+    config = read_data_config(options.config_path)
+    if isinstance(state.model.LLM.data_location, Server):
+        check_together(state, "the coordinator's state file", config, str(options.config_path))
+    host, port = listening_address(state, options)
+    provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
+    gate = CoordinatorGate(options.coordinator_url, options.verify)
+    server = DataServer(provider, provider.order.spec, gate)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(gate.follow())
+            try:
+                yield host, await _start(server, host, port)
+            finally:
+                await server.aclose()
+                following.cancel()
+    finally:
+        await provider.aclose()
+
+
+async def _start(server: DataServer, host: str, port: int) -> int:
+    try:
+        return await server.start(host, port)
+    except OSError as error:
+        raise InvalidInput(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,0 +1,59 @@
+"""Logging at the entry points: constant messages with fields, as JSON lines for machines or short lines for people."""
+
+import json
+import logging
+import sys
+from enum import StrEnum
+from typing import Any, TextIO
+
+from epochal.cli.visible import visible
+
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+MAX_FIELD_CHARS = 2000
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def record_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The structured fields that a log call passed as `extra`."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time_s, level, logger, event and the call's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time_s": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **record_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)[-MAX_FIELD_CHARS:]
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:34:56 info event key=value …`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{key}={visible(str(value))}" for key, value in record_fields(record).items())
+        clock = self.formatTime(record, "%H:%M:%S")
+        line = f"{clock} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+def start_logging(log_format: LogFormat, *, verbose: bool, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to `stream` (standard error if None)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
+    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio", "transitions"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

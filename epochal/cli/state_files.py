@@ -1,0 +1,42 @@
+"""Reading the files that a person wrote, with errors that name them."""
+
+from pathlib import Path
+
+from state.config.data_location import DataConfig
+from state.config.state_file import StateFile, ensure_supported, parse_data_config, parse_state
+from state.errors import InvalidConfig, InvalidInput, Mistake
+
+MAX_CONFIG_BYTES = 1024 * 1024
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        InvalidInput: it is missing, unreadable, too large or not UTF-8; the user's fault.
+    """
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InvalidInput(f"{path}: larger than {MAX_CONFIG_BYTES} bytes, which no such file is", path=str(path))
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror or error}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(str(path), (Mistake("", f"not UTF-8 at byte {error.start}", "text in UTF-8"),)) from error
+
+
+def read_state(path: Path) -> StateFile:
+    """The validated state file. Raises `InvalidInput` with every mistake."""
+    return parse_state(read_text(path), str(path))
+
+
+def read_supported_state(path: Path) -> StateFile:
+    """The validated state file, all of which this version carries out. Raises `InvalidInput` or `Unsupported`."""
+    state = read_state(path)
+    ensure_supported(state, str(path))
+    return state
+
+
+def read_data_config(path: Path) -> DataConfig:
+    """The validated data file. Raises `InvalidInput` with every mistake."""
+    return parse_data_config(read_text(path), str(path))

@@ -1,0 +1,283 @@
+"""A whole run on one machine, with real processes over loopback, and the proof of what it did.
+
+One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
+killed without warning and another joins, both at given steps of the run. Afterwards nothing is believed: the journal is
+audited, the parameters are recomputed from checkpoint and outcomes, and every client's replica digests are compared.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import tomli_w
+
+from coordinator.audit import AuditReport
+from epochal.commands.audit import audit_run_directory
+from epochal.testnet.children import Child, Children
+from epochal.testnet.demo_data import DemoData, write_demo_data
+from epochal.testnet.demo_state import demo_state
+from state.config.state_file import StateFile, dump_state
+from state.documents import RunDocument
+from state.errors import EpochalError, InvalidDocument, InvalidInput
+from state.messages import RunStatus
+from state.phases import RunState
+from state.wire import parse_document
+
+HOST = "127.0.0.1"
+WELL_BELOW_UNIGRAM = 0.85
+"""The last loss must lie below this share of the data's unigram entropy."""
+FINISH_TIMEOUT_S = 30.0
+DEATH_NOTICE_S = 1.0
+POLL_S = 5.0
+POLL_TIMEOUT_S = 15.0
+LOSS_WINDOW = 3
+"""Rounds over which the first and the last loss are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestnetOptions:
+    """What `epochal up` was asked for.
+
+    Attributes:
+        chaos: whether a client is killed and another joins on the way.
+        timeout_s: the run fails if it has not finished by then.
+    """
+
+    __test__ = False
+
+    run_dir: Path
+    client_count: int = 3
+    round_count: int | None = None
+    trainer: str = "numpy"
+    chaos: bool = True
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened, and whether it is proved (`problems` is empty). Losses are in nats per token."""
+
+    clients: int
+    rounds: int
+    epochs: int
+    tokens: int
+    loss_first: float | None
+    loss_last: float | None
+    unigram_entropy: float
+    replicas_identical: bool
+    replica_digests_compared: int
+    duplicates: int
+    missing: int
+    quarantined: int
+    unapplied: int
+    replay_identical: bool
+    recomputed_steps: int
+    killed_at_step: int | None
+    joined_at_step: int | None
+    training_s: float
+    wall_s: float
+    problems: tuple[str, ...]
+
+
+Show = Callable[[RunStatus, list[str]], None]
+"""Called whenever there is something new to see: the status, and what was done to the run so far."""
+
+
+class Testnet:
+    """Runs one. The run directory keeps everything: data, state files, logs, the coordinator's own directory."""
+
+    __test__ = False
+
+    def __init__(self, options: TestnetOptions, show: Show) -> None:
+        self._options = options
+        self._show = show
+        self._notes: list[str] = []
+        self._killed_at: int | None = None
+        self._joined_at: int | None = None
+        self._epochs: set[int] = set()
+        self._clients: list[Child] = []
+
+    @property
+    def coordinator_dir(self) -> Path:
+        return self._options.run_dir / "coordinator"
+
+    async def run(self) -> Report:
+        """Start everything, watch it to the end, and prove it.
+
+        Raises:
+            InvalidInput: the run directory cannot be used.
+            EpochalError: something did not start or ended early, or the run did not finish in time.
+        """
+        started_s = time.monotonic()
+        data, state = await asyncio.to_thread(self._prepare)
+        async with (
+            Children(self._options.run_dir / "logs") as children,
+            httpx.AsyncClient(timeout=POLL_TIMEOUT_S) as http,
+        ):
+            url = await self._start(children)
+            training_s = time.monotonic()
+            try:
+                async with asyncio.timeout(self._options.timeout_s):
+                    status = await self._watch(children, http, f"{url}/v1/runs/{state.run_id}")
+            except TimeoutError:
+                raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
+            except (httpx.HTTPError, InvalidDocument) as error:
+                await children.started[0].wait(DEATH_NOTICE_S)  # what became of the coordinator says more
+                self._check_children(children)
+                raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
+            training_s = time.monotonic() - training_s
+            problems = await self._await_clients()
+        audit = await audit_run_directory(self.coordinator_dir, recompute=True)
+        return self._report(status, data, audit, problems, training_s, started_s)
+
+    def _prepare(self) -> tuple[DemoData, StateFile]:
+        options = self._options
+        try:
+            options.run_dir.mkdir(parents=True, exist_ok=True)
+            if any(options.run_dir.iterdir()):
+                raise EpochalError(f"{options.run_dir} is not empty; give a new --run-dir")
+        except OSError as error:
+            raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
+        data = write_demo_data(options.run_dir / "data")
+        state = demo_state(
+            data_server=f"{HOST}:{_free_port()}", total_steps=options.round_count, client_count=options.client_count
+        )
+        (options.run_dir / "state.toml").write_text(dump_state(state), encoding="utf-8")
+        data_config = {"dir": "data", "token_size": "TwoBytes", "seq_len": state.model.LLM.max_seq_len}
+        data_config["shuffle_seed"] = list(range(32))
+        (options.run_dir / "data.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
+        self._note(f"{data.token_count:,} byte tokens of Python's standard library in {data.shard_count} shards")
+        return data, state
+
+    async def _start(self, children: Children) -> str:
+        options = self._options
+        directory = options.run_dir
+        _, url = await children.start_server(
+            "coordinator",
+            *("coordinator", str(directory / "state.toml"), "--run-dir", str(self.coordinator_dir)),
+            *("--host", HOST, "--port", "0"),
+        )
+        await children.start_server("data-server", "data-server", str(directory / "data.toml"), "--coordinator", url)
+        for _ in range(options.client_count):
+            await self._start_client(children, url)
+        return url
+
+    async def _start_client(self, children: Children, url: str) -> None:
+        name = f"client-{len(self._clients) + 1}"
+        self._clients.append(await children.start(name, "client", url, "--trainer", self._options.trainer))
+
+    async def _watch(self, children: Children, http: httpx.AsyncClient, run_url: str) -> RunStatus:
+        version = -1
+        while True:
+            answer = await http.get(run_url, params={"after": version, "wait_s": POLL_S})
+            if answer.status_code == httpx.codes.OK:
+                document = parse_document(RunDocument, answer.content)
+                version = document.version
+                if document.run_state is RunState.ROUND_TRAIN:
+                    self._epochs.add(document.epoch)
+                    await self._make_chaos(children, document, run_url)
+            status = parse_document(RunStatus, (await http.get(f"{run_url}/status")).content)
+            self._show(status, self._notes)
+            if status.run_state is RunState.FINISHED:
+                return status
+            self._check_children(children)
+
+    async def _make_chaos(self, children: Children, document: RunDocument, run_url: str) -> None:
+        if not self._options.chaos:
+            return
+        kill_at, join_at = max(2, document.total_steps // 3), max(3, document.total_steps // 2)
+        if self._killed_at is None and document.step >= kill_at and len(self._clients) > 1:
+            self._killed_at = document.step
+            self._clients[1].kill()
+            self._note(f"round {document.step}: {self._clients[1].name} was killed without warning")
+        if self._joined_at is None and document.step >= join_at:
+            self._joined_at = document.step
+            await self._start_client(children, run_url)
+            self._note(f"round {document.step}: {self._clients[-1].name} joins")
+
+    def _check_children(self, children: Children) -> None:
+        victim = self._clients[1] if self._killed_at is not None else None
+        for child in children.started:
+            if not child.running and child is not victim and child.process.returncode != 0:
+                raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
+
+    async def _await_clients(self) -> list[str]:
+        victim = self._clients[1] if self._killed_at is not None else None
+        codes = {child.name: await child.wait(FINISH_TIMEOUT_S) for child in self._clients if child is not victim}
+        return [f"{name} ended with {code}, not with 0" for name, code in codes.items() if code != 0]
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def _report(
+        self,
+        status: RunStatus,
+        data: DemoData,
+        audit: AuditReport,
+        problems: list[str],
+        training_s: float,
+        started_s: float,
+    ) -> Report:
+        losses = [loss for _, loss in status.loss_history]
+        first, last = _mean(losses[:LOSS_WINDOW]), _mean(losses[-LOSS_WINDOW:])
+        compared, differing = compare_digests([child.log_path for child in self._clients])
+        problems = [*problems, *audit.problems]
+        problems += [f"replica {step} differs between clients" for step in differing]
+        if not compared:
+            problems.append("no replica digests were logged")
+        if self._options.trainer != "null" and (last is None or last >= WELL_BELOW_UNIGRAM * data.unigram_entropy):
+            problems.append(f"the loss ended at {last}, not well below the unigram entropy {data.unigram_entropy:.3f}")
+        return Report(
+            clients=len(self._clients),
+            rounds=audit.rounds,
+            epochs=len(self._epochs),
+            tokens=status.tokens_applied,
+            loss_first=first,
+            loss_last=last,
+            unigram_entropy=data.unigram_entropy,
+            replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
+            replica_digests_compared=compared,
+            duplicates=audit.duplicates,
+            missing=audit.missing,
+            quarantined=audit.quarantined,
+            unapplied=audit.unapplied,
+            replay_identical=audit.replay_identical,
+            recomputed_steps=audit.recomputed_steps or 0,
+            killed_at_step=self._killed_at,
+            joined_at_step=self._joined_at,
+            training_s=round(training_s, 2),
+            wall_s=round(time.monotonic() - started_s, 2),
+            problems=tuple(problems),
+        )
+
+
+def compare_digests(log_paths: list[Path]) -> tuple[int, list[int]]:
+    """How many replica digests the clients' logs hold, and the steps at which they differ."""
+    by_step: dict[int, set[str]] = {}
+    count = 0
+    for path in log_paths:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # a killed client's last line may be cut
+            if isinstance(event, dict) and event.get("event") == "replica_held":
+                count += 1
+                by_step.setdefault(event["step"], set()).add(event["replica_digest"])
+    return count, sorted(step for step, digests in by_step.items() if len(digests) > 1)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,105 @@
+"""The results of the round under way as they come in: fetched for the merge, and attested by a witness.
+
+One task per round follows the coordinator's list of verified results from RoundTrain into RoundWitness and fetches each
+result. When the list is complete and all of it is held, a witness attests; the Witness step may attest less, when time
+runs out, and a fuller attestation may follow.
+"""
+
+import asyncio
+import logging
+
+from coordinator_client.http import ResultsQuery
+from run_manager.context import StepContext
+from run_manager.events import Attested
+from run_manager.session import FATAL_KINDS
+from state.documents import RoundHead
+from state.errors import Refused
+from state.messages import Attestation, CommittedResult, ResultsPage
+from state.wire import ClientId
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_FETCHES = 64
+
+
+class RoundResults:
+    """What this client holds of one round's results."""
+
+    def __init__(self, context: StepContext, head: RoundHead) -> None:
+        self._context = context
+        self._head = head
+        self._known: set[ClientId] = set()
+        self._received: set[ClientId] = set()
+        self._attested: frozenset[ClientId] | None = None
+        self._attesting = asyncio.Lock()
+        self.finished = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows the round until its list is complete, fetches all of it, and attests if this client is a witness."""
+        try:
+            complete = await self._follow()
+            if complete and self._known and self._received == self._known:
+                await self.attest_what_is_held()
+        except Refused as refusal:
+            if refusal.kind in FATAL_KINDS:
+                raise
+            log.info("round_results_over", extra={"step": self._head.step, "kind": refusal.kind})
+        finally:
+            self.finished.set()
+
+    async def attest_what_is_held(self) -> None:
+        """Attests the results that are held, if this client is a witness and has not attested the same before.
+
+        Raises:
+            Refused: `stale-round`, when the round is over.
+        """
+        context, head = self._context, self._head
+        view = await context.rounds.of(head)
+        if context.member.client_id not in view.witnesses:
+            return
+        held = await context.keeper.at(head.step - 1)
+        async with self._attesting:
+            received = frozenset(self._received)
+            if received == self._attested:
+                return
+            bits = sum(1 << view.positions[client_id] for client_id in received)
+            attestation = Attestation(head.step, head.attempt, held.digest, f"{bits:x}")
+            await context.member.call(lambda api: api.attest(attestation))
+            self._attested = received
+            context.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
+
+    async def _follow(self) -> bool:
+        """Whether the list was followed to its end."""
+        slots = asyncio.Semaphore(MAX_PENDING_FETCHES)
+        after = 0
+        async with asyncio.TaskGroup() as group:
+            while True:
+                page = await self._page(after)
+                if page is None:
+                    return False
+                for result in page.results:
+                    self._known.add(result.client_id)
+                    await slots.acquire()
+                    group.create_task(self._receive(result, slots))
+                after = page.next
+                if page.complete:
+                    return True
+
+    async def _page(self, after: int) -> ResultsPage | None:
+        query = ResultsQuery(self._head.step, self._head.attempt, after, self._context.member.wait_s)
+        try:
+            return await self._context.member.call(lambda api: api.results(query))
+        except Refused as refusal:
+            if refusal.kind in FATAL_KINDS:
+                raise
+            log.info("round_results_over", extra={"step": self._head.step, "kind": refusal.kind})
+            return None
+
+    async def _receive(self, result: CommittedResult, slots: asyncio.Semaphore) -> None:
+        try:
+            await self._context.exchange.fetch(result.result_sha256)
+            self._received.add(result.client_id)
+        except Refused as refusal:
+            log.warning("result_not_fetched", extra={"sha256": result.result_sha256, "kind": refusal.kind})
+        finally:
+            slots.release()

@@ -1,0 +1,122 @@
+"""How results travel between clients: one interface, and its default, a star through the coordinator's blobs.
+
+The rule kept here: bytes that come out of `fetch` have the digest that was asked for, wherever they came from.
+The star costs clients² × result bytes per round, since every replica fetches every other client's result.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from run_manager.session import Member
+from runtime.worker_thread import Worker
+from state.errors import InvalidDocument
+from state.wire import Sha256, sha256_hex
+
+log = logging.getLogger(__name__)
+
+MAX_CONCURRENT_FETCHES = 8
+DEFAULT_CACHE_BYTES = 512 * 1024**2
+FETCHES_BEFORE_GIVING_UP = 3
+"""Fetches of bytes with a wrong digest, before the coordinator is taken to be broken."""
+INLINE_HASH_BYTES = 256 * 1024
+"""Up to here hashing takes less time than handing it to another thread is worth."""
+
+
+class Exchange(Protocol):
+    """Publishes and fetches immutable bytes by SHA-256."""
+
+    async def publish(self, sha256: Sha256, data: bytes) -> None:
+        """Makes the bytes available to every replica. They must have been announced to the coordinator.
+
+        Raises:
+            Refused: nobody waits for them (any more), or they break a rule.
+        """
+        ...
+
+    async def fetch(self, sha256: Sha256) -> bytes:
+        """The bytes of this digest.
+
+        Raises:
+            Refused: `not-found`.
+            InvalidDocument: whoever holds them keeps sending others.
+        """
+        ...
+
+    def forget(self, digests: Iterable[Sha256]) -> None:
+        """These bytes will not be asked for again soon."""
+        ...
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Callers of one fetch take turns: the first does it, and if it is cancelled, the next does."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    callers: int = 0
+
+
+class StarExchange:
+    """Everything goes through the coordinator's blobs; what was fetched is kept, up to `cache_bytes`."""
+
+    def __init__(self, member: Member, worker: Worker, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self._member = member
+        self._worker = worker
+        self._cache_bytes = cache_bytes
+        self._cached: OrderedDict[Sha256, bytes] = OrderedDict()
+        self._size_bytes = 0
+        self._under_way: dict[Sha256, _Fetch] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
+
+    async def publish(self, sha256: Sha256, data: bytes) -> None:
+        self._keep(sha256, data)
+        await self._member.call(lambda api: api.put_blob(sha256, data))
+
+    async def fetch(self, sha256: Sha256) -> bytes:
+        fetch = self._under_way.setdefault(sha256, _Fetch())
+        fetch.callers += 1
+        try:
+            async with fetch.lock:
+                data = self._cached.get(sha256)
+                if data is None:
+                    async with self._slots:
+                        data = await self._fetch_verified(sha256)
+                    self._keep(sha256, data)
+                else:
+                    self._cached.move_to_end(sha256)
+                return data
+        finally:
+            fetch.callers -= 1
+            if not fetch.callers:
+                del self._under_way[sha256]
+
+    def forget(self, digests: Iterable[Sha256]) -> None:
+        for sha256 in digests:
+            with suppress(KeyError):
+                self._size_bytes -= len(self._cached.pop(sha256))
+
+    async def _fetch_verified(self, sha256: Sha256) -> bytes:
+        found = ""
+        for _ in range(FETCHES_BEFORE_GIVING_UP):
+            data = await self._member.call(lambda api: api.get_blob(sha256))
+            hashing = partial(sha256_hex, data)
+            found = hashing() if len(data) <= INLINE_HASH_BYTES else await self._worker.run(hashing)
+            if found == sha256:
+                return data
+            log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "found": found})
+        raise InvalidDocument(f"blob {sha256} keeps coming with other bytes", sha256=sha256, found=found)
+
+    def _keep(self, sha256: Sha256, data: bytes) -> None:
+        self.forget((sha256,))
+        if len(data) > self._cache_bytes:
+            return
+        self._cached[sha256] = data
+        self._size_bytes += len(data)
+        while self._size_bytes > self._cache_bytes:
+            _, dropped = self._cached.popitem(last=False)
+            self._size_bytes -= len(dropped)

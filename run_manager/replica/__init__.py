@@ -1,0 +1,1 @@
+"""The client's replica: kept, merged, rebuilt, published as a checkpoint."""

@@ -1,0 +1,270 @@
+"""The replica of this client: brought to where the run is, from checkpoint and outcomes, and kept there.
+
+Theory of operation. `aim` says which replica the run document asks for. One task (`run`) moves towards it a step at a
+time: it loads the verified checkpoint, or applies the next outcome; between two steps it looks at the aim again, so a
+document that arrives meanwhile neither restarts the work nor waits for it. Steps of the machine wait with `at`.
+
+The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
+is thrown away and rebuilt, never repaired; and one that differs again after it was rebuilt ends this client, because
+then its arithmetic differs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from run_manager.events import Observer, ReplicaDistrusted, ReplicaHeld
+from run_manager.exchange.star import Exchange
+from run_manager.replica.merger import Merger
+from run_manager.session import Member
+from runtime.worker_thread import Worker
+from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
+from state.errors import Desync, InvalidDocument, Refused
+from state.intervals import total_batches
+from state.merging import Contribution
+from state.replica import Replica, parse_checkpoint
+from state.results import decode_result
+from state.wire import Sha256, document_digest
+
+log = logging.getLogger(__name__)
+
+MAX_REBUILDS_PER_STEP = 3
+NOT_FOUND = "not-found"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReplica:
+    """A replica and its digest."""
+
+    replica: Replica
+    digest: Sha256
+
+    @property
+    def step(self) -> int:
+        """How many outcomes it includes."""
+        return self.replica.step
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Which replica the run asks for.
+
+    Attributes:
+        step: `document.step − 1`.
+        checkpoint: the newest verified one.
+        outcome_sha256: digest of outcome `step`, where the document knows it.
+        rebuild: the round for which everybody rebuilds, or None.
+    """
+
+    step: int
+    checkpoint: CheckpointRef | None
+    outcome_sha256: Sha256 | None
+    rebuild: tuple[str, int, int] | None
+
+    @classmethod
+    def of(cls, document: RunDocument) -> "Aim":
+        """What the run document asks for."""
+        head = document.round
+        attempt = 0 if head is None else head.attempt
+        rebuild = (document.lineage, document.step, attempt) if document.rebuild and head is not None else None
+        return cls(document.step - 1, document.checkpoint, document.last_outcome_sha256, rebuild)
+
+
+class ReplicaKeeper:
+    """Holds this client's replica. Keep `run` running in a task group.
+
+    Args:
+        member: asks the coordinator.
+        exchange: where checkpoints and results are.
+        merger: applies outcomes.
+        worker: decodes, off the event loop.
+        on_outcome: told of every outcome applied, before anybody can wait for the replica.
+        observer: told which replica is held.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        exchange: Exchange,
+        merger: Merger,
+        worker: Worker,
+        on_outcome: Callable[[Outcome], None],
+        observer: Observer,
+    ) -> None:
+        self._member = member
+        self._exchange = exchange
+        self._merger = merger
+        self._worker = worker
+        self._on_outcome = on_outcome
+        self._observer = observer
+        self._aim: Aim | None = None
+        self._held: HeldReplica | None = None
+        self._rebuilt_for: tuple[str, int, int] | None = None
+        self._distrusted: tuple[int, int] = (-1, 0)
+        self._missing: int | None = None
+        self._history = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def held(self) -> HeldReplica | None:
+        """The replica that is held now, wherever it is."""
+        return self._held
+
+    def aim(self, document: RunDocument) -> None:
+        """Moves towards the replica that this document asks for."""
+        aim = Aim.of(document)
+        if aim != self._aim:
+            self._aim = aim
+            self._missing = None
+            self._announce()
+
+    def adopt(self, held: HeldReplica) -> None:
+        """Holds the run's initial replica, which this client made."""
+        self._hold(held, "initial")
+
+    def distrust(self, reason: str) -> None:
+        """Throws the replica away, to rebuild it from checkpoint and outcomes.
+
+        Raises:
+            Desync: the same replica was rebuilt `MAX_REBUILDS_PER_STEP` times; this machine computes otherwise than
+                the others. Do not retry.
+        """
+        if self._held is None:
+            return
+        step, count = self._held.step, 1
+        if self._distrusted[0] == step:
+            count += self._distrusted[1]
+        self._distrusted = (step, count)
+        if count > MAX_REBUILDS_PER_STEP:
+            raise Desync(f"replica {step} was rebuilt {count - 1} times and still differs: {reason}", step=step)
+        self._drop(reason)
+
+    def forget(self) -> None:
+        """Throws the replica away because the run's history changed."""
+        self._history += 1
+        self._distrusted = (-1, 0)
+        self._drop("the run was restored")
+
+    async def at(self, step: int) -> HeldReplica:
+        """Replica `step`, as soon as it is held and the run document does not ask for a rebuild of it."""
+        while True:
+            held, aim = self._held, self._aim
+            if held is not None and held.step == step and (aim is None or not self._must_rebuild(held, aim)):
+                return held
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Moves towards the aim, until cancelled.
+
+        Raises:
+            Desync: see `distrust`.
+            InvalidDocument, InvalidResult, Diverged: the run's own blobs cannot be applied; on no replica.
+        """
+        while True:
+            changed, aim = self._changed, self._aim
+            if aim is None or not await self._advance(aim):
+                await changed.wait()
+
+    async def _advance(self, aim: Aim) -> bool:
+        """Takes one step towards the aim; False when there is none to take before something changes."""
+        held = self._held
+        if held is None:
+            self._rebuilt_for = aim.rebuild
+        elif self._must_rebuild(held, aim):
+            self._rebuilt_for = aim.rebuild
+            self._drop("the run asks for a rebuild, or for another replica of this step")
+            return True
+        elif held.step == aim.step:
+            return False
+        if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step):
+            return await self._load(aim.checkpoint)
+        if held is None or held.step > aim.step or self._missing == held.step + 1:
+            return False
+        await self._apply_next(held, aim)
+        return True
+
+    def _must_rebuild(self, held: HeldReplica, aim: Aim) -> bool:
+        if aim.rebuild is not None and aim.rebuild != self._rebuilt_for:
+            return True
+        checkpoint = aim.checkpoint
+        return checkpoint is not None and checkpoint.step == held.step and checkpoint.replica_digest != held.digest
+
+    async def _load(self, checkpoint: CheckpointRef) -> bool:
+        history = self._history
+        try:
+            data = await self._exchange.fetch(checkpoint.blob_sha256)
+        except Refused as refusal:
+            if refusal.kind != NOT_FOUND:
+                raise
+            log.info("checkpoint_not_found", extra={"step": checkpoint.step})
+            return False
+        self._exchange.forget((checkpoint.blob_sha256,))
+        replica = await self._worker.run(partial(parse_checkpoint, data))
+        held = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
+        if (held.step, held.digest) != (checkpoint.step, checkpoint.replica_digest):
+            raise InvalidDocument(
+                f"the checkpoint of step {checkpoint.step} holds replica {held.step} with digest {held.digest}, "
+                f"not {checkpoint.replica_digest}"
+            )
+        if history == self._history:
+            self._hold(held, "checkpoint")
+        return True
+
+    async def _apply_next(self, held: HeldReplica, aim: Aim) -> None:
+        step = held.step + 1
+        try:
+            outcome = await self._member.call(lambda api: api.outcome(step))
+            if step == aim.step and aim.outcome_sha256 not in (None, document_digest(outcome)):
+                raise Refused(NOT_FOUND, "the outcome is not the one that the run document names")
+            if outcome.replica_digest != held.digest:
+                if self._held is held:
+                    self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
+                return
+            contributions = await self._contributions(outcome)
+        except Refused as refusal:
+            if refusal.kind != NOT_FOUND:
+                raise
+            log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
+            self._missing = step
+            return
+        replica = await self._merger.merge(held.replica, contributions)
+        advanced = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
+        if self._held is held:
+            self._on_outcome(outcome)
+            self._hold(advanced, "outcome")
+            self._exchange.forget(entry.result_sha256 for entry in outcome.entries)
+
+    async def _contributions(self, outcome: Outcome) -> list[Contribution]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._contribution(entry)) for entry in outcome.entries]
+        found = [task.result() for task in tasks]
+        for contribution in found:
+            if isinstance(contribution, Refused):
+                raise contribution
+        return [contribution for contribution in found if isinstance(contribution, Contribution)]
+
+    async def _contribution(self, entry: OutcomeEntry) -> Contribution | Refused:
+        try:
+            data = await self._exchange.fetch(entry.result_sha256)
+        except Refused as refusal:
+            return refusal
+        _, difference = decode_result(data)
+        return Contribution(total_batches(entry.assignment), difference)
+
+    def _drop(self, reason: str) -> None:
+        if self._held is not None:
+            step, self._held = self._held.step, None
+            log.warning("replica_dropped", extra={"step": step, "reason": reason})
+            self._observer(ReplicaDistrusted(step, reason))
+            self._announce()
+
+    def _hold(self, held: HeldReplica, origin: str) -> None:
+        self._held = held
+        self._announce()
+        self._observer(ReplicaHeld(held.step, held.digest, origin))
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,1 +1,0 @@
-"""A trainer behind HTTP: one machine that can compute, for many clients that cannot."""

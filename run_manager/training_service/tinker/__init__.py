@@ -1,1 +1,0 @@
-"""The wire of the `tinker` SDK, so that its own clients train on a training service (extra `tinker`)."""

@@ -1,0 +1,76 @@
+"""What changed between two state files of one run, and what of it may (a state.toml edited between two starts).
+
+What steers the coordinator may change; what every replica's bytes, the data's order or the ledger depend on may not.
+`run_state` and `[progress]` are the coordinator's own lines: it has the truth in its journal, so they are not compared.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from state.config.mistakes import show
+from state.config.state_file import StateFile
+
+CHANGEABLE = (
+    "config.warmup_time",
+    "config.cooldown_time",
+    "config.epoch_time",
+    "config.max_round_train_time",
+    "config.round_witness_time",
+    "config.waiting_for_members_extra_time",
+    "config.min_clients",
+    "config.init_min_clients",
+    "config.witness_nodes",
+    "config.total_steps",
+    "config.client_timeout_s",
+    "config.on_bad_data",
+    "access",
+    "client",
+    "blobs",
+)
+"""The fields, and whole tables, that may change between two starts; everything else is refused."""
+
+COORDINATORS_OWN = ("run_state", "progress")
+"""What the coordinator itself rewrites; an edit there is neither applied nor refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference: the dotted path, and the value before and after as a file spells it; None for no such line."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before or '(absent)'} → {self.after or '(absent)'}"
+
+
+def runtime_changes(old: StateFile, new: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+    """The differences that are applied, and those that are refused.
+
+    Args:
+        old: the file under which the run went so far.
+        new: the file of this start.
+
+    Returns:
+        `(applied, refused)`, in the file's order. A difference in an enum's variant is one change of the whole field.
+    """
+    changes = [
+        change for change in _differences("", old.to_plain(), new.to_plain()) if not _is_under(change, COORDINATORS_OWN)
+    ]
+    applied = tuple(change for change in changes if _is_under(change, CHANGEABLE))
+    refused = tuple(change for change in changes if not _is_under(change, CHANGEABLE))
+    return applied, refused
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[Change]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        for key in old:
+            yield from _differences(f"{path}.{key}" if path else key, old[key], new[key])
+    elif old != new:
+        yield Change(path, *(None if value is None else show(value) for value in (old, new)))
+
+
+def _is_under(change: Change, paths: tuple[str, ...]) -> bool:
+    return any(change.path == path or change.path.startswith(f"{path}.") for path in paths)

@@ -1,0 +1,266 @@
+"""Where a run's data comes from: the variants of `model.LLM.data_location`, and `data.toml`.
+
+Field for field what Psyche's files say; which of them a version carries out is `ensure_supported`'s to know.
+"""
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from state.config.schema import Natural, Positive, Section, SingleValue, TaggedEnum, Text, TokenSize
+
+SEED_BYTES = 32
+MAX_PORT = 65_535
+MAX_PAD_ZEROS = 255
+MAX_FILES = 100_000
+"""Files of one location that this version reads."""
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match["port"]) <= MAX_PORT:
+        raise ValueError("not host:port")
+    return match["v6"] or match["name"], int(match["port"])
+
+
+def _check_address(address: str) -> str:
+    _split_address(address)
+    return address
+
+
+def _check_url_or_path(place: str) -> str:
+    scheme, separator, _ = place.partition("://")
+    if not place or (separator and scheme not in ("http", "https")):
+        raise ValueError("neither a URL nor a path")
+    return place
+
+
+def _check_template(template: str) -> str:
+    if template.count("{}") != 1:
+        raise ValueError("not one {}")
+    return template
+
+
+Address = Annotated[
+    str,
+    AfterValidator(_check_address),
+    Field(description='"host:port" with a port from 1 to 65535; an IPv6 host in brackets'),
+]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$", description="a URL that starts with http:// or https://")]
+UrlList = Annotated[
+    tuple[Url, ...],
+    Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one"),
+]
+UrlOrPath = Annotated[
+    str,
+    AfterValidator(_check_url_or_path),
+    Field(description="a URL that starts with http:// or https://, or a path"),
+]
+UrlTemplate = Annotated[
+    str,
+    AfterValidator(_check_template),
+    Field(
+        pattern=r"^https?://[^\s/]+\S*$",
+        description='a URL that starts with http:// or https:// and holds "{}" once, for the file\'s number',
+    ),
+]
+SeedBytes = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=255)], ...],
+    Field(
+        min_length=SEED_BYTES, max_length=SEED_BYTES, strict=False, description="a list of 32 integers from 0 to 255"
+    ),
+]
+AnyTokenSize = Annotated[
+    TokenSize, Field(strict=False, description='"TwoBytes" or "FourBytes"')  # a file holds the name, not the member
+]
+
+
+class DontShuffle(Section):
+    """Data indices follow the files' own order."""
+
+    variant: ClassVar[str] = "DontShuffle"
+
+
+class Seeded(SingleValue[SeedBytes]):
+    """Data indices are permuted, keyed by 32 bytes."""
+
+    variant: ClassVar[str] = "Seeded"
+
+    @property
+    def seed(self) -> bytes:
+        return bytes(self.root)
+
+
+Shuffle = Annotated[DontShuffle | Seeded, TaggedEnum()]
+
+
+class SingleUrl(SingleValue[Url]):
+    """One token file at one URL."""
+
+    variant: ClassVar[str] = "SingleUrl"
+
+    @property
+    def url(self) -> str:
+        return self.root
+
+
+class Urls(SingleValue[UrlList]):
+    """Several token files, each at its URL. Epochal's own variant."""
+
+    variant: ClassVar[str] = "Urls"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.root
+
+
+class NumberedFiles(Section):
+    """`num_files` token files whose URLs differ in a number, counted from `start_index`."""
+
+    variant: ClassVar[str] = "NumberedFiles"
+
+    url_template: UrlTemplate
+    start_index: Natural
+    n_left_pad_zeros: Annotated[int, Field(ge=0, le=MAX_PAD_ZEROS)]
+    num_files: Positive
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every file's URL: its number, padded with zeros to `n_left_pad_zeros` digits, in place of the `{}`."""
+        numbers = range(self.start_index, self.start_index + self.num_files)
+        return tuple(self.url_template.replace("{}", str(number).zfill(self.n_left_pad_zeros)) for number in numbers)
+
+
+class Gcp(Section):
+    """The token files of a Google Cloud Storage bucket; `filter_directory` "" takes all of them."""
+
+    variant: ClassVar[str] = "Gcp"
+
+    bucket_name: Text
+    filter_directory: str
+
+
+class S3(Section):
+    """The token files of a bucket of Amazon S3, or of any server that speaks its protocol. Epochal's own variant.
+
+    Attributes:
+        region: None takes `AWS_REGION`, or us-east-1.
+        endpoint: the server's URL, where it is not Amazon's.
+    """
+
+    variant: ClassVar[str] = "S3"
+
+    bucket_name: Text
+    filter_directory: str = ""
+    region: Text | None = None
+    endpoint: Url | None = None
+
+
+class Azure(Section):
+    """The token files of a container of Azure Blob Storage. Epochal's own variant.
+
+    Attributes:
+        endpoint: the server's URL, where it is not Azure's.
+    """
+
+    variant: ClassVar[str] = "Azure"
+
+    account_name: Text
+    container_name: Text
+    filter_directory: str = ""
+    endpoint: Url | None = None
+
+
+HttpLocation = Annotated[SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, TaggedEnum()]
+
+
+class DummyData(Section):
+    """Made-up tokens, for tests of everything else."""
+
+    variant: ClassVar[str] = "Dummy"
+
+
+class Server(SingleValue[Address]):
+    """A TCP data server."""
+
+    variant: ClassVar[str] = "Server"
+
+    @property
+    def host(self) -> str:
+        return _split_address(self.root)[0]
+
+    @property
+    def port(self) -> int:
+        return _split_address(self.root)[1]
+
+
+class Local(SingleValue[Text]):
+    """A token file, or a folder of them, on the client's own machine."""
+
+    variant: ClassVar[str] = "Local"
+
+    @property
+    def path(self) -> str:
+        return self.root
+
+
+class Http(Section):
+    """Token files that any HTTP server holds."""
+
+    variant: ClassVar[str] = "Http"
+
+    location: HttpLocation
+    token_size_in_bytes: AnyTokenSize
+    shuffle: Shuffle
+
+
+class WeightedHttp(SingleValue[UrlOrPath]):
+    """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
+
+    variant: ClassVar[str] = "WeightedHttp"
+
+    @property
+    def place(self) -> str:
+        return self.root
+
+
+class Preprocessed(SingleValue[Text]):
+    """Samples that are already cut, labelled and packed."""
+
+    variant: ClassVar[str] = "Preprocessed"
+
+    @property
+    def path(self) -> str:
+        return self.root
+
+
+DataLocation = Annotated[DummyData | Server | Local | Http | WeightedHttp | Preprocessed, TaggedEnum()]
+
+
+def _token_size_from_number(value: Any) -> Any:
+    sizes = {2: TokenSize.TWO_BYTES, 4: TokenSize.FOUR_BYTES}
+    return sizes.get(value, value) if type(value) is int else value
+
+
+class DataConfig(Section):
+    """A TCP data server's `data.toml`.
+
+    Attributes:
+        dir: the folder of the token files; a relative one is relative to the file's own folder.
+        token_size: bytes of one token; a file may spell the number 2 or 4.
+        seq_len: tokens of one sample.
+        shuffle_seed: 32 bytes that key the order of the data; None for the files' own order.
+    """
+
+    dir: Text
+    token_size: Annotated[
+        TokenSize,
+        Field(strict=False, description='"TwoBytes" or "FourBytes" (or the number 2 or 4)'),
+        BeforeValidator(_token_size_from_number),
+    ]
+    seq_len: Positive
+    shuffle_seed: Annotated[
+        SeedBytes | None, Field(description="a list of 32 integers from 0 to 255, or no such line")
+    ] = None

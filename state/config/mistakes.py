@@ -1,0 +1,274 @@
+"""What is wrong with a file that a person wrote, in that person's words: every mistake, at its dotted path, at once.
+
+A model's fields are read once into a tree of `Known` places; each says what is allowed there. A pydantic error gives
+only a place, never a text. Rules over several fields are checked beside pydantic, so that they are reported together
+with the mistakes of other fields.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import tomli
+from pydantic import BaseModel, RootModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from state.config.schema import MAX_INTEGER, TaggedEnum, is_unit, variants_of
+from state.errors import InvalidConfig, Mistake
+
+MAX_VALUE_CHARS = 80
+MIN_LIKENESS = 0.6
+_ABSENT: Any = object()
+
+Path = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A place of a file: what is allowed there, its default, and the places below it by key."""
+
+    allowed: str
+    children: Mapping[str, "Known"]
+    default: Any = _ABSENT
+
+    def at(self, path: Path) -> "Known":
+        """The deepest known place on the path."""
+        place = self
+        for part in path:
+            child = place.children.get(str(part))
+            if child is None:
+                break
+            place = child
+        return place
+
+    def paths(self) -> Iterable[tuple[str, ...]]:
+        """The path of every place below this one."""
+        for key, child in self.children.items():
+            yield (key,)
+            yield from ((key, *rest) for rest in child.paths())
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule over several fields. Checked only where each of them is valid by itself.
+
+    Attributes:
+        fields: dotted paths; the mistake is reported at the first.
+        holds: takes the fields' values as the file spells them, defaults filled in.
+        allowed: what would be right, as a phrase; `{0}`, `{1}`, … stand for the fields' values.
+    """
+
+    fields: tuple[str, ...]
+    holds: Callable[..., bool]
+    allowed: str
+
+
+@cache
+def known_places(model: type[BaseModel]) -> Known:
+    """The tree of everything that a file of this model may hold."""
+    if issubclass(model, RootModel):
+        return _known_field(model.model_fields["root"])
+    if is_unit(model):
+        return Known("nothing more: the name alone, as a string", {})
+    children = {name: _known_field(field) for name, field in model.model_fields.items()}
+    return Known(f"a table with the keys {', '.join(children)}", children)
+
+
+def _known_field(field: FieldInfo) -> Known:
+    kind = field.annotation
+    if any(isinstance(mark, TaggedEnum) for mark in field.metadata):
+        variants = variants_of(kind)
+        spelled = [f'"{name}"' if is_unit(variant) else f"{{ {name} = … }}" for name, variant in variants.items()]
+        children = {name: known_places(variant) for name, variant in variants.items()}
+        return Known(f"exactly one of {', '.join(spelled)}", children, field.get_default())
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        below = known_places(kind)
+        return Known(field.description or below.allowed, below.children)
+    return Known(field.description or _allowed(field), {}, _ABSENT if field.is_required() else field.get_default())
+
+
+def _allowed(field: FieldInfo) -> str:
+    """What a plain field allows, in words, from its type and bounds."""
+    kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
+    if get_origin(field.annotation) is Literal:
+        return _either(get_args(field.annotation))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _either(member.value for member in kind)
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        return "a string that is not empty" if field.metadata else "a string"
+    return f"{'an integer' if kind is int else 'a finite number'}{_bounds(field.metadata)}"
+
+
+def _either(names: Iterable[str]) -> str:
+    *most, last = [f'"{name}"' for name in names]
+    return f"{', '.join(most)} or {last}"
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    def bound(name: str) -> Any:
+        return next((getattr(mark, name) for mark in metadata if hasattr(mark, name)), None)
+
+    low, high, above, below = bound("ge"), bound("le"), bound("gt"), bound("lt")
+    high = None if high == MAX_INTEGER else high
+    parts = []
+    if low is not None:
+        parts.append(f"of at least {low}" if high is None and below is None else f"from {low}")
+    if above is not None:
+        parts.append(f"above {above}")
+    if below is not None:
+        parts.append(f"to below {below}")
+    if high is not None:
+        parts.append(f"to {high}")
+    return f" {' '.join(parts)}" if parts else ""
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """The file's tables as plain values.
+
+    Raises:
+        InvalidConfig: the text is not TOML; names line and column. The file's author's fault.
+    """
+    try:
+        return tomli.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
+        mistake = Mistake("", f"not TOML: {error}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
+        raise InvalidConfig(source, (mistake,)) from error
+
+
+def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
+    """The model that the file's text describes.
+
+    Args:
+        model: the file's model.
+        rules: its rules over several fields.
+        text: the whole file.
+        source: the file's name, for the message.
+
+    Raises:
+        InvalidConfig: carries every mistake. The file's author's fault; nothing may start.
+    """
+    tree = parse_toml(text, source)
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise InvalidConfig(source, _mistakes(known_places(model), rules, tree, error)) from error
+
+
+def broken_rules(
+    known: Known, rules: Sequence[Rule], tree: Mapping[str, Any], invalid: Sequence[Path]
+) -> list[Mistake]:
+    """A mistake for each broken rule whose fields are all valid.
+
+    Args:
+        known: the file's places.
+        rules: the rules.
+        tree: the file's values; absent ones take their default.
+        invalid: the paths that are wrong by themselves.
+    """
+    mistakes = []
+    for rule in rules:
+        paths: list[Path] = [tuple(field.split(".")) for field in rule.fields]
+        if any(_overlap(path, wrong) for path in paths for wrong in invalid):
+            continue
+        values = [_value_at(tree, path, known.at(path).default) for path in paths]
+        if not rule.holds(*values):
+            mistakes.append(Mistake(rule.fields[0], show(values[0]), rule.allowed.format(*map(show, values))))
+    return mistakes
+
+
+def show(value: Any) -> str:
+    """The value as a file spells it, cut to `MAX_VALUE_CHARS`."""
+    text = _spell(value)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"
+
+
+def _spell(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04X}" for c in escaped) + '"'
+        case Mapping():
+            return f"{{ {', '.join(f'{key} = {_spell(item)}' for key, item in value.items())} }}" if value else "{}"
+        case list() | tuple():
+            return f"[{', '.join(map(_spell, value))}]"
+    return str(value)
+
+
+def _mistakes(
+    known: Known, rules: Sequence[Rule], tree: Mapping[str, Any], error: ValidationError
+) -> tuple[Mistake, ...]:
+    problems = [(problem["type"], problem["loc"]) for problem in error.errors(include_url=False, include_input=False)]
+    places = [(kind, path) for kind, path in problems if path]  # the model itself has no path: it is a broken rule
+    mistakes: list[Mistake] = []
+    misspelt: set[Path] = set()
+    for path in (path for kind, path in places if kind == "extra_forbidden"):
+        mistake = _unknown_key(known, tree, path)
+        mistakes.append(mistake)
+        if mistake.nearest is not None:
+            misspelt.add((*path[:-1], mistake.nearest))
+    for kind, path in places:
+        if kind == "extra_forbidden" or (kind == "missing" and path in misspelt):
+            continue  # a missing key beside its misspelling is one mistake, not two
+        mistakes.append(_wrong_value(known, tree, path))
+    invalid = [path for kind, path in places if kind != "extra_forbidden"]
+    mistakes.extend(broken_rules(known, rules, tree, invalid))
+    return tuple(mistakes)
+
+
+def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
+    parent, key = known.at(path[:-1]), str(path[-1])
+    nearest = _nearest(key, parent.children)
+    if nearest is None:
+        elsewhere = [".".join(other) for other in known.paths() if other[-1] == key]
+        nearest = elsewhere[0] if len(elsewhere) == 1 else None
+    if nearest is not None:
+        allowed = "only known keys"
+    else:
+        allowed = f"only the keys {', '.join(parent.children)}" if parent.children else parent.allowed
+    return Mistake(_dotted(path), show(_value_at(tree, path, "")), allowed, nearest)
+
+
+def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
+    place = known.at(path)
+    value = _value_at(tree, path, _ABSENT)
+    if value is _ABSENT:
+        return Mistake(_dotted(path), None, place.allowed)
+    allowed = place.allowed
+    if type(value) is int and abs(value) > MAX_INTEGER:
+        allowed += " that fits in 64 bits"
+    spelled = next(iter(value), "") if isinstance(value, Mapping) else value
+    misspelt = isinstance(spelled, str) and spelled not in place.children
+    nearest = _nearest(spelled, place.children) if misspelt else None
+    return Mistake(_dotted(path), show(value), allowed, nearest)
+
+
+def _nearest(key: str, candidates: Iterable[str]) -> str | None:
+    by_folded = {candidate.casefold(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(key.casefold(), by_folded, n=1, cutoff=MIN_LIKENESS)
+    return by_folded[close[0]] if close else None
+
+
+def _value_at(tree: Any, path: Path, default: Any) -> Any:
+    for part in path:
+        keyed = isinstance(tree, Mapping) and part in tree
+        if not keyed and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
+            return default
+        tree = tree[part]
+    return tree
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return all(a == b for a, b in zip(one, other, strict=False))

@@ -1,0 +1,222 @@
+"""The model's part of `state.toml`, `[model.LLM]`: architecture, checkpoint, learning rate and optimizer."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from state.config.data_location import DataLocation
+from state.config.schema import Natural, Positive, Section, SingleValue, TaggedEnum, Text
+
+MAX_NGRAM_SIZE = 65_536
+
+OptionalText = Annotated[str | None, Field(min_length=1, description="a string that is not empty, or no such line")]
+ClipNorm = Annotated[float | None, Field(gt=0, description="a number above 0, or no such line")]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+NgramSize = Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)]
+
+
+class Architecture(StrEnum):
+    """Which model is trained. `EpochalNgram` is Epochal's embedded one, the others are Psyche's."""
+
+    EPOCHAL_NGRAM = "EpochalNgram"
+    HF_LLAMA = "HfLlama"
+    HF_DEEPSEEK = "HfDeepseek"
+    HF_AUTO = "HfAuto"
+    TORCHTITAN = "Torchtitan"
+
+
+class DataType(StrEnum):
+    """What the samples are: plain text, or prompts with answers."""
+
+    PRETRAINING = "Pretraining"
+    FINETUNING = "Finetuning"
+
+
+class Ephemeral(Section):
+    """The run makes its own initial parameters; its checkpoints are kept with the run."""
+
+    variant: ClassVar[str] = "Ephemeral"
+
+
+class LocalCheckpoint(SingleValue[Text]):
+    """Initial parameters from a safetensors file on the first checkpointer's machine. Epochal's addition."""
+
+    variant: ClassVar[str] = "Local"
+
+    @property
+    def path(self) -> str:
+        return self.root
+
+
+class DummyCheckpoint(Section):
+    """No parameters at all; Psyche's tests name an empty repository here."""
+
+    variant: ClassVar[str] = "Dummy"
+
+    repo_id: str = ""
+    revision: OptionalText = None
+
+
+class Hub(Section):
+    """A repository on the Hugging Face Hub."""
+
+    variant: ClassVar[str] = "Hub"
+
+    repo_id: Text
+    revision: OptionalText = None
+
+
+class P2P(Section):
+    """Parameters from peers; the repository is where they came from and will go."""
+
+    variant: ClassVar[str] = "P2P"
+
+    repo_id: Text
+    revision: OptionalText = None
+
+
+class Gcs(Section):
+    """A Google Cloud Storage bucket."""
+
+    variant: ClassVar[str] = "Gcs"
+
+    bucket: Text
+    prefix: OptionalText = None
+
+
+class P2PGcs(Section):
+    """Parameters from peers; the bucket is where they came from and will go."""
+
+    variant: ClassVar[str] = "P2PGcs"
+
+    bucket: Text
+    prefix: OptionalText = None
+
+
+Checkpoint = Annotated[Ephemeral | LocalCheckpoint | DummyCheckpoint | Hub | P2P | Gcs | P2PGcs, TaggedEnum()]
+
+
+class Constant(Section):
+    """Linear warm-up from `warmup_init_lr`, then `base_lr` for ever. Steps are optimizer steps."""
+
+    variant: ClassVar[str] = "Constant"
+
+    base_lr: float
+    warmup_init_lr: float
+    warmup_steps: Natural
+
+
+class Linear(Section):
+    """Warm-up, then a straight line to `final_lr` at optimizer step `total_steps`."""
+
+    variant: ClassVar[str] = "Linear"
+
+    base_lr: float
+    warmup_init_lr: float
+    warmup_steps: Natural
+    total_steps: Natural
+    final_lr: float
+
+
+class Cosine(Section):
+    """Warm-up, then half a cosine to `final_lr` at optimizer step `total_steps`."""
+
+    variant: ClassVar[str] = "Cosine"
+
+    base_lr: float
+    warmup_init_lr: float
+    warmup_steps: Natural
+    total_steps: Natural
+    final_lr: float
+
+
+class WarmupStableDecay(Section):
+    """Warm-up, `base_lr` for `stable_steps`, half a cosine, a straight line; then the last value."""
+
+    variant: ClassVar[str] = "WarmupStableDecay"
+
+    base_lr: float
+    warmup_init_lr: float
+    warmup_steps: Natural
+    stable_steps: Natural
+    cosine_decay_steps: Natural
+    cosine_decay_final_lr: float
+    linear_decay_steps: Natural
+    linear_decay_final_lr: float
+
+
+LrSchedule = Annotated[Constant | Linear | Cosine | WarmupStableDecay, TaggedEnum()]
+
+
+class DummyOptimizer(Section):
+    """No optimizer step; for trainers that do no arithmetic."""
+
+    variant: ClassVar[str] = "Dummy"
+
+
+class AdamW(Section):
+    """AdamW (Loshchilov and Hutter, 2019) as the clients' inner optimizer.
+
+    Attributes:
+        betas: decay of the first and of the second moment.
+        weight_decay: decoupled decay, a factor of the learning rate.
+        eps: added to the root of the second moment.
+        clip_grad_norm: the largest L2 norm of a gradient; None does not clip.
+    """
+
+    variant: ClassVar[str] = "AdamW"
+
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False, description="a list of two numbers from 0 to below 1")]
+    weight_decay: Annotated[float, Field(ge=0)]
+    eps: Annotated[float, Field(gt=0)]
+    clip_grad_norm: ClipNorm = None
+
+
+class Distro(Section):
+    """DisTrO: compressed updates (Psyche's optimizer)."""
+
+    variant: ClassVar[str] = "Distro"
+
+    clip_grad_norm: ClipNorm = None
+    weight_decay: Annotated[float | None, Field(ge=0, description="a number of at least 0, or no such line")] = None
+    compression_decay: float
+    compression_topk: Positive
+    compression_chunk: Positive
+    quantize_1bit: bool
+
+
+Optimizer = Annotated[DummyOptimizer | AdamW | Distro, TaggedEnum()]
+
+
+class NgramConfig(Section):
+    """The embedded model's size: a neural n-gram over `context` earlier tokens. Epochal's addition.
+
+    Attributes:
+        context: earlier tokens that predict the next.
+        embedding: numbers per token.
+        hidden: width of the hidden layer.
+    """
+
+    context: NgramSize = 8
+    embedding: NgramSize = 16
+    hidden: NgramSize = 64
+
+
+class LlmConfig(Section):
+    """`[model.LLM]`: what is trained, on what, and how.
+
+    Attributes:
+        max_seq_len: tokens of one sample, and so of one data index.
+        cold_start_warmup_steps: rounds of learning-rate warm-up after a start from a checkpoint.
+    """
+
+    max_seq_len: Positive
+    cold_start_warmup_steps: Natural = 0
+    architecture: Annotated[Architecture, Field(strict=False)]
+    data_type: Annotated[DataType, Field(strict=False)]
+    data_location: DataLocation
+    checkpoint: Checkpoint
+    lr_schedule: LrSchedule
+    optimizer: Optimizer
+    ngram: NgramConfig = NgramConfig()

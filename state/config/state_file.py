@@ -1,0 +1,392 @@
+"""`state.toml` and `data.toml` as checked, frozen models (docs/state-file.md lists every field).
+
+`parse_state` reads a file in the shape of Psyche's coordinator unchanged; Epochal's additions are optional and have
+defaults. `ensure_supported` then names what this version does not carry out: a valid file, but nothing may start.
+`parse_state(dump_state(state)) == state`, so that the coordinator can rewrite the file at phase changes.
+"""
+
+import re
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from state.config.data_location import MAX_FILES, DataConfig, DummyData, Http, NumberedFiles, Server
+from state.config.mistakes import Rule, broken_rules, known_places, parse_file, show
+from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
+from state.config.schema import Duration, Natural, Positive, Section
+from state.errors import InternalError, InvalidConfig, Mistake, Unsupported
+from state.phases import RunState
+
+MAX_RUN_ID_BYTES = 32
+MAX_ACCESS_ENTRIES = 100_000
+MAX_LOCAL_STEPS = 10_000
+MAX_FETCH_ATTEMPTS = 100
+MAX_PREFETCH_REQUESTS = 64
+MAX_POOL_SIZE = 65_536
+DEFAULT_BLOBS_BYTES = 4 * 1024**3
+_SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+def _check_run_id(run_id: str) -> str:
+    if not 1 <= len(run_id.encode()) <= MAX_RUN_ID_BYTES:
+        raise ValueError("not 1 to 32 bytes")
+    return run_id
+
+
+RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
+HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class RunConfig(Section):
+    """`[config]`: timers, numbers of clients and the size of a round. Times are seconds, and upper bounds only.
+
+    Attributes:
+        witness_nodes: how many witnesses are elected; 0 elects everyone.
+        global_batch_size_start, global_batch_size_end: batches of a round, before and after the warm-up.
+        global_batch_size_warmup_tokens: tokens over which the size grows; 0 starts at the end's size.
+        total_steps: rounds of the run.
+        data_indices_per_batch: data indices of one batch. Epochal's addition.
+        client_timeout_s: a client silent for longer leaves with the next roster. Epochal's addition.
+        on_bad_data: a batch that fails on every client is set aside by name, or stops the run. Epochal's addition.
+    """
+
+    warmup_time: Duration
+    cooldown_time: Duration
+    epoch_time: Duration
+    max_round_train_time: Duration
+    round_witness_time: Duration
+    waiting_for_members_extra_time: Duration
+    min_clients: Positive
+    init_min_clients: Positive
+    witness_nodes: Natural
+    global_batch_size_start: Positive
+    global_batch_size_end: Positive
+    global_batch_size_warmup_tokens: Natural
+    total_steps: Positive
+    verification_percent: Annotated[int, Field(ge=0, le=100)] = 0
+    data_indices_per_batch: Positive = 1
+    client_timeout_s: Duration = 30.0
+    on_bad_data: Literal["quarantine", "stop"] = "quarantine"
+
+
+class Progress(Section):
+    """`[progress]`: how far the run is. The coordinator's own: it rewrites these lines at phase changes.
+
+    Attributes:
+        epoch: epochs that were started before.
+        step: the next round to be applied, from 1.
+        epoch_start_data_index: the first data index of the epoch; a whole number of batches.
+    """
+
+    epoch: Natural = 0
+    step: Positive = 1
+    epoch_start_data_index: Natural = 0
+
+
+class ModelConfig(Section):
+    """`[model]`: the kind of model; there is one kind."""
+
+    LLM: LlmConfig
+
+
+class Access(Section):
+    """`[access]`: who may join.
+
+    Attributes:
+        mode: anyone, whoever holds one of `keys`, or whoever brings the code of one of `invitations`.
+        keys: raw Ed25519 public keys, lowercase hex.
+        invitations: SHA-256 digests of invitation codes, lowercase hex.
+    """
+
+    mode: Literal["open", "keys", "invitations"] = "open"
+    keys: Annotated[
+        tuple[HexDigest, ...],
+        Field(
+            strict=False,
+            max_length=MAX_ACCESS_ENTRIES,
+            description="a list of Ed25519 public keys, each 64 lowercase hex characters",
+        ),
+    ] = ()
+    invitations: Annotated[
+        tuple[HexDigest, ...],
+        Field(
+            strict=False,
+            max_length=MAX_ACCESS_ENTRIES,
+            description="a list of SHA-256 digests of invitation codes, each 64 lowercase hex characters",
+        ),
+    ] = ()
+
+
+class MergeConfig(Section):
+    """`[merge]`: DiLoCo (Douillard and others, 2023): local steps, and the outer Nesterov step.
+
+    Attributes:
+        local_steps: optimizer steps of a client in one round.
+        outer_lr, outer_momentum: of the outer step, applied to the averaged difference.
+        inner_state: whether a client keeps its optimizer's state from round to round.
+        max_abs: the largest magnitude allowed in a result; a larger one is refused.
+    """
+
+    local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
+    outer_lr: Annotated[float, Field(gt=0, le=1000, description="a number above 0, at most 1000")] = 0.7
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    inner_state: Literal["keep", "reset"] = "reset"
+    max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
+
+
+class ClientConfig(Section):
+    """`[client]`: how clients fetch their data.
+
+    Attributes:
+        fetch_attempts: tries of one request before the step fails.
+        fetch_timeout_s: seconds for one try.
+        prefetch_requests: answers that may wait for the trainer.
+    """
+
+    fetch_attempts: Annotated[int, Field(ge=1, le=MAX_FETCH_ATTEMPTS)] = 6
+    fetch_timeout_s: Duration = 30.0
+    prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
+
+
+TaskEncoderPlace = Annotated[
+    str | None,
+    Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        description='"module:Class", or no such line',
+    ),
+]
+
+
+class PackingConfig(Section):
+    """`[packing]`: how samples of different lengths become rows, where `model.LLM.data_type` is "Finetuning".
+
+    Attributes:
+        method: `rolling` keeps what does not fit for a later row; `first_fit_decreasing` and `best_fit_decreasing`
+            empty the pool into rows before they fill it again; `padded` gives each sample a row of its own; `encoder`
+            leaves it to the task encoder's `slice_batch`.
+        pool_size: samples among which a row's are chosen; so many rows is the longest that a sample waits.
+        oversized: what becomes of a sample that is longer than a row.
+        max_failed_samples: samples of one data assignment that may fail to be encoded before the step fails.
+        task_encoder: whose methods say what a sample is; clients must be able to import it.
+    """
+
+    method: Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"] = "rolling"
+    pool_size: Annotated[int, Field(ge=1, le=MAX_POOL_SIZE)] = 256
+    oversized: Literal["error", "truncate", "split", "drop"] = "error"
+    max_failed_samples: Natural = 0
+    task_encoder: TaskEncoderPlace = None
+
+
+class BlobsConfig(Section):
+    """`[blobs]`: `max_total_bytes` bounds the results and checkpoints that the coordinator holds."""
+
+    max_total_bytes: Positive = DEFAULT_BLOBS_BYTES
+
+
+def _decimal(number: float) -> Fraction:
+    """The number as it is written: 0.3 is three tenths, so that rules hold in decimals."""
+    return Fraction(str(number))
+
+
+RULES = (
+    Rule(("config.warmup_time", "config.epoch_time"), lambda a, b: a < b, "less than config.epoch_time, {1}"),
+    Rule(("config.max_round_train_time", "config.epoch_time"), lambda a, b: a < b, "less than config.epoch_time, {1}"),
+    Rule(
+        ("config.min_clients", "config.init_min_clients"),
+        lambda least, first: least <= first,
+        "at most config.init_min_clients, {1}",
+    ),
+    Rule(
+        ("config.witness_nodes", "config.min_clients"),
+        lambda witnesses, least: witnesses <= least,
+        "0 (everyone), or at most config.min_clients, {1}",
+    ),
+    Rule(
+        ("config.global_batch_size_start", "config.global_batch_size_end"),
+        lambda start, end: start <= end,
+        "at most config.global_batch_size_end, {1}",
+    ),
+    Rule(
+        ("progress.epoch_start_data_index", "config.data_indices_per_batch"),
+        lambda index, size: index % size == 0,
+        "a multiple of config.data_indices_per_batch, {1}",
+    ),
+    Rule(
+        (
+            "model.LLM.cold_start_warmup_steps",
+            "config.epoch_time",
+            "config.warmup_time",
+            "config.max_round_train_time",
+        ),
+        lambda steps, epoch, warmup, train: (
+            steps == 0 or warmup >= epoch or steps * _decimal(train) <= _decimal(epoch) - _decimal(warmup)
+        ),
+        "what fits in one epoch: at most (config.epoch_time − config.warmup_time) / config.max_round_train_time, "
+        "({1} − {2}) / {3}",
+    ),
+    Rule(
+        ("packing.task_encoder", "model.LLM.data_type"),
+        lambda encoder, kind: encoder is None or kind == DataType.FINETUNING,
+        'no such line where model.LLM.data_type is {1}; only "Finetuning" packs',
+    ),
+    Rule(
+        ("access.keys", "access.mode"),
+        lambda keys, mode: bool(keys) == (mode == "keys"),
+        'at least one key where access.mode is "keys", and none elsewhere; access.mode is {1}',
+    ),
+    Rule(
+        ("access.invitations", "access.mode"),
+        lambda invitations, mode: bool(invitations) == (mode == "invitations"),
+        'at least one invitation where access.mode is "invitations", and none elsewhere; access.mode is {1}',
+    ),
+)
+"""Every rule of a state file over several fields (the specification's table, and `[access]`)."""
+
+
+class StateFile(Section):
+    """A `state.toml`: the whole description of a run. Every instance keeps `RULES`."""
+
+    run_id: RunId
+    run_state: Annotated[RunState, Field(strict=False)] = RunState.WAITING_FOR_MEMBERS
+    config: RunConfig
+    progress: Progress = Progress()
+    model: ModelConfig
+    access: Access = Access()
+    merge: MergeConfig = MergeConfig()
+    client: ClientConfig = ClientConfig()
+    blobs: BlobsConfig = BlobsConfig()
+    packing: PackingConfig = PackingConfig()
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> Self:
+        broken = broken_rules(known_places(StateFile), RULES, self.to_plain(), ())
+        if broken:
+            raise ValueError("; ".join(map(str, broken)))
+        return self
+
+    def to_plain(self) -> dict[str, Any]:
+        """The file as plain JSON values in the file's own shape, with every default; None where a line is absent."""
+        return self.model_dump(mode="json")
+
+    def with_progress(self, run_state: RunState, progress: Progress) -> "StateFile":
+        """The same description at another phase and progress, as the coordinator writes it at phase changes.
+
+        Raises:
+            InternalError: the progress breaks a rule; the coordinator's bug.
+        """
+        try:
+            return StateFile.model_validate({**dict(self), "run_state": run_state, "progress": progress})
+        except ValidationError as error:
+            raise InternalError(f"a progress that no state file may hold: {error}") from error
+
+
+def parse_state(text: str, source: str) -> StateFile:
+    """The run that a `state.toml` describes.
+
+    Args:
+        text: the whole file.
+        source: the file's name, for the message.
+
+    Raises:
+        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
+    """
+    return parse_file(StateFile, RULES, text, source)
+
+
+def dump_state(state: StateFile) -> str:
+    """A `state.toml` that parses to an equal `StateFile`.
+
+    It spells out every default, so that a later version with other defaults runs the run on as it began.
+    """
+    return tomli_w.dumps(_without_none(state.to_plain()))
+
+
+def parse_data_config(text: str, source: str) -> DataConfig:
+    """What a `data.toml` describes; `dir` as the file spells it.
+
+    Raises:
+        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
+    """
+    return parse_file(DataConfig, (), text, source)
+
+
+def check_together(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
+    """Nothing, when the two valid files belong together.
+
+    A data file describes the data of a TCP data server, so the run must take its data from one; and a data index is one
+    sample, so that both files must mean the same number of tokens by it.
+
+    Raises:
+        InvalidConfig: names the data file, and the state file's line in the mistake. Their author's fault.
+    """
+    llm = state.model.LLM
+    mistakes = []
+    if not isinstance(llm.data_location, Server):
+        found = show(state.to_plain()["model"]["LLM"]["data_location"])
+        mistakes.append(
+            Mistake(
+                "",
+                "given for a run without a data server",
+                f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}; '
+                f"it is {found}",
+            )
+        )
+    if data.seq_len != llm.max_seq_len:
+        mistakes.append(
+            Mistake("seq_len", show(data.seq_len), f"{llm.max_seq_len}, as model.LLM.max_seq_len in {state_source}")
+        )
+    if mistakes:
+        raise InvalidConfig(data_source, tuple(mistakes))
+
+
+def ensure_supported(state: StateFile, source: str) -> None:
+    """Nothing, when this version carries out everything that the valid file asks for.
+
+    Args:
+        state: the file.
+        source: the file's name, for the message.
+
+    Raises:
+        Unsupported: names each place and the line that would start. The file's author's to change.
+    """
+    llm = state.model.LLM
+    plain = state.to_plain()
+    found = plain["model"]["LLM"]
+    refused: list[tuple[str, Any, str]] = []
+    if not _SERVED_RUN_ID.fullmatch(state.run_id):
+        refused.append(
+            ("run_id", state.run_id, "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL")
+        )
+    if state.config.verification_percent:
+        refused.append(("config.verification_percent", state.config.verification_percent, "`verification_percent = 0`"))
+    if llm.cold_start_warmup_steps:
+        refused.append(
+            ("model.LLM.cold_start_warmup_steps", llm.cold_start_warmup_steps, "`cold_start_warmup_steps = 0`")
+        )
+    if llm.architecture is not Architecture.EPOCHAL_NGRAM:
+        refused.append(("model.LLM.architecture", found["architecture"], '`architecture = "EpochalNgram"`'))
+    if llm.data_type is DataType.FINETUNING and isinstance(llm.data_location, Server | Http | DummyData):
+        line = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
+        refused.append(("model.LLM.data_location", found["data_location"], f"{line}, as Finetuning packs samples"))
+    if not isinstance(llm.checkpoint, Ephemeral | LocalCheckpoint):
+        line = '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`'
+        refused.append(("model.LLM.checkpoint", found["checkpoint"], line))
+    if not isinstance(llm.optimizer, AdamW | DummyOptimizer):
+        line = (
+            '`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }` or `optimizer = "Dummy"`'
+        )
+        refused.append(("model.LLM.optimizer", found["optimizer"], line))
+    location = getattr(llm.data_location, "location", None)
+    if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:
+        path = "model.LLM.data_location.Http.location.NumberedFiles.num_files"
+        refused.append((path, location.num_files, f"`num_files = {MAX_FILES}` or fewer"))
+    if refused:
+        raise Unsupported(source, tuple(Mistake(path, show(value), line) for path, value, line in refused))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,213 @@
+"""The REST service at its edges: what the framework refuses by itself, bounds on waiting, descriptions, counters."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
+from coordinator.machine.run import parse_snapshot, snapshot_bytes
+from runtime.http_bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
+from runtime.problem_json import STATUS_OF_KIND
+from state.errors import Refused
+from state.messages import ReadyReport
+from state.replica import replica_digest
+from state.wire import sha256_hex
+from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, problem, served, training
+from tests.support.states import state_file
+from tests.support.virtual_time import run_virtually
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Served]:
+    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
+        yield running
+
+
+async def test_what_the_framework_refuses_is_a_problem_too(coordinator: Served) -> None:
+    http, run = coordinator.http, coordinator.run_url
+    assert problem(await http.get(f"{run}/rounds/first/outcome")) == "invalid-parameter"
+    assert problem(await http.put(f"{run}/ready")) == "method-not-allowed"
+    assert problem(await http.post(run)) == "method-not-allowed"
+    assert problem(await http.get("/v2/runs")) == "not-found"
+
+
+async def test_range_beyond_the_blob_says_how_long_it_is(coordinator: Served) -> None:
+    client, _ = await training(coordinator)
+    checkpoint = coordinator.service.run.checkpoint
+    assert checkpoint is not None
+    headers = {"Authorization": f"Bearer {client.token}", "Range": f"bytes={checkpoint.size_bytes}-"}
+    answer = await coordinator.http.get(f"/v1/blobs/{checkpoint.blob_sha256}", headers=headers)
+    assert problem(answer) == "range-not-satisfiable"
+    assert answer.headers["content-range"] == f"bytes */{checkpoint.size_bytes}"
+
+
+def test_message_that_drips_is_given_up_when_its_time_is_over() -> None:
+    """Each byte comes in time for a piece; together they never end."""
+    held_s = 0.0
+
+    async def drip() -> dict[str, Any]:
+        await asyncio.sleep(BODY_PIECE_TIMEOUT_S - 1)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def main() -> None:
+        nonlocal held_s
+        request = Request({"type": "http", "method": "POST", "headers": []}, drip)
+        with pytest.raises(Refused) as refused:
+            await read_message(request, ReadyReport)
+        assert refused.value.kind == "body-timeout"
+        assert f"{MESSAGE_TIMEOUT_S:g} s" in refused.value.message
+        held_s = asyncio.get_running_loop().time()
+
+    run_virtually(main())
+    assert held_s == MESSAGE_TIMEOUT_S
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*(references(item) for item in value.values()))
+    return set().union(*(references(item) for item in value)) if isinstance(value, list) else set()
+
+
+async def test_openapi_describes_every_document_and_every_reference_leads_somewhere(coordinator: Served) -> None:
+    schema = (await coordinator.http.get("/openapi.json")).json()
+    found = references(schema)
+    assert "#/components/schemas/JoinRequest" in found
+    for reference in found:
+        target: Any = schema
+        for part in reference.removeprefix("#/").split("/"):
+            assert part in target, reference
+            target = target[part]
+
+
+async def test_metrics_count_answers_by_route_and_status(coordinator: Served) -> None:
+    await coordinator.http.get("/nowhere")
+    await coordinator.http.get(coordinator.run_url)
+    await coordinator.http.get("/v1/runs/other")
+    text = (await coordinator.http.get("/metrics")).text
+    assert 'epochal_http_answers_total{method="GET",route="/v1/runs/{run_id}",status="200"} 1' in text
+    assert 'epochal_http_answers_total{method="GET",route="/v1/runs/{run_id}",status="404"} 1' in text
+    assert 'route="(none)",status="404"} 1' in text
+
+
+def test_long_polls_beyond_a_bound_are_refused_and_places_are_given_back() -> None:
+    polls = LongPolls()
+    for most, client_id in ((MAX_LONG_POLLS_PER_CLIENT, "a" * 32), (MAX_ANONYMOUS_LONG_POLLS, None)):
+        places = [polls.place(client_id) for _ in range(most)]  # type: ignore[arg-type]
+        for place in places:
+            place.__enter__()
+        with pytest.raises(Refused) as refused, polls.place(client_id):  # type: ignore[arg-type]
+            raise AssertionError("a place was given")
+        assert refused.value.kind == "overloaded"
+        places[0].__exit__(None, None, None)
+        with polls.place(client_id):  # type: ignore[arg-type]
+            assert polls.count >= most
+        for place in places[1:]:
+            place.__exit__(None, None, None)
+    assert polls.count == 0
+
+
+async def test_member_cannot_wait_more_often_than_its_bound(coordinator: Served) -> None:
+    client = HandClient(coordinator, 1)
+    await client.join()
+    version = coordinator.service.published.version
+    answers: list[httpx.Response] = []
+
+    async def wait() -> None:
+        answers.append(await client.send("GET", f"?after={version + 100}&wait_s=0.3"))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(MAX_LONG_POLLS_PER_CLIENT + 1):
+            tasks.create_task(wait())
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert [problem(answer) for answer in refused] == ["overloaded"]
+    assert refused[0].headers["retry-after"]
+
+
+async def test_body_that_breaks_off_is_refused_quietly(coordinator: Served, caplog: pytest.LogCaptureFixture) -> None:
+    messages = iter([{"type": "http.request", "body": b'{"public', "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = f"{coordinator.run_url}/clients/challenge"
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "http_version": "1.1"}
+    transport = coordinator.http._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert not caplog.records
+
+
+async def test_waiting_readers_are_answered_at_once_when_the_service_stops(coordinator: Served) -> None:
+    client, _ = await training(coordinator)
+    version = coordinator.service.published.version
+    async with asyncio.timeout(3), asyncio.TaskGroup() as tasks:
+        document = tasks.create_task(client.send("GET", f"?after={version + 100}&wait_s=6"))
+        results = tasks.create_task(client.send("GET", "/rounds/1/results?attempt=0&after=0&wait_s=6"))
+        for _ in range(50):  # until both wait
+            await asyncio.sleep(0)
+        coordinator.service.release_readers()
+    assert document.result().status_code == 304
+    assert results.result().json()["results"] == []
+
+
+def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "rest-api.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", page, re.MULTILINE))
+    assert listed == {kind: str(status) for kind, status in STATUS_OF_KIND.items()}
+
+
+async def take_round(clients: list[HandClient], metrics: bytes) -> list[httpx.Response]:
+    """Everyone commits to a result with these metrics, delivers, and attests; the answers to the commitments."""
+    current = clients[0].served.service.run.round
+    assert current is not None
+    answers = []
+    for client in clients:
+        data = client.result(REPLICA, DIFFERENCE)
+        head = b'"step":%d,"attempt":%d,"result_sha256":"%s"' % (
+            current.step,
+            current.attempt,
+            sha256_hex(data).encode(),
+        )
+        answers.append(
+            await client.send("POST", "/results", b'{%s,"size_bytes":%d,"metrics":%s}' % (head, len(data), metrics))
+        )
+        if answers[-1].is_success:
+            assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+    if all(answer.is_success for answer in answers):
+        attestation = {
+            "step": current.step,
+            "attempt": current.attempt,
+            "replica_digest": replica_digest(REPLICA),
+            "received": "3",
+        }
+        for client in clients:
+            assert (await client.send("POST", "/attestations", attestation)).status_code == 200
+    return answers
+
+
+async def test_claimed_tokens_beyond_any_count_are_refused(coordinator: Served) -> None:
+    clients = await training(coordinator)
+    metrics = b'{"loss":1.5,"tokens":1%s,"train_s":1.0}' % (b"0" * 400)
+    assert [problem(answer) for answer in await take_round(clients, metrics)] == ["invalid-body"] * 2
+
+
+async def test_claimed_loss_whose_mean_is_no_number_leaves_status_and_snapshot_readable(coordinator: Served) -> None:
+    clients = await training(coordinator)
+    answers = await take_round(clients, b'{"loss":1e308,"tokens":1000,"train_s":1.0}')
+    assert [answer.status_code for answer in answers] == [200, 200]
+    run = coordinator.service.run
+    assert run.step == 2
+    assert (await coordinator.http.get(f"{coordinator.run_url}/status")).status_code == 200
+    assert parse_snapshot(snapshot_bytes(run)) == run

@@ -1,0 +1,181 @@
+"""Delivering blobs to a real coordinator: again, late, in vain, and at another's expense."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from coordinator.machine.run import current_checkpointer
+from coordinator.uploads import MAX_CHECKS, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
+from state.phases import RunState
+from state.replica import Replica, checkpoint_bytes
+from state.wire import sha256_hex
+from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, phase, problem, served, training
+from tests.support.states import state_file
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Served]:
+    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
+        yield running
+
+
+async def deliver(client: HandClient, data: bytes) -> None:
+    assert (await client.commit(data)).status_code == 200
+    assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+
+
+async def test_copying_anothers_digest_is_refused_and_costs_the_other_nothing(coordinator: Served) -> None:
+    honest, copier, _ = await training(coordinator, 3)
+    data = honest.result(REPLICA, DIFFERENCE)
+    await deliver(honest, data)
+    assert (await copier.commit(data)).status_code == 200
+    answer = await copier.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+    assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
+    assert await coordinator.service.blobs.read(sha256_hex(data)) == data
+
+
+async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) -> None:
+    client, _ = await training(coordinator)
+    data = client.result(REPLICA, {"w": np.full((2, 3), np.inf, np.float32)})
+    await client.commit(data)
+    assert problem(await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
+    assert not await coordinator.service.blobs.contains(sha256_hex(data))
+    again = await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+    assert (problem(again), again.json()["rule"]) == ("result-invalid", "finite")
+
+
+async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinator: Served) -> None:
+    clients = await training(coordinator)
+    results = [client.result(REPLICA, DIFFERENCE) for client in clients]
+    for client, data in zip(clients, results, strict=True):
+        await deliver(client, data)
+    report = {"step": 1, "attempt": 0, "replica_digest": coordinator.service.run.checkpoints[0].replica_digest}
+    for client in clients:
+        assert (await client.send("POST", "/attestations", report | {"received": "3"})).status_code == 200
+    await wait_until_step(coordinator, 2)
+    for client, data in zip(clients, results, strict=True):
+        assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+
+
+async def wait_until_step(coordinator: Served, step: int) -> None:
+    version = -1
+    async with asyncio.timeout(20):
+        while coordinator.service.published.document.step < step:
+            published = await coordinator.service.wait_published(version, None, 1.0)
+            version = version if published is None else published.version
+
+
+async def test_delivery_after_the_training_time_is_refused_as_late() -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, config__max_round_train_time=1)
+    async with served(state) as coordinator:
+        client, other = await training(coordinator)
+        data = client.result(REPLICA, DIFFERENCE)
+        await client.commit(data)
+        await deliver(other, other.result(REPLICA, DIFFERENCE))
+        await phase(coordinator, RunState.ROUND_WITNESS)
+        assert problem(await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "late-result"
+
+
+async def test_delivery_of_another_length_is_refused_before_it_is_read(coordinator: Served) -> None:
+    client, _ = await training(coordinator)
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+
+    async def never_read() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    for length, kind in ((len(data) + 1, "blob-too-large"), (len(data) - 1, "blob-mismatch")):
+        headers = {"Authorization": f"Bearer {client.token}", "Content-Length": str(length)}
+        url = f"/v1/blobs/{sha256_hex(data)}"
+        assert problem(await coordinator.http.put(url, content=never_read(), headers=headers)) == kind
+
+
+async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: Served) -> None:
+    clients = await training(coordinator, 6)
+    checking = most = 0
+    run_heavy = coordinator.desk.deliveries._run_heavy
+
+    async def watched(work: object) -> object:
+        nonlocal checking, most
+        checking += 1
+        most = max(most, checking)
+        await asyncio.sleep(0)
+        found = await run_heavy(work)  # type: ignore[arg-type]
+        checking -= 1
+        return found
+
+    coordinator.desk.deliveries._run_heavy = watched
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))
+    assert most == MAX_CHECKS
+    round_ = coordinator.service.run.round
+    assert round_ is not None
+    assert len(round_.verified) == len(clients)
+
+
+async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(coordinator: Served) -> None:
+    slow, other = await training(coordinator)
+    data = slow.result(REPLICA, DIFFERENCE)
+    await slow.commit(data)
+    begun, ended = asyncio.Semaphore(0), asyncio.Event()
+
+    async def never_ending() -> AsyncIterator[bytes]:
+        begun.release()
+        await ended.wait()
+        yield data
+
+    async def upload() -> str | None:
+        headers = {"Authorization": f"Bearer {slow.token}"}
+        answer = await coordinator.http.put(f"/v1/blobs/{sha256_hex(data)}", content=never_ending(), headers=headers)
+        return None if answer.is_success else problem(answer)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        uploads = [tasks.create_task(upload()) for _ in range(MAX_UPLOADS)]
+        for _ in range(MAX_UPLOADS_PER_CLIENT):
+            await begun.acquire()
+        await deliver(other, other.result(REPLICA, DIFFERENCE))
+        ended.set()
+    kinds = [upload.result() for upload in uploads]
+    assert kinds.count("overloaded") == MAX_UPLOADS - MAX_UPLOADS_PER_CLIENT
+    assert kinds.count(None) == MAX_UPLOADS_PER_CLIENT
+
+
+@pytest.mark.parametrize("spoiled", ["garbage", "step", "not finite"])
+async def test_first_checkpoint_that_is_none_is_refused_and_dropped_and_the_next_client_is_asked(
+    coordinator: Served, spoiled: str
+) -> None:
+    clients = [HandClient(coordinator, number) for number in (1, 2)]
+    for client in clients:
+        await client.join()
+    await phase(coordinator, RunState.WARMUP)
+    wanted = current_checkpointer(coordinator.service.run)
+    writer, other = sorted(clients, key=lambda client: client.client_id != wanted)
+    data = {
+        "garbage": b"no checkpoint",
+        "step": checkpoint_bytes(dataclasses.replace(REPLICA, step=5)),
+        "not finite": checkpoint_bytes(
+            Replica(0, {"w": np.full(2, np.nan, np.float32)}, {"w": np.zeros(2, np.float32)})
+        ),
+    }[spoiled]
+    report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
+    assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
+    assert problem(await writer.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
+    assert not await coordinator.service.blobs.contains(sha256_hex(data))
+    assert current_checkpointer(coordinator.service.run) == other.client_id
+    await other.publish_checkpoint(REPLICA)
+    assert coordinator.service.run.checkpoint is not None
+
+
+async def test_claiming_the_kept_checkpoint_as_ones_own_delivery_does_not_lose_it(coordinator: Served) -> None:
+    client, _ = await training(coordinator)
+    kept = coordinator.service.run.checkpoint
+    assert kept is not None
+    data = await coordinator.service.blobs.read(kept.blob_sha256)
+    await client.commit(client.result(REPLICA, DIFFERENCE))
+    assert (await client.send("PUT", f"/v1/blobs/{kept.blob_sha256}", data)).status_code == 201
+    assert await coordinator.service.blobs.read(kept.blob_sha256) == data

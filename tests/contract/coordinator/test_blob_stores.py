@@ -1,0 +1,121 @@
+"""Every blob store keeps bytes alike: one suite, run on each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.store.directory.blobs import MAX_IN_MEMORY_BYTES, DirectoryBlobs
+from coordinator.store.memory import MemoryBlobs
+from coordinator.store.protocol import BlobStore
+from state.errors import Refused
+from state.wire import Sha256, sha256_hex
+
+LIMIT = 5 * MAX_IN_MEMORY_BYTES
+
+
+@pytest.fixture(params=("directory", "memory"))
+async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    return await DirectoryBlobs.open(tmp_path, LIMIT) if request.param == "directory" else MemoryBlobs(LIMIT)
+
+
+async def pieces(data: bytes, size: int = 70_000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def put(blobs: BlobStore, data: bytes) -> Sha256:
+    digest = sha256_hex(data)
+    await blobs.receive(digest, len(data), pieces(data))
+    return digest
+
+
+@pytest.mark.parametrize("size", [1, 70_000, MAX_IN_MEMORY_BYTES, 2 * MAX_IN_MEMORY_BYTES + 3])
+async def test_blob_is_given_back_whole_and_in_ranges(blobs: BlobStore, size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    digest = await put(blobs, data)
+    assert await blobs.read(digest) == data
+    assert await blobs.size(digest) == size
+    assert b"".join([piece async for piece in blobs.stream(digest, size // 3, size)]) == data[size // 3 :]
+    assert blobs.total_bytes == size
+    assert await blobs.held() == {digest}
+
+
+async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:
+    digest = await put(blobs, b"same")
+    assert await put(blobs, b"same") == digest
+    assert blobs.total_bytes == 4
+
+
+async def test_blob_received_at_once_by_many_is_counted_once(blobs: BlobStore) -> None:
+    data = b"y" * 100_000
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(put(blobs, data))
+    assert blobs.total_bytes == len(data)
+    assert await blobs.read(sha256_hex(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("announced_size", "kind"), [(3, "blob-too-large"), (5, "blob-mismatch"), (4, "blob-mismatch")]
+)
+async def test_blob_that_is_not_what_was_announced_is_not_kept(
+    blobs: BlobStore, announced_size: int, kind: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        await blobs.receive(sha256_hex(b"else"[:3]), announced_size, pieces(b"data"))
+    assert refused.value.kind == kind
+    assert blobs.total_bytes == 0
+    assert await blobs.held() == frozenset()
+
+
+async def test_blob_beyond_the_bound_is_refused_and_one_that_fits_is_not(blobs: BlobStore) -> None:
+    await put(blobs, b"a" * (LIMIT - 10))
+    with pytest.raises(Refused) as refused:
+        await put(blobs, b"b" * 11)
+    assert refused.value.kind == "blobs-full"
+    await put(blobs, b"c" * 10)
+
+
+async def test_blob_that_must_leave_room_is_refused_where_another_of_its_size_fits(blobs: BlobStore) -> None:
+    data = b"a" * (LIMIT - 10)
+    with pytest.raises(Refused) as refused:
+        await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=11)
+    assert refused.value.kind == "blobs-full"
+    assert blobs.total_bytes == 0
+    await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=10)
+
+
+async def test_blob_whose_upload_breaks_off_leaves_nothing(blobs: BlobStore) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"z" * (2 * MAX_IN_MEMORY_BYTES)
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await blobs.receive(sha256_hex(b"z"), 3 * MAX_IN_MEMORY_BYTES, broken())
+    assert blobs.total_bytes == 0
+    assert await blobs.held() == frozenset()
+
+
+async def test_blob_deleted_frees_its_bytes_and_may_be_deleted_again(blobs: BlobStore) -> None:
+    digest = await put(blobs, b"gone")
+    await blobs.delete(digest)
+    await blobs.delete(digest)
+    assert blobs.total_bytes == 0
+    assert not await blobs.contains(digest)
+    assert await blobs.size(digest) is None
+    with pytest.raises(Refused) as refused:
+        await blobs.read(digest)
+    assert refused.value.kind == "not-found"
+
+
+async def test_blob_folder_opened_again_knows_its_bytes_and_clears_interrupted_uploads(tmp_path: Path) -> None:
+    first = await DirectoryBlobs.open(tmp_path, LIMIT)
+    digest = await put(first, b"kept")
+    stale = tmp_path / "blobs" / "partial" / "left.0"
+    stale.write_bytes(b"half")
+    second = await DirectoryBlobs.open(tmp_path, LIMIT)
+    assert second.total_bytes == 4
+    assert await second.held() == {digest}
+    assert not stale.exists()

@@ -1,0 +1,190 @@
+"""Serving over real sockets: exposure, TLS files, the port, long polls, and a prompt end."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import runtime.http_bodies
+import runtime.http_server
+from coordinator.serve import ServeOptions, serving
+from runtime.http_server import MAX_HEAD_BYTES, Endpoint
+from state.errors import InvalidInput
+from state.wire import canonical_json
+from tests.support.served import HandClient, Served
+from tests.support.states import state_file
+
+POLLS = 40
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "insecure", "allowed"),
+    [
+        ("127.0.0.1", False, False, True),
+        ("localhost", False, False, True),
+        ("::1", False, False, True),
+        ("0.0.0.0", False, False, False),
+        ("coordinator.example", False, False, False),
+        ("0.0.0.0", False, True, True),
+        ("0.0.0.0", True, False, True),
+    ],
+)
+def test_exposure_beyond_loopback_needs_tls_or_consent(host: str, tls: bool, insecure: bool, allowed: bool) -> None:
+    cert, key = (Path("c"), Path("k")) if tls else (None, None)
+    options = Endpoint(host=host, insecure=insecure, tls_cert=cert, tls_key=key)
+    if allowed:
+        options.check_exposure()
+    else:
+        with pytest.raises(InvalidInput, match="--insecure"):
+            options.check_exposure()
+
+
+async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("nothing")
+    for cert in ("cert", "missing"):
+        options = ServeOptions(tmp_path / "run", Endpoint(port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key"))
+        with pytest.raises(InvalidInput, match="certificate"):
+            async with serving(state_file(), options):
+                raise AssertionError("it is served")
+
+
+async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
+    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(InvalidInput, match=str(port)):
+            async with serving(state_file(), ServeOptions(tmp_path / "two", Endpoint(port=port))):
+                raise AssertionError("it is served")
+
+
+async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Path) -> None:
+    two = tmp_path / "two"
+    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(InvalidInput, match="--restored"):
+            async with serving(state_file(), ServeOptions(two, Endpoint(port=0), is_restored=True)):
+                pass
+        with pytest.raises(InvalidInput, match="cannot listen"):
+            async with serving(state_file(), ServeOptions(two, Endpoint(port=port))):
+                pass
+    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as started:
+        assert started.admin_token is not None
+    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as again:
+        assert again.admin_token is None
+
+
+async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
+    """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
+    options = ServeOptions(tmp_path, Endpoint(port=0))
+    limits = httpx.Limits(max_connections=2 * POLLS)
+    async with httpx.AsyncClient(limits=limits, timeout=10) as http:
+        async with asyncio.TaskGroup() as tasks:
+            async with serving(state_file(config__init_min_clients=1), options) as running:
+                http.base_url = httpx.URL(running.url)
+                client = HandClient(Served(running.desk.service, running.desk, http, "/v1/runs/test-run"), 1)
+                version = (await http.get("/v1/runs/test-run")).json()["version"]
+                url = "/v1/runs/test-run?wait_s=6&after="
+                first = [tasks.create_task(http.get(f"{url}{version}")) for _ in range(POLLS)]
+                await all_wait(http, POLLS)
+                await client.join()
+                bodies = {(await answer).content for answer in first}
+                assert len(bodies) == 1
+                assert (
+                    running.desk.service.published.body in bodies
+                    or running.desk.service.published.version > version + 1
+                )
+                last = [tasks.create_task(http.get(f"{url}{version + 1_000}")) for _ in range(POLLS)]
+                await all_wait(http, POLLS)
+                ended_s = time.monotonic()
+            assert time.monotonic() - ended_s < 3
+        assert {answer.result().status_code for answer in last} == {304}
+
+
+async def all_wait(http: httpx.AsyncClient, count: int) -> None:
+    async with asyncio.timeout(10):
+        while f"epochal_long_polls {count}\n" not in (await http.get("/metrics")).text:
+            continue
+
+
+async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.http_bodies, "MESSAGE_TIMEOUT_S", 0.1)
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"urn:epochal:problem:body-timeout" in answer
+        writer.close()
+
+
+ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"], ids=["nothing", "half"])
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_connection_without_a_whole_request_head_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, asked_before: bool
+) -> None:
+    monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runtime.http_server, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        if asked_before:
+            writer.write(ASK)
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_connection_whose_request_head_never_ends_is_closed_before_it_fills_the_memory(tmp_path: Path) -> None:
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            await write_headers(writer, 100 * MAX_HEAD_BYTES)
+
+
+async def write_headers(writer: asyncio.StreamWriter, count_bytes: int) -> None:
+    header = b"X-More: " + b"x" * 9_990 + b"\r\n"
+    for _ in range(count_bytes // len(header)):
+        writer.write(header)
+        await writer.drain()
+
+
+async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.1)
+    options = ServeOptions(tmp_path, Endpoint(port=0))
+    async with serving(state_file(), options) as running, httpx.AsyncClient(base_url=running.url) as http:
+        for _ in range(2):
+            version = (await http.get("/v1/runs/test-run")).json()["version"]
+            assert (await http.get(f"/v1/runs/test-run?wait_s=0.3&after={version}")).status_code == 304
+
+
+async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = canonical_json({"public_key": "ab" * 32})
+        head = b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body[:5])
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(10), httpx.AsyncClient(base_url=running.url) as http:
+            while 'challenge",status="400"} 1' not in (await http.get("/metrics")).text:
+                continue
+            assert (await http.post("/v1/runs/test-run/clients/challenge", content=body)).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

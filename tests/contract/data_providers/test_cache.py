@@ -1,0 +1,163 @@
+"""The disk cache: what it saves, what it survives, and how several processes share it."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_providers.protocol import SourceUnavailable
+from data_providers.sources.cache import BLOCK_BYTES, MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.protocol import SourceFile, read
+from state.errors import InvalidInput
+
+DATA = np.random.default_rng(0).integers(0, 256, 5 * BLOCK_BYTES + 1000, dtype=np.uint8).tobytes()
+LARGE_CACHE_BYTES = 4 * MIN_CACHE_BYTES
+
+
+class Recorded:
+    """A source in memory that notes what was read of it; it may be taken away."""
+
+    def __init__(self, version: str = "1", data: bytes = DATA) -> None:
+        self.reads: list[tuple[int, int]] = []
+        self.away = False
+        self._data = data
+        self.files: Sequence[SourceFile] = [SourceFile("a.bin", len(data), "memory:a.bin", version)]
+        self.location = "memory:"
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        if self.away:
+            raise SourceUnavailable("away")
+        self.reads.append((start, start + len(into)))
+        into[:] = self._data[start : start + len(into)]
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def entries(folder: Path) -> list[Path]:
+    """The files of the blocks that are held."""
+    return list(folder.glob("??/*"))
+
+
+async def test_cache_brings_every_byte_once_and_then_from_the_disk(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    ends = [0, 1, 777, BLOCK_BYTES, 2 * BLOCK_BYTES + 5, len(DATA)]
+    for start in ends:
+        for stop in ends:
+            if start <= stop:
+                assert await read(cached, "a.bin", start, stop) == DATA[start:stop]
+    assert sum(stop - start for start, stop in source.reads) == len(DATA) == cached.fetched_bytes
+    source.away = True
+    assert await read(cached, "a.bin", 0, len(DATA)) == DATA
+    again = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    assert await read(again, "a.bin", 5, len(DATA)) == DATA[5:]
+
+
+async def test_cache_fetches_neighbouring_blocks_together(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    await read(cached, "a.bin", 2 * BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 2)
+    await read(cached, "a.bin", 0, len(DATA))
+    assert sorted(source.reads) == [
+        (0, 2 * BLOCK_BYTES),
+        (2 * BLOCK_BYTES, 3 * BLOCK_BYTES),
+        (3 * BLOCK_BYTES, len(DATA)),
+    ]
+
+
+async def test_cache_of_a_file_that_changed_is_another_files(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, LARGE_CACHE_BYTES)
+    assert await read(CachedSource(Recorded("1"), cache), "a.bin", 0, 10) == DATA[:10]
+    newer = bytes(reversed(DATA))
+    assert await read(CachedSource(Recorded("2", newer), cache), "a.bin", 0, 10) == newer[:10]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-1], lambda data: data[:40] + b"\0" + data[41:], lambda data: b""]
+)
+async def test_cache_entry_that_is_damaged_is_fetched_again(tmp_path: Path, spoil: object) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    await read(cached, "a.bin", 0, len(DATA))
+    entry = max(entries(tmp_path), key=lambda path: path.stat().st_size)
+    entry.write_bytes(spoil(entry.read_bytes()))  # type: ignore[operator]
+    source.reads.clear()
+    assert await read(cached, "a.bin", 0, len(DATA)) == DATA
+    assert len(source.reads) == 1
+    source.reads.clear()
+    assert await read(cached, "a.bin", 0, len(DATA)) == DATA
+    assert not source.reads
+
+
+def held_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in entries(folder))
+
+
+async def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, MIN_CACHE_BYTES)
+    block = b"x" * BLOCK_BYTES
+    keys = [f"{number:064x}" for number in range(150)]
+    for number, key in enumerate(keys):
+        cache.put(key, block)
+        assert cache.get(keys[0], BLOCK_BYTES) == block, "used again and again"
+        os.utime(tmp_path / key[:2] / key, (number, number))
+        os.utime(tmp_path / keys[0][:2] / keys[0], (10**6, 10**6))
+        assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
+    assert cache.get(keys[1], BLOCK_BYTES) is None
+    assert cache.get(keys[-1], BLOCK_BYTES) == block
+
+
+@pytest.mark.parametrize("max_bytes", [0, MIN_CACHE_BYTES - 1])
+def test_cache_that_is_too_small_is_refused(tmp_path: Path, max_bytes: int) -> None:
+    with pytest.raises(InvalidInput, match="allowed"):
+        BlockCache(tmp_path, max_bytes)
+
+
+def test_cache_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidInput, match="file"):
+        BlockCache(tmp_path / "file", MIN_CACHE_BYTES)
+
+
+async def test_cache_whose_folder_is_gone_still_brings_the_data(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path / "cache", LARGE_CACHE_BYTES))
+    (tmp_path / "cache").rename(tmp_path / "elsewhere")
+    assert await read(cached, "a.bin", 7, len(DATA)) == DATA[7:]
+
+
+def hammer(folder: Path, seed: int, rounds: int) -> None:
+    """One process: reads at random places, and fails when a byte is wrong."""
+    chance = np.random.default_rng(seed)
+
+    async def main() -> None:
+        cached = CachedSource(Recorded(version=str(seed % 2)), BlockCache(folder, MIN_CACHE_BYTES))
+        for _ in range(rounds):
+            start, stop = sorted(chance.integers(0, len(DATA), 2).tolist())
+            if await read(cached, "a.bin", start, stop) != DATA[start:stop]:
+                os._exit(3)
+
+    asyncio.run(main())
+
+
+def test_cache_is_shared_by_processes_of_which_some_are_killed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    lasting = [context.Process(target=hammer, args=(tmp_path, seed, 60)) for seed in range(2)]
+    victim = context.Process(target=hammer, args=(tmp_path, 2, 100_000))
+    for process in (*lasting, victim):
+        process.start()
+    lasting[0].join(60)
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join(60)
+    lasting[1].join(60)
+    assert [process.exitcode for process in (*lasting, victim)] == [0, 0, -signal.SIGKILL]
+    hammer(tmp_path, 3, 20)
+    assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} <= {"incoming", "lock", "total"}

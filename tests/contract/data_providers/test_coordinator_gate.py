@@ -1,0 +1,213 @@
+"""`CoordinatorGate`: tickets, rounds and outages, as a data server meets them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import jwt
+import pytest
+
+import data_providers.tcp.coordinator_gate
+from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
+from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
+from data_providers.tcp.server import DataServer
+from state.assignment import assign_data_for_state
+from state.documents import WorkList
+from state.intervals import BatchId
+from state.wire import ClientId
+from tests.support.data_coordinator import CLIENTS, PublishedRun
+from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_http import http_server
+from tests.support.fake_documents import round_head
+from tests.support.states import state_file
+
+RUN = "test-run"
+BATCH = 3
+WORK = (BatchId(0, 5), BatchId(100, 105))
+
+
+@pytest.fixture
+def run() -> PublishedRun:
+    return PublishedRun(state_file(config__data_indices_per_batch=BATCH))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals come at once; news still has its chance."""
+    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.3)
+
+
+@asynccontextmanager
+async def following(run: PublishedRun) -> AsyncIterator[CoordinatorGate]:
+    async with http_server(run) as url, asyncio.TaskGroup() as group:
+        gate = CoordinatorGate(url)
+        task = group.create_task(gate.follow())
+        yield gate
+        task.cancel()
+
+
+def data_of(client_id: ClientId, work: tuple[BatchId, ...] = WORK, step: int = 1) -> list[BatchId]:
+    """The data indices that the round assigns the client, part by part."""
+    roster = PublishedRun(state_file()).roster
+    parts = assign_data_for_state(roster, WorkList((), work), round_head(step).seed)[client_id]
+    return [BatchId(part.start * BATCH, (part.end + 1) * BATCH - 1) for part in parts]
+
+
+def now_s() -> float:
+    return time.time()
+
+
+async def test_gate_admits_the_ticket_that_the_coordinator_signed(run: PublishedRun) -> None:
+    async with following(run) as gate:
+        assert await gate.admit(RUN, run.identity.data_ticket(CLIENTS[1], now_s())) == CLIENTS[1]
+
+
+async def test_gate_admits_a_ticket_at_the_edge_of_two_clocks(run: PublishedRun) -> None:
+    async with following(run) as gate:
+        early_s = now_s() - SESSION_LIFETIME_S - CLOCK_LEEWAY_S / 2
+        assert await gate.admit(RUN, run.identity.data_ticket(CLIENTS[1], early_s)) == CLIENTS[1]
+
+
+def bad_tickets() -> dict[str, tuple[str, str]]:
+    ours = Identity(bytes(range(32)), RUN)
+    client = CLIENTS[0]
+    claims = {"sub": client, "run": RUN, "aud": "epochal-data", "exp": int(now_s()) + 100}
+    return {
+        "nothing": (RUN, ""),
+        "nonsense": (RUN, "a.b.c"),
+        "another coordinator's": (RUN, Identity(bytes(32), RUN).data_ticket(client, now_s())),
+        "a session token": (RUN, ours.session_token(client, 1, now_s())),
+        "expired": (RUN, ours.data_ticket(client, now_s() - SESSION_LIFETIME_S - 2 * CLOCK_LEEWAY_S)),
+        "for another run": (RUN, Identity(bytes(range(32)), "other").data_ticket(client, now_s())),
+        "shown for another run": ("other", ours.data_ticket(client, now_s())),
+        "not signed": (RUN, jwt.encode(claims, "", algorithm="none")),
+        "signed with the public key": (RUN, jwt.encode(claims, bytes.fromhex(ours.public_key_hex), algorithm="HS256")),
+        "without a client": (RUN, ours._sign(client, "epochal-data", now_s(), {"sub": 3})),
+    }
+
+
+@pytest.mark.parametrize("name", bad_tickets())
+async def test_gate_rejects_every_other_ticket(name: str, run: PublishedRun) -> None:
+    run_id, ticket = bad_tickets()[name]
+    async with following(run) as gate:
+        with pytest.raises(Rejected):
+            await gate.admit(run_id, ticket)
+
+
+async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: PublishedRun, impatient: None) -> None:
+    run.publish(1, WORK)
+    async with following(run) as gate:
+        for client_id in CLIENTS:
+            for part in data_of(client_id):
+                await gate.allow(client_id, part)
+                await gate.allow(client_id, BatchId(part.end, part.end))
+        first, second = CLIENTS[0], CLIENTS[1]
+        part = data_of(first)[-1]
+        for client_id, data_ids in [
+            (first, BatchId(part.start, part.end + 1)),
+            (first, data_of(second)[0]),
+            (first, BatchId(0, 400)),
+            (ClientId("f" * 32), part),
+        ]:
+            with pytest.raises(Rejected, match="not assigned"):
+                await gate.allow(client_id, data_ids)
+
+
+async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun) -> None:
+    later = (BatchId(200, 211),)
+    async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(5):
+        await gate.admit(RUN, run.identity.data_ticket(CLIENTS[0], now_s()))
+        asking = group.create_task(gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0]))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        run.publish(1, later)
+        await asking
+
+
+async def test_gate_keeps_the_round_before_and_forgets_the_one_before_that(run: PublishedRun, impatient: None) -> None:
+    client = CLIENTS[0]
+    works = [(BatchId(12 * number, 12 * number + 11),) for number in range(3)]
+    async with following(run) as gate:
+        for number, work in enumerate(works):
+            run.publish(number + 1, work)
+            await gate.allow(client, data_of(client, work)[0])
+        await gate.allow(client, data_of(client, works[1])[0])
+        with pytest.raises(Rejected):
+            await gate.allow(client, data_of(client, works[0])[0])
+
+
+async def test_gate_follows_a_run_restored_to_an_older_version(run: PublishedRun) -> None:
+    run.publish(9, WORK)
+    restored = (BatchId(50, 61),)
+    async with following(run) as gate, asyncio.timeout(5):
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
+        run.publish(2, restored, lineage="cd" * 8)
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0], restored)[0])
+
+
+async def test_gate_without_its_coordinator_serves_what_it_knows_and_says_that_it_cannot_tell_more(
+    run: PublishedRun, impatient: None
+) -> None:
+    run.publish(1, WORK)
+    async with following(run) as gate:
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
+        run.away = True
+        run.announce(run.document)
+        later = (BatchId(200, 211),)
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
+        with pytest.raises(SourceUnavailable, match="cannot hear"):
+            await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
+        run.away = False
+        run.publish(2, later)
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
+                    break
+                except SourceUnavailable:
+                    continue
+
+
+async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: PublishedRun, impatient: None) -> None:
+    run.away = True
+    async with following(run) as gate:
+        with pytest.raises(SourceUnavailable):
+            await gate.admit(RUN, run.identity.data_ticket(CLIENTS[0], now_s()))
+        with pytest.raises(SourceUnavailable):
+            await gate.allow(CLIENTS[0], BatchId(0, 0))
+
+
+async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRun, impatient: None) -> None:
+    run.publish(1, WORK)
+    assert run.document.round is not None
+    run.documents[run.document.round.roster_sha256] = {"clients": [{"client_id": CLIENTS[0], "share": 9}]}
+    async with following(run) as gate:
+        with pytest.raises(SourceUnavailable):
+            await gate.allow(CLIENTS[0], BatchId(0, 0))
+
+
+async def test_data_server_of_a_run_serves_each_client_its_own_data(
+    run: PublishedRun, impatient: None, tmp_path: Path
+) -> None:
+    source = LocalDataProvider.open(write_dataset(tmp_path), DatasetSpec(2, SPEC.sequence_length))
+    run.publish(1, WORK)
+    async with following(run) as gate:
+        server = DataServer(source, source.order.spec, gate)
+        address = DataServerAddress("127.0.0.1", await server.start("127.0.0.1", 0), RUN)
+        tickets = [run.identity.data_ticket(client_id, now_s()) for client_id in CLIENTS]
+        clients = [await TcpDataProvider.open(address, partial(str, ticket)) for ticket in tickets]
+        for client, client_id in zip(clients, CLIENTS, strict=True):
+            for part in data_of(client_id):
+                found = await client.get_samples(part)
+                assert found.input_ids.tobytes() == (await source.get_samples(part)).input_ids.tobytes()
+        with pytest.raises(Rejected, match="not assigned"):
+            await clients[0].get_samples(data_of(CLIENTS[1])[0])
+        for client in clients:
+            await client.aclose()
+        await server.aclose()

@@ -1,0 +1,202 @@
+"""`WeightedHttp`: a mix of locations from a list on the disk or behind a URL, through the real factory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_providers.dummy import DummyDataProvider
+from data_providers.mixture import PERIOD
+from data_providers.opening import MAX_MIX_BYTES, open_provider
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    CorruptData,
+    DataProvider,
+    DatasetSpec,
+    Rejected,
+    SourceUnavailable,
+)
+from data_providers.weighted import Weighted, WeightedDataProvider
+from state.errors import EpochalError, InternalError, InvalidInput
+from state.intervals import BatchId
+from tests.support.data_http import FileServer, http_server
+from tests.support.states import state_file
+
+LENGTH = 16
+COUNTS = {"en": 300, "de": 100}
+
+
+MANY_FILES = {
+    "Http": {
+        "location": {
+            "NumberedFiles": {
+                "url_template": "http://127.0.0.1:1/{}.bin",
+                "start_index": 0,
+                "n_left_pad_zeros": 0,
+                "num_files": 10**9,
+            }
+        },
+        "token_size_in_bytes": "TwoBytes",
+        "shuffle": "DontShuffle",
+    }
+}
+
+
+def write_sources(folder: Path) -> None:
+    """Two files whose tokens say which file and which sequence they are."""
+    for number, (name, count) in enumerate(COUNTS.items()):
+        tokens = np.repeat(np.arange(count) + 1000 * number, LENGTH).astype("<u2")
+        tokens.tofile(folder / f"{name}.bin")
+
+
+def write_mix(folder: Path, *entries: tuple[Any, float]) -> Path:
+    path = folder / "mix.json"
+    path.write_text(json.dumps([{"location": location, "weight": weight} for location, weight in entries]))
+    return path
+
+
+async def opened(place: str) -> DataProvider:
+    return await open_provider(state_file(model__LLM__data_location={"WeightedHttp": place}), lambda: "")
+
+
+async def test_mix_of_files_serves_each_its_share_without_repeats_in_a_pass(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    provider = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 3), ({"Local": "de.bin"}, 1))))
+    assert isinstance(provider, WeightedDataProvider)
+    assert provider.quantisation_error == 0
+    assert provider.sequence_count is None
+    rows = (await provider.get_samples(BatchId(0, 399))).rows()[:, 0].tolist()
+    english = [row for row in rows if row < 1000]
+    german = [row - 1000 for row in rows if row >= 1000]
+    assert english == list(range(300))
+    assert german == list(range(100))
+    assert all(abs(sum(row >= 1000 for row in rows[:n]) - n / 4) < 1 for n in range(1, 401))
+    far = (await provider.get_samples(BatchId(PERIOD, PERIOD + 3))).rows()[:, 0].tolist()
+    assert [row % 1000 if row < 1000 else row - 1000 for row in far] == [
+        3 * PERIOD // 4 % 300 + number if row < 1000 else PERIOD // 4 % 100
+        for number, row in zip(_ranks(far), far, strict=True)
+    ]
+    await provider.aclose()
+
+
+def _ranks(rows: list[int]) -> list[int]:
+    """The number of each row among those of its own source."""
+    return [sum((other < 1000) == (row < 1000) for other in rows[:place]) for place, row in enumerate(rows)]
+
+
+async def test_mix_behind_a_url_is_the_same_mix(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    async with http_server(FileServer(tmp_path)) as url:
+
+        def http(name: str) -> Any:
+            location = {"SingleUrl": f"{url}/{name}.bin"}
+            return {"Http": {"location": location, "token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}}
+
+        near = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 2), ({"Local": "de.bin"}, 1.5))))
+        write_mix(tmp_path, (http("en"), 2), (http("de"), 1.5))
+        far = await opened(f"{url}/mix.json")
+        assert near.fingerprint == far.fingerprint
+        one, other = await near.get_samples(BatchId(5, 700)), await far.get_samples(BatchId(5, 700))
+        assert np.array_equal(one.input_ids, other.input_ids)
+        await near.aclose()
+        await far.aclose()
+
+
+async def test_mix_with_other_weights_has_another_fingerprint(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    found = set()
+    for weight in (1, 2, 2.5):
+        provider = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, weight), ({"Local": "de.bin"}, 1))))
+        found.add(provider.fingerprint)
+        await provider.aclose()
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no json", "is no JSON"),
+        ("{}", "should be a valid list"),
+        ("[]", "at least 1 item"),
+        ("[" * 200_000, "is no JSON"),
+        ('[{"location": "Dummy", "weight": NaN}]', r"0\.weight"),
+        ('[{"location": "Dummy", "weight": 0}]', r"0\.weight"),
+        ('[{"location": "Dummy", "weight": -1}, {"location": "Dummy"}]', r"0\.weight.*1\.weight"),
+        ('[{"location": "Dmmy", "weight": 1}]', r"0\.location"),
+        ('[{"location": {"WeightedHttp": "mix.json"}, "weight": 1}]', "names another mix"),
+        (json.dumps([{"location": MANY_FILES, "weight": 1}]), "1000000000 files; at most 100000"),
+    ],
+)
+async def test_list_that_is_no_mix_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        await opened(str(path))
+    assert "mix.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", '[{"location": {"WeightedHttp": "a.json"}, "weight": 1}]'])
+async def test_list_behind_a_url_that_is_no_mix_is_refused_without_its_credentials(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mix.json").write_text(text)
+    async with http_server(FileServer(tmp_path)) as url:
+        with pytest.raises(InvalidInput, match=r"mix\.json") as refused:
+            await opened(url.replace("http://", "http://user:secret@") + "/mix.json?key=secret")
+    assert "secret" not in str(refused.value) + str(refused.value.context)
+
+
+async def test_list_that_is_missing_or_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"absent\.json"):
+        await opened(str(tmp_path / "absent.json"))
+    (tmp_path / "long.json").write_bytes(b" " * (MAX_MIX_BYTES + 1))
+    with pytest.raises(InvalidInput, match="more than"):
+        await opened(str(tmp_path / "long.json"))
+    async with http_server(FileServer(tmp_path)) as url:
+        with pytest.raises(Rejected, match="at most"):
+            await opened(f"{url}/long.json")
+
+
+@pytest.mark.parametrize(
+    ("location", "error"),
+    [({"Local": "absent.bin"}, SourceUnavailable), ({"Local": "empty.bin"}, CorruptData)],
+)
+async def test_source_that_cannot_be_opened_ends_the_mix_with_its_error(
+    tmp_path: Path, location: Any, error: type[EpochalError]
+) -> None:
+    write_sources(tmp_path)
+    (tmp_path / "empty.bin").write_bytes(b"")
+    with pytest.raises(error, match=r"source 1 \(Local\) of the mix: "):
+        await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), (location, 1))))
+
+
+async def test_source_that_fails_is_named(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    provider = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), ({"Local": "de.bin"}, 1))))
+    (tmp_path / "de.bin").write_bytes(b"x")
+    with pytest.raises(CorruptData, match=r"source 1 \(Local\) of the mix: .*de\.bin"):
+        await provider.get_samples(BatchId(0, 5))
+    await provider.aclose()
+
+
+async def test_mix_of_more_bytes_than_one_answer_may_have_is_refused() -> None:
+    length = MAX_REQUEST_BYTES // 2 // 2 // 24
+    sources = [Weighted(name, DummyDataProvider(DatasetSpec(2, length)), 1) for name in ("a", "b")]
+    provider = WeightedDataProvider(sources)
+    assert (await provider.get_samples(BatchId(0, 1))).input_ids.nbytes == 4 * length
+    with pytest.raises(Rejected, match="ask for less"):
+        await provider.get_samples(BatchId(0, 49))
+
+
+async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
+    class Stuck(DummyDataProvider):
+        async def aclose(self) -> None:
+            raise SourceUnavailable("stuck")
+
+    sources = [DummyDataProvider(DatasetSpec(2, 4)), Stuck(DatasetSpec(2, 4)), DummyDataProvider(DatasetSpec(2, 4))]
+    mix = WeightedDataProvider([Weighted(str(number), source, 1) for number, source in enumerate(sources)])
+    with pytest.raises(SourceUnavailable, match="stuck"):
+        await mix.aclose()
+    for source in (sources[0], sources[2]):
+        with pytest.raises(InternalError):
+            await source.get_samples(BatchId(0, 0))

@@ -1,0 +1,315 @@
+"""Files in a bucket: obstore against a real S3 API (moto's server), and against stores in memory."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_providers.local import LocalDataProvider
+from data_providers.opening import Access, open_location, parse_location
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
+from data_providers.ranged import RangedDataProvider
+from data_providers.sources import object_store
+from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
+from data_providers.sources.object_store import ObjectStoreSource, location_of
+from state.config.data_location import S3, Azure, Gcp
+from state.errors import InvalidInput
+from state.intervals import BatchId
+from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_formats import write_mds
+from tests.support.heavy import need_module
+
+START_TIMEOUT_S = 30.0
+BUCKET = "tokens"
+AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    """The URL of a real S3 API on this machine."""
+    need_module("obstore")
+    need_module("moto")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | AWS,
+    )
+    try:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_s and process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=0.2).close()
+                break
+            except OSError:
+                continue
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def bucket(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty bucket, as obstore's store; the environment has the credentials."""
+    import httpx
+    import obstore.store
+
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{s3_url}/moto-api/reset")
+        assert (await client.put(f"{s3_url}/{BUCKET}")).status_code == 200
+    return obstore.store.S3Store(BUCKET, region="us-east-1", endpoint=s3_url, client_options={"allow_http": True})
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def upload(store: Any, folder: Path, prefix: str) -> None:
+    import obstore
+
+    for path in files_below(folder):
+        await obstore.put_async(store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+
+
+async def opened(url: str, folder: str, spec: DatasetSpec = SPEC) -> DataProvider:
+    location = S3(bucket_name=BUCKET, filter_directory=folder, endpoint=url)
+    return await open_location(location, spec, Access("run", lambda: ""))
+
+
+async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
+    folder = write_dataset(tmp_path / "data")
+    await upload(bucket, folder, "run/data")
+    await upload(bucket, folder, "run/database")
+    provider, local = await opened(s3_url, "run/data/"), LocalDataProvider.open(folder, SPEC)
+    assert provider.fingerprint == local.fingerprint
+    for data_ids in (BatchId(0, 0), BatchId(40, 240)):
+        brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
+        assert np.array_equal(brought.input_ids, read.input_ids)
+    await provider.aclose()
+    await local.aclose()
+
+
+async def test_bucket_of_mds_shards_with_a_manifest_is_read_and_checked(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
+    write_mds(tmp_path / "mds", [np.arange(160, dtype="<u2").reshape(10, 16)])
+    write_manifest(tmp_path / "mds", ["index.json", "shard.00000.mds"], MIN_BLOCK_BYTES)
+    await upload(bucket, tmp_path / "mds", "mds")
+    provider = await opened(s3_url, "mds", DatasetSpec(2, 8))
+    batch = await provider.get_samples(BatchId(0, 19))
+    assert batch.input_ids.tolist() == list(range(160))
+    await provider.aclose()
+    shard = bytearray((tmp_path / "mds" / "shard.00000.mds").read_bytes())
+    shard[-1] ^= 1
+    (tmp_path / "mds" / "shard.00000.mds").write_bytes(shard)
+    await upload(bucket, tmp_path / "mds", "mds")
+    with pytest.raises(CorruptData, match=r"s3://tokens/mds/shard\.00000\.mds: block 0"):
+        await opened(s3_url, "mds", DatasetSpec(2, 8))
+
+
+async def test_bucket_with_a_manifest_holds_no_token_file_that_it_does_not_list(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
+    folder = write_dataset(tmp_path / "data")
+    write_manifest(folder, sorted(path.name for path in folder.iterdir() if path.name != "a.bin"), MIN_BLOCK_BYTES)
+    await upload(bucket, folder, "data")
+    with pytest.raises(CorruptData, match=r"the manifest does not list a\.bin"):
+        await opened(s3_url, "data")
+
+
+async def test_hidden_objects_are_no_data(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "data")
+    plain = LocalDataProvider.open(folder, SPEC)
+    (folder / "._a.bin").write_bytes(b"xxx")
+    hidden = LocalDataProvider.open(folder, SPEC)
+    await upload(bucket, folder, "data")
+    provider = await opened(s3_url, "data")
+    assert provider.fingerprint == hidden.fingerprint == plain.fingerprint
+    for one in (provider, hidden, plain):
+        await one.aclose()
+
+
+async def test_object_that_changes_under_the_run_is_corrupt_and_one_that_vanishes_rejected(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
+    import obstore
+
+    await upload(bucket, write_dataset(tmp_path / "data"), "data")
+    provider = await opened(s3_url, "data")
+    for name in ("a.bin", "b.ds", "c.npy"):
+        await obstore.put_async(bucket, f"data/{name}", b"x" * (tmp_path / "data" / name).stat().st_size)
+    with pytest.raises(CorruptData, match="changed"):
+        await provider.get_samples(BatchId(0, 5))
+    for name in ("a.bin", "b.ds", "c.npy"):
+        await obstore.delete_async(bucket, f"data/{name}")
+    with pytest.raises(Rejected, match="does not exist"):
+        await provider.get_samples(BatchId(0, 5))
+
+
+async def test_bucket_or_folder_that_is_not_there_is_said(bucket: Any, s3_url: str) -> None:
+    with pytest.raises(CorruptData, match="s3://tokens/nothing holds no token files"):
+        await opened(s3_url, "nothing")
+    gone = S3(bucket_name="gone", endpoint=s3_url)
+    with pytest.raises(Rejected, match="s3://gone is not there"):
+        await open_location(gone, SPEC, Access("run", lambda: ""))
+
+
+async def test_environment_names_the_server_of_a_location_without_endpoint(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_dataset(tmp_path / "data")
+    await upload(bucket, folder, "data")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    provider, local = await located("s3://tokens/data"), LocalDataProvider.open(folder, SPEC)
+    assert provider.fingerprint == local.fingerprint
+    await provider.aclose()
+    await local.aclose()
+
+
+async def allow_everyone(s3_url: str) -> None:
+    """A public bucket: whoever does not sign may read, as on Amazon."""
+    import httpx
+
+    rule = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
+    async with httpx.AsyncClient() as client:
+        policy = {"Version": "2012-10-17", "Statement": [rule]}
+        assert (await client.put(f"{s3_url}/{BUCKET}?policy", json=policy)).status_code < 300
+
+
+async def test_public_bucket_is_read_without_credentials_and_a_private_one_refuses(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upload(bucket, write_dataset(tmp_path / "data"), "data")
+    for name in (*AWS, *object_store._CREDENTIALS["S3"]):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Rejected, match=r"s3://tokens/data/.* is refused to this machine"):
+        await opened(s3_url, "data")
+    await allow_everyone(s3_url)
+    provider, local = await opened(s3_url, "data"), LocalDataProvider.open(tmp_path / "data", SPEC)
+    assert provider.fingerprint == local.fingerprint
+    await provider.aclose()
+    await local.aclose()
+
+
+async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Google's XML API lists and reads as S3 does; obstore asks it at the base URL that the account's key names.
+    folder = write_dataset(tmp_path / "data")
+    await upload(bucket, folder, "data")
+    await upload(bucket, folder, "database")
+    await allow_everyone(s3_url)
+    account = {"gcs_base_url": s3_url, "disable_oauth": True}
+    key = account | dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+    monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+    provider, local = await located("gs://tokens/data"), LocalDataProvider.open(folder, SPEC)
+    assert provider.fingerprint == local.fingerprint
+    brought, read = await provider.get_samples(BatchId(0, 99)), await local.get_samples(BatchId(0, 99))
+    assert np.array_equal(brought.input_ids, read.input_ids)
+    await provider.aclose()
+    await local.aclose()
+
+
+async def located(text: str) -> DataProvider:
+    location = parse_location(text)
+    assert isinstance(location, S3 | Gcp | Azure)
+    return await open_location(location, SPEC, Access("run", lambda: ""))
+
+
+async def test_folder_in_memory_is_a_folder_and_no_prefix_of_names(tmp_path: Path) -> None:
+    need_module("obstore")
+    import obstore
+    import obstore.store
+
+    store = obstore.store.MemoryStore()
+    for name in ("data/a.bin", "data/deeper/b.bin", "database/c.bin", "d.bin"):
+        await obstore.put_async(store, name, np.arange(32, dtype="<u2").tobytes())
+    source = await ObjectStoreSource.over(store, "memory://x", "/data/")
+    assert sorted(file.name for file in source.files) == ["a.bin", "deeper/b.bin"]
+    provider = await RangedDataProvider.open(source, DatasetSpec(2, 16))
+    answers = [provider.get_samples(BatchId(number, number)) for number in range(4)]
+    async with asyncio.TaskGroup() as tasks:
+        batches = [tasks.create_task(answer) for answer in answers]
+    assert [int(task.result().input_ids[0]) for task in batches] == [0, 16, 0, 16]
+    everything = await ObjectStoreSource.over(store, "memory://x", "")
+    assert len(everything.files) == 4
+
+
+async def test_more_objects_than_are_listed_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("obstore")
+    import obstore
+    import obstore.store
+
+    monkeypatch.setattr(object_store, "MAX_LISTED_FILES", 2)
+    store = obstore.store.MemoryStore()
+    for number in range(3):
+        await obstore.put_async(store, f"{number}.bin", b"xx")
+    with pytest.raises(Rejected, match="more than 2 objects"):
+        await ObjectStoreSource.over(store, "memory://x", "")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "text"),
+    [
+        (Gcp(bucket_name="b", filter_directory=""), "gs://b"),
+        (S3(bucket_name="b", filter_directory="x/y/"), "s3://b/x/y"),
+        (Azure(account_name="a", container_name="c", filter_directory="d"), "az://a/c/d"),
+    ],
+)
+def test_every_kind_of_bucket_opens_unsigned_without_credentials(
+    bucket: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("obstore")
+    for names in object_store._CREDENTIALS.values():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    for name in object_store.SKIP_SIGNATURE.values():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert location_of(bucket) == text
+    assert object_store._store_of(bucket) is not None
+    assert object_store._is_anonymous(bucket.variant)
+
+
+def test_credentials_in_the_environment_sign_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    assert not object_store._is_anonymous("S3")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "false")
+    assert not object_store._is_anonymous("S3")
+
+
+async def test_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(InvalidInput, match="object-stores"):
+        await opened("http://127.0.0.1:1", "data")
+
+
+def test_bucket_locations_are_read_from_text() -> None:
+    assert parse_location("s3://b/x/y") == S3(bucket_name="b", filter_directory="x/y")
+    azure = Azure(account_name="a", container_name="c", filter_directory="x/y")
+    assert parse_location("az://a/c/x/y") == azure
+    assert parse_location(location_of(azure)) == azure
+    assert parse_location("gs://b") == Gcp(bucket_name="b", filter_directory="")
+    for text in ("s3://", "gs:///x", "az://a", "az:///c"):
+        with pytest.raises(InvalidInput, match=text):
+            parse_location(text)

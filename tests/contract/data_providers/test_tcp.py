@@ -1,0 +1,464 @@
+"""The TCP data server and its client over real sockets: gates, bounds, breaks and restarts."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data_providers.tcp.client
+from data_providers.dummy import DummyDataProvider
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import (
+    CorruptData,
+    DataProvider,
+    DatasetSpec,
+    OutOfRange,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
+from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
+from data_providers.tcp.frames import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FrameKind,
+    Hello,
+    frame_header,
+    get_frame,
+    json_frame,
+    parse_header,
+    welcome_of,
+)
+from data_providers.tcp.gate import ANYONE, Gate, OpenGate
+from data_providers.tcp.server import DataServer, ServerLimits
+from state.errors import DataError, InvalidDocument
+from state.intervals import BatchId
+from state.wire import ClientId
+from tests.support.data_files import SPEC, write_dataset
+from trainers.mesh.processes import MAX_PROCESSES
+
+HOST = "127.0.0.1"
+
+
+class HalfGate:
+    """Admits the ticket "good", and allows data indices below 50."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        if ticket != "good":
+            raise Rejected(f"the ticket {ticket} is bad")
+        return ANYONE
+
+    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+        if data_ids.end >= 50:
+            raise Rejected("not yours")
+
+
+class NamingGate:
+    """Admits everyone as the client that the ticket names, and allows everything."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        return ClientId(ticket)
+
+    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+        """Nothing, always."""
+
+
+class Scripted:
+    """A provider whose every answer waits for `go`, and may be an error."""
+
+    sequence_count = None
+    fingerprint = "0" * 64
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+        self.error = error
+
+    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        self.asked.set()
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return await DummyDataProvider(SPEC).get_samples(data_ids)
+
+    async def aclose(self) -> None:
+        self.go.set()
+
+
+@asynccontextmanager
+async def serving(
+    source: DataProvider, gate: Gate | None = None, limits: ServerLimits | None = None, spec: DatasetSpec = SPEC
+) -> AsyncIterator[tuple[DataServer, DataServerAddress]]:
+    server = DataServer(source, spec, gate or OpenGate(), limits or ServerLimits(shutdown_timeout_s=0.2))
+    port = await server.start(HOST, 0)
+    try:
+        yield server, DataServerAddress(HOST, port, "a-run")
+    finally:
+        await server.aclose()
+
+
+async def open_client(address: DataServerAddress, ticket: str = "good") -> TcpDataProvider:
+    return await TcpDataProvider.open(address, lambda: ticket)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LocalDataProvider:
+    return LocalDataProvider.open(write_dataset(tmp_path), SPEC)
+
+
+async def test_tcp_client_with_a_bad_ticket_is_rejected_with_the_reason(source: LocalDataProvider) -> None:
+    async with serving(source, HalfGate()) as (_, address):
+        with pytest.raises(Rejected, match="ticket worse is bad"):
+            await open_client(address, "worse")
+
+
+async def test_tcp_client_gets_what_is_allowed_and_the_reason_for_the_rest(source: LocalDataProvider) -> None:
+    async with serving(source, HalfGate()) as (_, address):
+        client = await open_client(address)
+        with pytest.raises(Rejected, match="not yours"):
+            await client.get_samples(BatchId(49, 50))
+        assert (await client.get_samples(BatchId(48, 49))).sample_count == 2
+        await client.aclose()
+
+
+@pytest.mark.parametrize("kind", [SourceUnavailable, CorruptData, OutOfRange, Rejected])
+async def test_tcp_error_of_the_servers_source_arrives_as_it_was(kind: type[DataError]) -> None:
+    source = Scripted(kind("the very reason"))
+    source.go.set()
+    async with serving(source) as (_, address):
+        client = await open_client(address)
+        with pytest.raises(kind, match="the very reason"):
+            await client.get_samples(BatchId(0, 0))
+        await client.aclose()
+
+
+async def test_tcp_bug_in_the_source_breaks_only_its_connection(source: LocalDataProvider) -> None:
+    broken = Scripted(ZeroDivisionError())
+    broken.go.set()
+    async with serving(broken) as (_, address):
+        client = await open_client(address)
+        with pytest.raises(SourceUnavailable, match="closed the connection"):
+            await client.get_samples(BatchId(0, 0))
+        broken.error = None
+        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        await client.aclose()
+
+
+async def test_tcp_server_restarted_serves_the_same_client(source: LocalDataProvider) -> None:
+    async with serving(source) as (_, address):
+        client = await open_client(address)
+        before = await client.get_samples(BatchId(0, 30))
+    with pytest.raises(SourceUnavailable):
+        await client.get_samples(BatchId(0, 30))
+    server = DataServer(source, SPEC, OpenGate())
+    await server.start(HOST, address.port)
+    assert np.array_equal((await client.get_samples(BatchId(0, 30))).input_ids, before.input_ids)
+    await client.aclose()
+    await server.aclose()
+
+
+async def test_tcp_server_restarted_with_another_dataset_is_corrupt(source: LocalDataProvider) -> None:
+    async with serving(source) as (_, address):
+        client = await open_client(address)
+    server = DataServer(DummyDataProvider(SPEC), SPEC, OpenGate())
+    await server.start(HOST, address.port)
+    with pytest.raises(CorruptData, match="and now"):
+        await client.get_samples(BatchId(0, 0))
+    await client.aclose()
+    await server.aclose()
+
+
+async def test_tcp_server_that_is_away_is_unavailable() -> None:
+    async with serving(DummyDataProvider(SPEC)) as (_, address):
+        pass
+    with pytest.raises(SourceUnavailable, match="cannot be reached"):
+        await open_client(address)
+
+
+async def test_tcp_silent_server_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Scripted()
+    async with serving(source) as (_, address):
+        client = await open_client(address)
+        monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", 0.05)
+        with pytest.raises(SourceUnavailable, match="does not answer"):
+            await client.get_samples(BatchId(0, 0))
+        source.go.set()
+        monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", 5.0)
+        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        await client.aclose()
+
+
+async def test_tcp_silent_listener_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_providers.tcp.client, "CONNECT_TIMEOUT_S", 0.05)
+    async with listening(b"") as address:
+        with pytest.raises(SourceUnavailable, match="no answer in time"):
+            await open_client(address)
+
+
+class Counting(OpenGate):
+    """An open gate that counts who comes."""
+
+    admitted = 0
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        self.admitted += 1
+        return await super().admit(run_id, ticket)
+
+
+async def test_tcp_call_cancelled_before_a_byte_came_leaves_the_connection_behind() -> None:
+    source, gate = Scripted(), Counting()
+    async with serving(source, gate) as (_, address):
+        client = await open_client(address)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(client.get_samples(BatchId(0, 3)))
+            await source.asked.wait()
+            asking.cancel()
+        source.go.set()
+        assert (await client.get_samples(BatchId(7, 8))).sample_count == 2
+        assert gate.admitted == 2
+        await client.aclose()
+
+
+async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
+    spec, halfway, closing = DatasetSpec(2, PIECE_BYTES), asyncio.Event(), asyncio.Event()
+    welcome = json_frame(FrameKind.WELCOME, 0, welcome_of(spec, "0" * 64, 10))
+    payload = np.arange(PIECE_BYTES, dtype="<u2").tobytes()
+    admitted = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal admitted
+        admitted += 1
+        await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
+        writer.write(welcome)
+        for request in (1, 2):
+            await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
+            writer.write(frame_header(FrameKind.SAMPLES, request, len(payload)) + payload[: len(payload) // 2])
+            await writer.drain()
+            if request == 1:
+                await halfway.wait()
+            writer.write(payload[len(payload) // 2 :])
+        await closing.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    client = await open_client(DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run"))
+    async with asyncio.TaskGroup() as group, asyncio.timeout(5):
+        asking = group.create_task(client.get_samples(BatchId(0, 0)))
+        before = client._connection.received_bytes
+        while client._connection.received_bytes < before + len(payload) // 2:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        asking.cancel()
+    halfway.set()
+    assert (await client.get_samples(BatchId(1, 1))).input_ids.tobytes() == payload
+    assert admitted == 1
+    closing.set()
+    await client.aclose()
+    server.close()
+
+
+async def test_tcp_server_closing_finishes_the_answer_under_way() -> None:
+    source = Scripted()
+    async with serving(source, limits=ServerLimits(shutdown_timeout_s=30)) as (server, address):
+        busy, idle = await open_client(address), await open_client(address)
+        async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+            asking = group.create_task(busy.get_samples(BatchId(0, 0)))
+            await source.asked.wait()
+            closing = group.create_task(server.aclose())
+            await asyncio.sleep(0)
+            source.go.set()
+            assert (await asking).sample_count == 1
+            await closing
+        with pytest.raises(SourceUnavailable):
+            await idle.get_samples(BatchId(0, 0))
+
+
+async def test_tcp_server_closing_gives_up_an_answer_that_does_not_end() -> None:
+    source = Scripted()
+    async with serving(source, limits=ServerLimits(shutdown_timeout_s=0.05)) as (server, address):
+        client = await open_client(address)
+        async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+            asking = group.create_task(expect_unavailable(client))
+            await source.asked.wait()
+            await server.aclose()
+            await asking
+
+
+async def expect_unavailable(client: TcpDataProvider) -> None:
+    with pytest.raises(SourceUnavailable):
+        await client.get_samples(BatchId(0, 0))
+
+
+async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(max_connections=1)) as (_, address):
+        first = await open_client(address)
+        with pytest.raises(SourceUnavailable, match="full"):
+            await open_client(address)
+        assert (await first.get_samples(BatchId(0, 0))).sample_count == 1
+        await first.aclose()
+
+
+async def test_tcp_clients_connections_above_its_share_are_refused_and_cost_nobody_else_a_place(
+    source: LocalDataProvider,
+) -> None:
+    limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
+    async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(10):
+        greedy = [await open_client(address, "greedy") for _ in range(2)]
+        for _ in range(4):
+            with pytest.raises(SourceUnavailable, match="client greedy holds 2 connections already"):
+                await open_client(address, "greedy")
+        other = await open_client(address, "other")
+        assert (await other.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await greedy[1].get_samples(BatchId(0, 0))).sample_count == 1
+        await greedy[0].aclose()
+        greedy.append(await open_when_there_is_room(address, "greedy"))
+        assert (await greedy[2].get_samples(BatchId(0, 0))).sample_count == 1
+        for client in (other, *greedy[1:]):
+            await client.aclose()
+
+
+def test_tcp_bound_on_a_clients_connections_has_room_for_its_mesh_twice() -> None:
+    limits = ServerLimits()
+    assert 2 * (MAX_PROCESSES + 1) <= limits.max_connections_per_client <= limits.max_connections // 4
+
+
+async def open_when_there_is_room(address: DataServerAddress, ticket: str) -> TcpDataProvider:
+    while True:
+        with suppress(SourceUnavailable):
+            return await open_client(address, ticket)
+
+
+async def test_tcp_open_gate_knows_no_client_and_gives_everyone_a_place(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(max_connections_per_client=1)) as (_, address):
+        clients = [await open_client(address) for _ in range(3)]
+        for client in clients:
+            assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+            await client.aclose()
+
+
+async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(idle_timeout_s=0.02)) as (_, address):
+        reader, writer = await asyncio.open_connection(HOST, address.port)
+        writer.write(json_frame(FrameKind.HELLO, 0, Hello("a-run", "good")))
+        welcome = parse_header(await reader.readexactly(HEADER_BYTES))
+        await reader.readexactly(welcome.length)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def exchange(address: DataServerAddress, *sent: bytes) -> bytes:
+    """All that the server says to these bytes until it closes."""
+    reader, writer = await asyncio.open_connection(HOST, address.port)
+    try:
+        for data in sent:
+            writer.write(data)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+HELLO = json_frame(FrameKind.HELLO, 0, Hello("a-run", "good"))
+NONSENSE = {
+    "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "another version": [b"EP\x02" + HELLO[3:]],
+    "unknown kind": [frame_header(FrameKind.HELLO, 0, 0)[:3] + b"\xff" + bytes(8)],
+    "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
+    "get before hello": [get_frame(1, BatchId(0, 0))],
+    "hello of nonsense": [frame_header(FrameKind.HELLO, 0, 4) + b"\xff{}x"],
+    "hello twice": [HELLO, HELLO],
+    "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
+    "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 9, 8)],
+    "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 0, 2**64 - 1)],
+}
+
+
+@pytest.mark.parametrize("sent", NONSENSE.values(), ids=NONSENSE)
+async def test_tcp_nonsense_is_answered_with_an_error_and_ends_the_connection(
+    sent: list[bytes], source: LocalDataProvider
+) -> None:
+    async with serving(source) as (_, address):
+        answer = await exchange(address, *sent)
+        assert b'"kind":"rejected"' in answer
+        client = await open_client(address)
+        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        await client.aclose()
+
+
+async def test_tcp_request_for_more_than_a_frame_is_rejected_and_the_connection_kept(
+    source: LocalDataProvider,
+) -> None:
+    async with serving(source) as (_, address):
+        reader, writer = await asyncio.open_connection(HOST, address.port)
+        writer.write(HELLO + get_frame(8, BatchId(0, 2**40)) + get_frame(9, BatchId(0, 0)))
+        kinds = []
+        for _ in range(3):
+            header = parse_header(await reader.readexactly(HEADER_BYTES))
+            await reader.readexactly(header.length)
+            kinds.append((header.kind, header.request))
+        assert kinds == [(FrameKind.WELCOME, 0), (FrameKind.ERROR, 8), (FrameKind.SAMPLES, 9)]
+        writer.close()
+
+
+async def test_tcp_client_that_says_nothing_is_turned_away(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(handshake_timeout_s=0.02)) as (_, address):
+        assert await exchange(address, HELLO[:5]) == b""
+
+
+@asynccontextmanager
+async def listening(*answers: bytes) -> AsyncIterator[DataServerAddress]:
+    """A server that answers each thing it hears with the next of these bytes."""
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for answer in answers:
+                await reader.read(2**16)
+                writer.write(answer)
+            await reader.read()
+        writer.close()
+        done.set()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
+        await done.wait()
+    finally:
+        server.close()
+
+
+WELCOME = json_frame(FrameKind.WELCOME, 0, welcome_of(SPEC, "0" * 64, 10))
+BROKEN_ANSWERS = {
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "too many samples": frame_header(FrameKind.SAMPLES, 1, 64) + bytes(64),
+    "too few samples": frame_header(FrameKind.SAMPLES, 1, 30) + bytes(30),
+    "no samples": frame_header(FrameKind.SAMPLES, 1, 0),
+    "above the bound": frame_header(FrameKind.SAMPLES, 1, MAX_PAYLOAD_BYTES[FrameKind.SAMPLES] + 1),
+    "samples nobody asked for": frame_header(FrameKind.SAMPLES, 77, 32) + bytes(32),
+    "an error of nothing": frame_header(FrameKind.ERROR, 77, 34) + b'{"kind":"corrupt","reason":"late"}',
+    "an empty error": frame_header(FrameKind.ERROR, 1, 0),
+    "a second welcome": WELCOME,
+    "a request": get_frame(1, BatchId(0, 0)),
+    "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
+    "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
+async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes) -> None:
+    async with listening(WELCOME, answer) as address, asyncio.timeout(5):
+        client = await open_client(address)
+        with pytest.raises(SourceUnavailable):
+            await client.get_samples(BatchId(0, 0))
+        await client.aclose()
+
+
+def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
+    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 16)) == (FrameKind.GET, 2**32 - 1, 16)
+    for kind, most in MAX_PAYLOAD_BYTES.items():
+        assert parse_header(frame_header(kind, 0, most)).length == most
+        with pytest.raises(InvalidDocument):
+            parse_header(frame_header(kind, 0, most + 1))

@@ -1,0 +1,200 @@
+"""`epochal data`: what people see of a location."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data_providers.protocol import CorruptData
+from epochal.cli.main import app
+from state.errors import InvalidInput
+from tests.support.data_formats import write_mds, write_megatron
+from tests.support.heavy import need_module
+
+cli = CliRunner()
+TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
+
+
+def inspected(*arguments: str) -> dict[str, Any]:
+    ran = cli.invoke(app, ["data", "inspect", *arguments, "--json"])
+    assert ran.exit_code == 0, ran.output
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
+
+
+def write_text(folder: Path) -> Path:
+    np.frombuffer(TEXT, np.uint8).astype("<u2").tofile(folder / "sonnet.bin")
+    return folder
+
+
+def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Path) -> None:
+    report = inspected(str(write_text(tmp_path)), "--seq-len", "16")
+    assert (report["sequences"], report["tokens"]) == (5, 80)
+    assert report["files"] == [
+        {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "sequences": 5, "tokens": 80, "dropped_tokens": 0}
+    ]
+    assert report["sample_text"] == TEXT[:16].decode()
+    assert len(report["fingerprint"]) == 64
+
+
+def test_inspect_for_people_is_a_table_with_the_text(tmp_path: Path) -> None:
+    ran = cli.invoke(app, ["data", "inspect", str(write_text(tmp_path)), "--seq-len", "40"])
+    assert ran.exit_code == 0
+    assert "sonnet.bin" in ran.stdout
+    assert "Shall I compare thee to a summer's day?" in ran.stdout
+
+
+def test_inspect_shows_names_that_look_like_markup_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "data[" / "a]"
+    folder.mkdir(parents=True)
+    (write_text(folder) / "sonnet.bin").rename(folder / "data[train].bin")
+    ran = cli.invoke(app, ["data", "inspect", str(folder), "--seq-len", "40"])
+    assert ran.exit_code == 0, ran.output
+    assert "data[train].bin" in ran.stdout
+
+
+@pytest.mark.parametrize(("write", "kind"), [("mds", "MDS"), ("megatron", "Megatron"), ("npy", "npy")])
+def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None:
+    tokens = np.arange(64, dtype="<u2")
+    if write == "mds":
+        write_mds(tmp_path, [tokens.reshape(4, 16)])
+    elif write == "megatron":
+        write_megatron(tmp_path, "text", [tokens])
+    else:
+        np.save(tmp_path / "a.npy", tokens)
+    report = inspected(str(tmp_path), "--seq-len", "16")
+    assert [file["format"] for file in report["files"]] == [kind]
+    assert report["sequences"] == 4
+
+
+def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [[number, number + 1] for number in range(7)]
+    for name in ("train.parquet", "test.parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"inputs": rows, "labels": rows}), tmp_path / name)
+    report = inspected(str(tmp_path), "--preprocessed")
+    (file,) = report["files"]
+    assert (file["name"], file["format"], file["sequences"], file["tokens"]) == ("train.parquet", "parquet", 7, None)
+    assert (report["columns"], report["sequences"], report["sample_tokens"]) == (["inputs", "labels"], 7, [0, 1])
+    table = cli.invoke(app, ["data", "inspect", str(tmp_path), "--preprocessed"])
+    assert "train.parquet" in table.stdout
+
+
+def test_inspect_of_a_location_that_is_wrong_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(3))
+    ran = cli.invoke(app, ["data", "inspect", str(tmp_path)])
+    assert isinstance(ran.exception, InvalidInput), "which the command line ends with 2"
+    assert "a.bin has 3 bytes, no whole number of 2-byte tokens" in ran.exception.message
+
+
+def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    config = tmp_path / "data.toml"
+    config.write_text('dir = "."\ntoken_size = "TwoBytes"\nseq_len = 20\n')
+    assert inspected(str(config))["sequences"] == 4
+
+
+@pytest.mark.parametrize("place", ["", "data.toml"])
+def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
+    report = inspected(str(tmp_path / (place or "samples")))
+    assert (report["kind"], report["sequences"], report["sample_text"]) == ("JsonLines", 2, '{"text": "one"}')
+
+
+def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": [[72, 105]]}), tmp_path / "train.parquet")
+    report = inspected(str(tmp_path))
+    assert (report["kind"], report["sequences"], report["sample_text"]) == ("Preprocessed", 1, "Hi")
+
+
+def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
+    need_module("tokenizers")
+    import tokenizers
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    words = {"[UNK]": 0, "summer": 300, "day": 301}
+    tokenizers.Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
+    np.array([300, 301, 300], "<u2").tofile(tmp_path / "a.bin")
+    report = inspected(str(tmp_path / "a.bin"), "--seq-len", "3", "--tokenizer", str(path))
+    assert report["sample_text"] == "summer day summer"
+    assert inspected(str(tmp_path / "a.bin"), "--seq-len", "3")["sample_text"] is None
+
+
+def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    entries = [{"location": {"Local": "sonnet.bin"}, "weight": 2}, {"location": "Dummy", "weight": 1}]
+    (tmp_path / "mix.json").write_text(json.dumps(entries))
+    report = inspected(str(tmp_path / "mix.json"), "--seq-len", "16")
+    assert report["mix"] == {"0 (Local)": 43691, "1 (Dummy)": 21845}
+    assert 0 < report["quantisation_error"] < 1e-5
+
+
+def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
+    assert ran.exit_code == 0
+    assert "1 files are what the manifest says" in ran.stdout
+
+
+def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
+    index = write_mds(tmp_path / "0", [np.arange(16, dtype="<u2").reshape(1, 16)])
+    for entry in index["shards"]:
+        entry["raw_data"]["basename"] = "0/" + entry["raw_data"]["basename"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    assert "2 files are what" in cli.invoke(app, ["data", "verify", str(tmp_path)]).stdout
+    with (tmp_path / "0" / "shard.00000.mds").open("ab") as shard:
+        shard.write(b"x")
+    assert isinstance(cli.invoke(app, ["data", "verify", str(tmp_path)]).exception, CorruptData)
+
+
+def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    (tmp_path / "notes.txt").write_text("no data")
+    assert cli.invoke(app, ["data", "verify", str(tmp_path)]).exit_code == 0
+    (tmp_path / "more.npy").write_bytes(bytes(64))
+    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
+    assert isinstance(ran.exception, CorruptData)
+    assert "more.npy" in ran.exception.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "inspect", "absent.bin"], "absent.bin cannot be read"),
+        (["data", "inspect", "workshop://x"], "no data provider is called 'workshop'"),
+        (["data", "verify", "absent"], "epochal-manifest.json"),
+        (["data", "manifest", "absent"], "absent is no folder"),
+    ],
+)
+def test_mistakes_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli.invoke(app, arguments)
+    assert ran.exit_code != 0
+    assert message in str(ran.exception)
+
+
+def test_pack_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "a"}\n')
+    for out in (lines, lines / "below"):
+        ran = cli.invoke(app, ["data", "pack", str(lines), "--seq-len", "8", "--out", str(out)])
+        assert isinstance(ran.exception, InvalidInput), ran.output
+        assert f"--out {out} cannot be written" in str(ran.exception)

@@ -1,0 +1,67 @@
+"""A run whose parameters grow beyond float32: every client ends with the step and the tensor in its error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batching.round_plan import RoundPlan
+from data_providers.protocol import TokenBatch
+from runtime.worker_thread import Worker
+from state.config.state_file import StateFile
+from state.merging import Diverged
+from state.tensors import Float32Array
+from tests.support.fake_clients import ClientSpec, fake_client
+from tests.support.fake_coordinator import FakeCoordinator
+from tests.support.states import state_file
+from tests.support.virtual_time import run_virtually
+from trainers.null import NullTrainer
+from trainers.protocol import TrainedRound
+
+LARGEST = 1e30
+
+
+class RunawayTrainer(NullTrainer):
+    """Always nearly the largest difference that the run allows."""
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        trained = await super().train(plan, parameters, batches)
+        return replace(
+            trained,
+            difference={name: np.full_like(values, 0.9 * LARGEST) for name, values in trained.difference.items()},
+        )
+
+
+def open_runaway(state: StateFile, worker: Worker) -> RunawayTrainer:
+    return RunawayTrainer(state.model.LLM.ngram)
+
+
+def test_run_that_diverges_ends_every_client_with_the_step_and_the_tensor() -> None:
+    state = state_file(
+        config__init_min_clients=1,
+        config__total_steps=2_000,
+        config__epoch_time=1e6,
+        merge__max_abs=LARGEST,
+        merge__outer_lr=1000,
+        merge__outer_momentum=0.999,
+        model__LLM__ngram={"context": 2, "embedding": 2, "hidden": 2},
+    )
+
+    async def main() -> int:
+        coordinator = FakeCoordinator(state)
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(coordinator.serve())
+            client = fake_client(coordinator, 1, ClientSpec(open_trainer=open_runaway))
+            try:
+                with pytest.raises(Diverged, match=r"the outcome of step \d+ makes '.+' infinite"):
+                    await client.agent.run()
+            finally:
+                serving.cancel()
+        assert coordinator.run.members == {}, "it said goodbye"
+        return coordinator.run.step
+
+    assert run_virtually(main()) > 2

@@ -1,0 +1,262 @@
+"""A client of several processes: real ones, over torch.distributed, against the trainer of one process."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.round_plan import RoundPlan
+from data_providers.opening import open_provider
+from data_providers.protocol import CorruptData, TokenBatch
+from runtime.worker_thread import InlineWorker
+from state.config.state_file import StateFile
+from state.errors import InvalidInput, TrainerFailed, Unsupported
+from state.intervals import BatchId
+from tests.support.heavy import need_module
+from tests.support.states import state_file
+from trainers.mesh import processes
+from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
+from trainers.mesh.processes import MeshOptions
+from trainers.ngram.model import initial_parameters
+from trainers.ngram.trainer import NumpyTrainer
+from trainers.protocol import TrainedRound, Trainer
+from trainers.registry import open_mesh_trainer, open_trainer
+
+SEQ_LEN = 16
+SEQUENCES = 200
+PLAN = RoundPlan(3, (BatchId(8, 12), BatchId(2, 3)), 3, (0.01, 0.02))
+"""21 samples in two local steps, of 11 and of 10."""
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> StateFile:
+    tokens = (np.arange(SEQUENCES * SEQ_LEN) ** 2 // 7 % 256).astype("<u2")
+    if bad_index is not None:
+        tokens[bad_index * SEQ_LEN + 3] = 999
+    tokens.tofile(folder / "tokens.bin")
+    return state_file(
+        config__data_indices_per_batch=3,
+        model__LLM__data_location={"Local": str(folder / "tokens.bin")},
+        model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8},
+        **overrides,
+    )
+
+
+async def whole(state: StateFile, plan: RoundPlan) -> AsyncIterator[TokenBatch]:
+    provider = await open_provider(state, lambda: "")
+    for interval in plan.assignment:
+        indices = interval.data_indices(plan.data_indices_per_batch)
+        yield await provider.get_samples(BatchId(indices.start, indices.stop - 1))
+    await provider.aclose()
+
+
+async def nothing() -> AsyncIterator[TokenBatch]:
+    empty: tuple[TokenBatch, ...] = ()
+    for batch in empty:
+        yield batch
+
+
+async def rounds(trainer: Trainer, state: StateFile, count: int = 2) -> list[TrainedRound]:
+    """As many rounds, each from the parameters that the one before came to; the inner state is kept."""
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    found = []
+    for _ in range(count):
+        data = nothing() if trainer.loads_data else whole(state, PLAN)
+        trained = await trainer.train(PLAN, parameters, data)
+        trainer.commit_inner_state()
+        parameters = {name: parameters[name] - difference for name, difference in trained.difference.items()}
+        found.append(trained)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "process_count", "batch_size", "inner_state"),
+    [
+        ("data=2,tensor=2", 2, 2, "keep"),
+        ("tensor=3,data=1", 3, 4, "reset"),
+        ("tensor=2,data=3", 3, 2, "reset"),  # each process receives from another, or sends to one
+        ("data=4", 1, 1, "reset"),
+        ("data=2,fsdp=2,tensor=2", 3, 3, "keep"),
+    ],
+)
+async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mesh: str,
+    process_count: int,
+    batch_size: int,
+    inner_state: str,
+) -> None:
+    need_module("torch")
+    state = run_state(tmp_path, merge__inner_state=inner_state)
+    alone = open_trainer("numpy", state, InlineWorker())
+    assert isinstance(alone, NumpyTrainer)
+    wanted = await rounds(alone, state)
+    options = MeshOptions(mesh, process_count, batch_size)
+    trainer = await open_mesh_trainer(options, state, lambda: "", InlineWorker())
+    try:
+        with caplog.at_level("INFO"):
+            found = await rounds(trainer, state)
+    finally:
+        await trainer.aclose()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_count == other.token_count == 21 * SEQ_LEN
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        for name, difference in other.difference.items():
+            np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
+    loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
+    assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
+    for number in range(process_count):
+        assert (loaded[0][number] > 0) == options.layout.loading(number).should_load
+
+
+async def test_data_that_cannot_be_trained_on_name_their_batch_and_the_mesh_goes_on(tmp_path: Path) -> None:
+    need_module("torch")
+    state = run_state(tmp_path, bad_index=28)
+    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    try:
+        with pytest.raises(CorruptData, match="data index 28 has token 999") as failed:
+            await trainer.train(PLAN, parameters, nothing())
+        assert failed.value.context["batch_id"] == BatchId(9, 9)
+        pids = [process.pid for process in _processes_of(trainer)]
+        without = RoundPlan(4, (BatchId(2, 3),), 3, (0.01,))
+        assert (await trainer.train(without, parameters, nothing())).token_count == 6 * SEQ_LEN
+        assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
+    finally:
+        await trainer.aclose()
+
+
+async def test_process_that_dies_costs_its_round_and_others_take_its_place(tmp_path: Path) -> None:
+    need_module("torch")
+    state = run_state(tmp_path, merge__inner_state="keep")
+    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
+    alone = open_trainer("numpy", state, InlineWorker())
+    wanted = await rounds(alone, state, 2)
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    try:
+        first = await trainer.train(PLAN, parameters, nothing())
+        trainer.commit_inner_state()
+        after = {name: parameters[name] - difference for name, difference in first.difference.items()}
+        running = _processes_of(trainer)
+        os.kill(running[1].pid, signal.SIGKILL)
+        with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
+            await trainer.train(PLAN, after, nothing())
+        assert all(process.returncode is not None for process in running), "none is left"
+        trainer.roll_back_inner_state()
+        second = await trainer.train(PLAN, after, nothing())
+        assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
+        for name, difference in wanted[1].difference.items():
+            np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
+    finally:
+        await trainer.aclose()
+
+
+async def test_round_that_is_called_off_leaves_no_process_and_the_next_one_works(tmp_path: Path) -> None:
+    need_module("torch")
+    state = run_state(tmp_path)
+    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    try:
+        running = _processes_of(trainer)
+        os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await trainer.train(PLAN, parameters, nothing())
+        assert all(process.returncode is not None for process in running)
+        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
+        (*_, last) = _processes_of(trainer)
+    finally:
+        await trainer.aclose()
+    assert last.returncode is not None
+
+
+async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("torch")
+    state = run_state(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    trainer = await open_mesh_trainer(MeshOptions("tensor=2,data=2", 3, 2), state, lambda: "", InlineWorker())
+    try:
+        assert os.listdir(tmp_path / "temporary") == []
+        parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
+    finally:
+        await trainer.aclose()
+
+
+async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    monkeypatch.setattr(processes, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
+    monkeypatch.setattr(processes, "MAX_DELAY_S", 0.0)
+    state = run_state(tmp_path, client__fetch_timeout_s=0.1, client__fetch_attempts=1)
+    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 32), state, lambda: "", InlineWorker())
+    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
+    try:
+        os.kill(_processes_of(trainer)[1].pid, signal.SIGSTOP)
+        with pytest.raises(TrainerFailed, match=r"step 3: the mesh fell apart"):
+            await trainer.train(PLAN, parameters, nothing())
+    finally:
+        await trainer.aclose()
+
+
+async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
+    need_module("torch")
+    start = Start(
+        state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),
+        mesh="data=2",
+        process=0,
+        process_count=2,  # the other one is never started
+        batch_size=1,
+        store=str(tmp_path / "store"),
+        data=None,
+        cache_dir=None,
+        cache_bytes=0,
+        timeout_s=140.0,
+    )
+    process = await processes._spawn(2)
+    assert process.stdin is not None
+    await write_frame(process.stdin, start)
+    process.stdin.close()
+    async with asyncio.timeout(60):
+        assert await process.wait() == ENDED_WITH_AGENT
+
+
+def test_mesh_that_cannot_be_is_said() -> None:
+    need_module("torch")
+    with pytest.raises(InvalidInput, match="5 processes for a mesh of 4 devices"):
+        MeshOptions("data=2,tensor=2", 5)
+    with pytest.raises(InvalidInput, match="one must be a batch axis"):
+        MeshOptions("tensor=2", 2)
+    with pytest.raises(InvalidInput, match="batch size of 0"):
+        MeshOptions("data=2", 2, 0)
+    with pytest.raises(InvalidInput, match="65 processes; allowed: 1 to 64"):
+        MeshOptions("data=128", 65)
+
+
+def test_mesh_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"install epochal\[torch\]"):
+        MeshOptions("data=2", 2)
+
+
+async def test_mesh_refuses_data_that_are_packed(tmp_path: Path) -> None:
+    need_module("torch")
+    state = run_state(tmp_path, model__LLM__data_type="Finetuning")
+    with pytest.raises(Unsupported, match="Pretraining with a mesh"):
+        await open_mesh_trainer(MeshOptions("data=2", 2), state, lambda: "", InlineWorker())
+
+
+def _processes_of(trainer: Any) -> list[asyncio.subprocess.Process]:
+    found: list[asyncio.subprocess.Process] = trainer._processes._processes
+    return list(found)

@@ -1,0 +1,325 @@
+"""The `tinker` SDK's own clients against a training service: what they train is what the embedded model learns."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import numpy as np
+import pytest
+
+from batching.micro_batches import Document
+from epochal.commands.trainer_service import serving_training
+from run_manager.steps.warmup import load_parameters
+from runtime.http_server import Endpoint
+from state.config.model import AdamW, NgramConfig
+from state.tensors import Tensors
+from tests.support.heavy import need_module
+from tests.support.other_process import OtherProcess, other_process
+from trainers.ngram.adamw import AdamWState, adamw_step
+from trainers.ngram.model import (
+    Gradient,
+    add_gradient,
+    initial_parameters,
+    padded_targets,
+    padded_tokens,
+    parameter_shapes,
+)
+from trainers.remote.wire import ServiceLimits
+
+MODEL = NgramConfig(context=3, embedding=4, hidden=6)
+BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
+KEY = "tml-only-for-us"
+SEED = 7
+SMALL = ServiceLimits(items=3, size=400, wire_bytes=10_000)
+BOUND_S = 60.0
+REFUSED_S = 15.0
+"""Long before a missing request is given up."""
+
+Text: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+@pytest.fixture(autouse=True)
+def sdk() -> None:
+    need_module("tinker")
+
+
+@pytest.fixture
+async def service_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with serving_training(Endpoint(port=0), SMALL, KEY[4:], 4, True, tmp_path / "weights") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def client_of(url: str, key: str = KEY) -> Iterator[Any]:
+    import tinker
+
+    client = tinker.ServiceClient(base_url=url, api_key=key)
+    try:
+        yield client
+    finally:
+        client.close("success").result(timeout=BOUND_S)
+
+
+def texts(count: int, seed: int = 1) -> list[Text]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 256, generator.integers(2, 12)) for _ in range(count)]
+
+
+def datum_of(text: Text, weights: list[float] | None = None) -> Any:
+    from tinker import types
+
+    inputs: dict[str, Any] = {"target_tokens": types.TensorData(data=text[1:].tolist(), dtype="int64")}
+    if weights is not None:
+        inputs["weights"] = types.TensorData(data=weights, dtype="float32")
+    return types.Datum(model_input=types.ModelInput.from_ints(text[:-1].tolist()), loss_fn_inputs=inputs)
+
+
+def learnt(parameters: Tensors, text: list[Text], weight: float = 1.0) -> tuple[float, Gradient]:
+    """The summed loss of the texts after their first tokens, and its gradient, without the SDK."""
+    documents = [Document(one.astype(np.uint16), np.where(np.arange(one.size) == 0, -100, one)) for one in text]
+    padded = padded_tokens([document.tokens for document in documents], MODEL.context)
+    gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
+    targets = padded_targets(documents, MODEL.context)
+    loss, _ = add_gradient(parameters, padded, targets, gradient, lambda: None, np.full(padded.size, weight, "f4"))
+    return loss, gradient
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[OtherProcess]:
+    """A process for the SDK, which leaves connections and threads behind."""
+    with other_process() as process:
+        yield process
+
+
+def sdk_trains(url: str, data: list[list[Text]]) -> dict[str, Any]:
+    from tinker import types
+
+    params = types.AdamParams(learning_rate=0.02, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, grad_clip_norm=5.0)
+    with client_of(url) as client:
+        models = [model.model_name for model in client.get_server_capabilities().supported_models]
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        info = training.get_info().model_data.model_name
+        futures = []
+        for texts_ in data:  # all submitted before anything is waited for
+            futures.append(training.forward_backward([datum_of(text) for text in texts_], "cross_entropy"))
+            futures.append(training.optim_step(params))
+        results = [future.result(timeout=BOUND_S) for future in futures]
+        forward = [training.forward([datum_of(text) for text in data[0]], "cross_entropy") for _ in range(2)]
+        return {
+            "models": models,
+            "info": info,
+            "losses": [result.metrics for result in results[::2]],
+            "logprobs": [[one["logprobs"].data for one in result.loss_fn_outputs] for result in results[::2]],
+            "steps": [result.metrics for result in results[1::2]],
+            "forward": [future.result(timeout=BOUND_S).metrics for future in forward],
+            "saved": training.save_state("after-two").result(timeout=BOUND_S).path,
+        }
+
+
+async def test_sdk_trains_in_chunks_as_the_model_does_alone(
+    service_url: str, tmp_path: Path, elsewhere: OtherProcess
+) -> None:
+    data = [texts(11, seed) for seed in (1, 2)]
+    found = await elsewhere.ask(sdk_trains, service_url, data)
+    assert (found["models"], found["info"]) == (["epochal-ngram"], BASE_MODEL)
+    parameters = initial_parameters(MODEL, str(SEED).encode())
+    state = AdamWState()
+    optimizer = AdamW(betas=(0.9, 0.99), weight_decay=0.1, eps=1e-8, clip_grad_norm=5.0)
+    for number, texts_ in enumerate(data):
+        loss, gradient = learnt(parameters, texts_)
+        metrics, logprobs = found["losses"][number], found["logprobs"][number]
+        assert metrics["loss:sum"] == pytest.approx(loss, rel=1e-5)
+        assert metrics["tokens:sum"] == sum(text.size - 1 for text in texts_)
+        assert [len(one) for one in logprobs] == [text.size - 1 for text in texts_]
+        assert -sum(sum(one) for one in logprobs) == pytest.approx(loss, rel=1e-5)
+        assert found["steps"][number]["grad_norm:mean"] > 0
+        adamw_step(parameters, {name: array.astype("f4") for name, array in gradient.items()}, state, optimizer, 0.02)
+    loss, _ = learnt(parameters, data[0])
+    forward, again = found["forward"]
+    assert forward == again, "a forward pass changes nothing"
+    assert forward["loss:sum"] == pytest.approx(loss, rel=1e-4)
+    assert loss < found["losses"][0]["loss:sum"]
+    (file,) = (tmp_path / "weights").glob("*/after-two.safetensors")
+    assert found["saved"] == f"tinker://{file.parent.name.replace('-', ':train:')}/weights/after-two"
+    kept = load_parameters(file)  # as a run's own `checkpoint` would
+    assert {name: array.shape for name, array in kept.items()} == parameter_shapes(MODEL)
+    for name, array in parameters.items():
+        np.testing.assert_allclose(kept[name], array, rtol=1e-3, atol=1e-5)
+
+
+def sdk_weighs(url: str, texts_: list[Text]) -> tuple[float, float]:
+    with client_of(url) as client:
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        halves = [datum_of(text, [0.5] * (text.size - 1)) for text in texts_]
+        weighted = training.forward_backward(halves, "cross_entropy").result(timeout=BOUND_S)
+
+        def loss(data: Any, logprobs: Any) -> Any:
+            return -sum((values * 2).sum() for values in logprobs), {"seen": float(len(data))}
+
+        own = training.forward_backward_custom(halves, loss).result(timeout=BOUND_S)
+        return weighted.metrics["loss:sum"], own.metrics["loss:sum"]
+
+
+async def test_weights_and_a_loss_of_ones_own(service_url: str, elsewhere: OtherProcess) -> None:
+    need_module("torch")
+    weighted, own = await elsewhere.ask(sdk_weighs, service_url, texts(5))
+    loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), texts(5))
+    assert weighted == pytest.approx(loss / 2, rel=1e-5)
+    assert own == pytest.approx(loss * 2, rel=1e-5)
+
+
+def sdk_fails(url: str, good: list[Text], bad: list[Text]) -> tuple[float, float]:
+    import tinker
+    from tinker import types
+
+    with client_of(url) as client:
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        failing = training.forward_backward([datum_of(text) for text in bad], "cross_entropy")
+        step = training.optim_step(types.AdamParams(learning_rate=1.0))
+        with pytest.raises(tinker.RequestFailedError, match=r"t(oken|arget) 300; the model knows 0 to 255"):
+            failing.result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match="gradient was discarded"):
+            step.result(timeout=BOUND_S)
+        first = training.forward_backward([datum_of(text) for text in good], "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=0.01)).result(timeout=BOUND_S)
+        second = training.forward([datum_of(text) for text in good], "cross_entropy")
+        before, after = (one.result(timeout=BOUND_S).metrics["loss:sum"] for one in (first, second))
+        return before, after
+
+
+async def test_chunk_that_fails_discards_the_step_and_the_client_stays_usable(
+    service_url: str, elsewhere: OtherProcess
+) -> None:
+    good, bad = texts(6), texts(6)
+    bad[4][1] = 300
+    before, after = await elsewhere.ask(sdk_fails, service_url, good, bad)
+    loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), good)
+    assert before == pytest.approx(loss, rel=1e-5), "the failed step changed nothing"
+    assert after < before
+
+
+def sdk_goes_on(url: str, texts_: list[Text]) -> tuple[list[float], list[float], list[float]]:
+    from tinker import types
+
+    data = [datum_of(text) for text in texts_]
+
+    def step(training: Any) -> float:
+        done = training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=0.05)).result(timeout=BOUND_S)
+        return float(done.result(timeout=BOUND_S).metrics["loss:sum"])
+
+    with client_of(url) as client:
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        step(training)
+        path = training.save_state("one").result(timeout=BOUND_S).path
+        alone = [step(training), step(training)]
+    with client_of(url) as client:
+        whole = client.create_training_client_from_state_with_optimizer(path)
+        fresh = client.create_training_client_from_state(path)
+        return alone, [step(whole), step(whole)], [step(fresh), step(fresh)]
+
+
+async def test_saved_state_goes_on_in_another_client_with_its_optimizer(
+    service_url: str, elsewhere: OtherProcess
+) -> None:
+    alone, resumed, without = await elsewhere.ask(sdk_goes_on, service_url, texts(6))
+    assert resumed == pytest.approx(alone, rel=1e-6)
+    assert without[0] == pytest.approx(alone[0], rel=1e-6)
+    assert without[1] != pytest.approx(alone[1], rel=1e-6), "another optimizer's state"
+
+
+def sdk_is_refused(url: str, text: Text) -> None:
+    import tinker
+
+    with pytest.raises(tinker.APIStatusError, match="asks for its token"):
+        tinker.ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
+    with client_of(url) as client:
+        with pytest.raises(tinker.APIStatusError, match="base model 'Qwen/Qwen3-8B'; allowed: epochal-ngram"):
+            client.create_lora_training_client("Qwen/Qwen3-8B").result(timeout=BOUND_S)
+        training = client.create_lora_training_client(BASE_MODEL).result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match="the loss 'ppo'; allowed: cross_entropy"):
+            training.forward([datum_of(text)], "ppo").result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match=r"the name '\.\./x'"):
+            training.save_state("../x").result(timeout=BOUND_S)
+        training.save_state("x").result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match="'x' is saved already"):
+            training.save_state("x").result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match=r"the name 'y\.optimizer'"):
+            training.save_state("y.optimizer").result(timeout=BOUND_S)
+
+
+def sdk_asks_for_what_is_refused(url: str, text: Text) -> float:
+    import tinker
+    from tinker import types
+
+    with client_of(url) as client:
+        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+        with pytest.raises(tinker.RequestFailedError, match="learning rate -1"):
+            training.optim_step(types.AdamParams(learning_rate=-1)).result(timeout=REFUSED_S)
+        with pytest.raises(tinker.RequestFailedError, match="there are no weights of a model 'nowhere'"):
+            training.load_state("tinker://nowhere/weights/x").result(timeout=REFUSED_S)
+        with pytest.raises(tinker.RequestFailedError, match="this service does not sample"):
+            training.save_weights_for_sampler("x").result(timeout=REFUSED_S)
+        with pytest.raises(tinker.APIStatusError, match="this service does not sample"):
+            client.create_sampling_client(base_model=BASE_MODEL).result(timeout=REFUSED_S)
+        done = training.forward_backward([datum_of(text)], "cross_entropy").result(timeout=REFUSED_S)
+        return float(done.metrics["tokens:sum"])
+
+
+async def test_refused_requests_hold_nothing_up(service_url: str, elsewhere: OtherProcess) -> None:
+    text = texts(1)[0]
+    assert await elsewhere.ask(sdk_asks_for_what_is_refused, service_url, text) == text.size - 1
+
+
+async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere: OtherProcess) -> None:
+    await elsewhere.ask(sdk_is_refused, service_url, texts(1)[0])
+
+
+async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(service_url: str) -> None:
+    from tinker import types
+    from tinker.proto.request_conv import forward_backward_request_to_proto
+
+    def message(model_id: str, seq_id: int, text: Text) -> bytes:
+        request = types.ForwardBackwardRequest(
+            forward_backward_input=types.ForwardBackwardInput(data=[datum_of(text)], loss_fn="cross_entropy"),
+            model_id=model_id,
+            seq_id=seq_id,
+        )
+        encoded: bytes = forward_backward_request_to_proto(request).SerializeToString()
+        return encoded
+
+    texts_ = texts(2)
+    async with httpx.AsyncClient(base_url=service_url + "/api/v1", headers={"X-API-Key": KEY}) as http:
+        session = (await http.post("/create_session", json={"tags": []})).json()["session_id"]
+        made = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"seed": SEED}}
+        future = (await http.post("/create_model", json=made)).json()
+        model_id = (await http.post("/retrieve_future", json=future)).json()["model_id"]
+        answers = {}
+        for seq_id in (2, 2, 1, 1):
+            answer = await http.post("/forward_backward", content=message(model_id, seq_id, texts_[seq_id - 1]))
+            answers[seq_id] = answer.json()
+            assert answer.json()["request_id"] == f"{model_id}/{seq_id}"
+        step = {"adam_params": {"learning_rate": 0.01}, "model_id": model_id, "seq_id": 3}
+        asked = (await http.post("/optim_step", json=step)).json()
+        norm = (await http.post("/retrieve_future", json=asked)).json()["metrics"]["grad_norm:mean"]
+        for seq_id in (1, 2):
+            answer = await http.post("/retrieve_future", json=answers[seq_id])
+            assert answer.headers["Content-Type"] == "application/x-protobuf"
+        _, gradient = learnt(initial_parameters(MODEL, str(SEED).encode()), texts_)
+        wanted = np.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
+        assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
+        for body, status in (({"request_id": f"{model_id}/9"}, 410), ({"request_id": "x"}, 410), ({}, 422)):
+            assert (await http.post("/retrieve_future", json=body)).status_code == status
+        digits = "9" * 5000  # more than Python makes a number of
+        for wrong in (f"{model_id}/{digits}", f"{session}:train:{digits}/1"):
+            assert (await http.post("/retrieve_future", json={"request_id": wrong})).status_code in (404, 410)
+        assert (await http.post("/get_info", json={"model_id": f"{session}:train:{digits}"})).status_code == 404
+        huge = {**made, "base_model": f"epochal-ngram:hidden={digits}"}
+        assert (await http.post("/create_model", json=huge)).status_code == 422
+        assert (await http.post("/forward_backward", content=b"\xff")).status_code == 422
+        assert (await http.post("/forward_backward", content=b"0" * 20_000)).status_code == 413
+        assert (await http.post("/get_info", json={"model_id": f"{session}:train:5"})).status_code == 404
+        assert (await http.post(f"/sessions/{session}/finish", json={})).status_code == 200
+        assert (await http.post("/session_heartbeat", json={"session_id": session})).status_code == 410

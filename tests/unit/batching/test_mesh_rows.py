@@ -1,0 +1,127 @@
+"""Rows of global batches: every sample of an assignment is loaded once, by the process that the layout says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching.mesh.layout import MeshLayout, spread_over
+from batching.mesh.rows import RowArrays, RowReader, global_batches, loaded_indices
+from batching.round_plan import RoundPlan
+from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
+from state.errors import TrainerFailed
+from state.intervals import BatchId
+
+LAYOUTS = st.builds(
+    lambda data, tensor, share, batch_size: spread_over(
+        {"data": data, "tensor": tensor}, max(1, data * tensor // share), batch_size
+    ),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> RoundPlan:
+    starts = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True))
+    intervals = tuple(BatchId(10 * start, 10 * start + draw(st.integers(0, 9))) for start in starts)
+    k = draw(st.integers(1, 3))
+    total = sum(len(interval) for interval in intervals) * k
+    return RoundPlan(1, intervals, k, (0.1,) * draw(st.integers(1, min(total, 8))))
+
+
+def indices_of(plan: RoundPlan) -> list[int]:
+    return [index for part in plan.assignment for index in part.data_indices(plan.data_indices_per_batch)]
+
+
+async def stream(intervals: list[BatchId], group: int = 3, length: int = 4) -> "list[TokenBatch]":
+    """Samples that say their data index."""
+    indices = [index for interval in intervals for index in range(interval.start, interval.end + 1)]
+    return [
+        TokenBatch.fixed_length(np.repeat(np.array(indices[at : at + group], dtype="<u4"), length), length)
+        for at in range(0, len(indices), group)
+    ]
+
+
+class Given:
+    """An async iterator over a list."""
+
+    def __init__(self, items: list[TokenBatch]) -> None:
+        self.items = iter(items)
+
+    def __aiter__(self) -> "Given":
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        try:
+            return next(self.items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+@given(plans(), LAYOUTS)
+async def test_every_row_is_loaded_once_and_lands_where_the_global_batch_has_it(
+    plan: RoundPlan, layout: MeshLayout
+) -> None:
+    wanted = indices_of(plan)
+    processes = int(layout.processes.max()) + 1
+    loaded = [loaded_indices(plan, layout, process) for process in range(processes)]
+    each = [index for intervals in loaded for part in intervals for index in range(part.start, part.end + 1)]
+    assert sorted(each) == sorted(wanted), "each once"
+    readers = [RowReader(layout, process, 4, Given(await stream(loaded[process]))) for process in range(processes)]
+    seen: list[int] = []
+    for batch in global_batches(plan, layout.global_batch_size):
+        whole = RowArrays.zeros(layout.global_batch_size, 4)
+        for process, reader in enumerate(readers):
+            rows = await reader.read(batch)
+            loading = layout.loading(process)
+            for number, shard in enumerate(loading.needed_shards):
+                own = slice(number * layout.batch_size, (number + 1) * layout.batch_size)
+                if shard in loading.received_from:
+                    assert not rows.data[own].any(), "zeros of the right shape"
+                else:
+                    whole.data[shard * layout.batch_size : (shard + 1) * layout.batch_size] = rows.data[own]
+        real = wanted[batch.start : batch.start + batch.row_count]
+        assert whole.tokens[: batch.row_count, 0].tolist() == real
+        assert whole.weights.tolist() == [1.0] * batch.row_count + [0.0] * (layout.global_batch_size - batch.row_count)
+        assert (whole.labels[batch.row_count :] == IGNORED_LABEL).all()
+        assert whole.documents(range(batch.row_count, layout.global_batch_size)) == []
+        seen += real
+    assert seen == wanted
+    assert sum(reader.rows_loaded for reader in readers) == len(wanted)
+
+
+def test_rows_keep_labels_and_the_boundaries_of_documents() -> None:
+    batch = TokenBatch(
+        np.arange(10, 20, dtype="<u2"),
+        np.array([0, 7, 10]),
+        labels=np.array([-100, 11, 12, -100, -100, 15, 16, 17, 18, 19]),
+        sequence_lengths=np.array([3, 0, 4, 3]),
+    )
+    rows = RowArrays.zeros(2, 8)
+    rows.put(0, batch, 0)
+    rows.put(1, batch, 1)
+    assert rows.positions[0].tolist() == [0, 1, 2, 0, 1, 2, 3, -1]
+    documents = rows.documents([0, 1])
+    assert [document.tokens.tolist() for document in documents] == [[10, 11, 12], [13, 14, 15, 16], [17, 18, 19]]
+    assert documents[0].labels is not None
+    assert documents[0].labels.tolist() == [-100, 11, 12]
+    assert [document.predicted for document in documents] == [2, 2, 3]
+
+
+def test_sample_that_no_row_can_hold_is_said() -> None:
+    rows = RowArrays.zeros(1, 4)
+    with pytest.raises(CorruptData, match="a sample of 5 tokens; a row has room for 4"):
+        rows.put(0, TokenBatch.fixed_length(np.zeros(5, dtype="<u2"), 5), 0)
+    with pytest.raises(CorruptData, match="token 4294967295; rows hold tokens up to 2147483647"):
+        rows.put(0, TokenBatch.fixed_length(np.full(4, 2**32 - 1, dtype="<u4"), 4), 0)
+
+
+async def test_data_that_end_early_are_said() -> None:
+    plan = RoundPlan(1, (BatchId(0, 7),), 1, (0.1,))
+    layout = spread_over({"data": 2}, 1, 4)
+    reader = RowReader(layout, 0, 4, Given(await stream([BatchId(0, 4)])))
+    with pytest.raises(TrainerFailed, match="the data ended after 5 rows"):
+        await reader.read(next(global_batches(plan, 8)))

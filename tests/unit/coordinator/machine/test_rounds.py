@@ -1,0 +1,394 @@
+"""Rounds: what is refused, what an outcome holds, and what becomes of work that no outcome applied."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.machine.outcomes import ATTEMPTS_BEFORE_QUARANTINE
+from coordinator.machine.round import plan_of
+from coordinator.machine.stimuli import (
+    AttestationReceived,
+    BatchesQuarantined,
+    ClientsFellSilent,
+    OutcomeDecided,
+    ResultCommitted,
+    ResultRejected,
+    ResultVerified,
+    StepFailed,
+)
+from coordinator.machine.transitions import DRAIN_ROUNDS
+from state.errors import Refused
+from state.intervals import BatchId, total_batches
+from state.phases import RunState
+from state.wire import ClientId
+from tests.support.machine_driver import METRICS, Driver, client, digest_of
+from tests.support.states import state_file
+
+
+def commit(driver: Driver, client_id: ClientId, name: str, *, step: int = 1, attempt: int = 0) -> None:
+    driver.send(
+        ResultCommitted,
+        client_id=client_id,
+        step=step,
+        attempt=attempt,
+        result_sha256=digest_of(name),
+        size_bytes=10,
+        metrics=METRICS,
+    )
+
+
+def fail(driver: Driver, client_id: ClientId, kind: str = "corrupt", batch_id: BatchId | None = None) -> None:
+    current = driver.run.round
+    assert current is not None
+    driver.send(
+        StepFailed,
+        client_id=client_id,
+        step=current.step,
+        attempt=current.attempt,
+        kind=kind,
+        message="bad shard",
+        batch_id=batch_id,
+    )
+
+
+def outcomes(driver: Driver) -> list[OutcomeDecided]:
+    return [item for item in driver.instructions if isinstance(item, OutcomeDecided)]
+
+
+def test_second_different_commitment_is_refused_and_an_equal_one_changes_nothing() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    commit(driver, client(1), "first")
+    before = driver.run
+    commit(driver, client(1), "first")
+    assert driver.run is before
+    with pytest.raises(Refused) as refused:
+        commit(driver, client(1), "second")
+    assert refused.value.kind == "already-committed"
+
+
+def test_result_after_the_training_time_is_refused_as_late() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    commit(driver, client(1), "mine")
+    driver.deliver(client(2))
+    driver.pass_time(61)
+    assert driver.in_phase(RunState.ROUND_WITNESS)
+    with pytest.raises(Refused) as refused:
+        driver.send(
+            ResultVerified,
+            client_id=client(1),
+            step=1,
+            attempt=0,
+            result_sha256=digest_of("mine"),
+            replica_digest=driver.replica_digest(),
+        )
+    assert refused.value.kind == "late-result"
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(1, 1), (2, 0)])
+def test_commitment_for_another_round_is_refused_as_late(step: int, attempt: int) -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    with pytest.raises(Refused) as refused:
+        commit(driver, client(1), "x", step=step, attempt=attempt)
+    assert refused.value.kind == "late-result"
+
+
+def test_commitment_of_a_stranger_is_refused() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    with pytest.raises(Refused) as refused:
+        commit(driver, client(9), "x")
+    assert refused.value.kind == "not-in-roster"
+
+
+def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    commit(driver, client(1), "nan")
+    driver.send(ResultRejected, client_id=client(1), step=1, attempt=0, result_sha256=digest_of("nan"), rule="finite")
+    driver.deliver(client(2), client(3))
+    driver.attest(client(1), client(2), client(3))
+    assert driver.run.step == 2
+    assert total_batches(driver.applied) == 8
+    assert driver.run.round is not None
+    assert total_batches(driver.run.round.work.shared) == 12
+
+
+def test_attestation_by_no_witness_is_refused() -> None:
+    driver = Driver(state_file(config__witness_nodes=1))
+    driver.start_round(1, 2)
+    assert driver.run.round is not None
+    (witness,) = plan_of(driver.run.round).witnesses
+    other = client(1) if witness == client(2) else client(2)
+    with pytest.raises(Refused):
+        driver.send(
+            AttestationReceived,
+            client_id=other,
+            step=1,
+            attempt=0,
+            replica_digest=driver.replica_digest(),
+            received="0",
+        )
+
+
+def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    driver.deliver(client(1))
+    driver.send(
+        AttestationReceived,
+        client_id=client(2),
+        step=1,
+        attempt=0,
+        replica_digest=driver.replica_digest(),
+        received="ffff",
+    )
+    assert driver.run.round is not None
+    position = plan_of(driver.run.round).positions[client(1)]
+    assert int(driver.run.round.attestations[client(2)].received, 16) == 1 << position
+
+
+def test_outcome_without_agreement_on_a_replica_is_empty_and_replicas_rebuild() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.deliver(client(1), client(2))
+    driver.attest(client(1))
+    driver.attest(client(2), replica_digest=digest_of("other"))
+    assert driver.run.step == 1
+    assert driver.run.attempt == 1
+    assert driver.run.rebuild
+    assert driver.applied == []
+    driver.play_round()
+    assert driver.run.step == 2
+    assert not driver.run.rebuild
+
+
+def test_result_trained_from_another_replica_is_not_applied() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    driver.deliver(client(1), client(2))
+    commit(driver, client(3), "odd")
+    driver.send(
+        ResultVerified,
+        client_id=client(3),
+        step=1,
+        attempt=0,
+        result_sha256=digest_of("odd"),
+        replica_digest=digest_of("another replica"),
+    )
+    driver.attest(client(1), client(2), client(3))
+    (decided,) = outcomes(driver)
+    assert decided.outcome is not None
+    assert {entry.client_id for entry in decided.outcome.entries} == {client(1), client(2)}
+
+
+def test_result_that_only_a_minority_saw_is_carried() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    driver.deliver(client(1), client(2))
+    driver.attest(client(1), client(2))
+    driver.deliver(client(3))
+    driver.attest(client(3))
+    driver.pass_time(61)
+    driver.pass_time(11)
+    (decided,) = outcomes(driver)
+    assert decided.outcome is not None
+    assert {entry.client_id for entry in decided.outcome.entries} == {client(1), client(2)}
+
+
+def test_outcome_of_a_quorum_that_died_after_attesting_still_counts() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    driver.deliver(client(1), client(2), client(3))
+    driver.attest(client(1))
+    driver.send(ClientsFellSilent, client_ids=(client(1),))
+    driver.attest(client(2))
+    driver.attest(client(3))
+    assert driver.run.step == 2
+
+
+def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.deliver(client(1))
+    driver.send(ClientsFellSilent, client_ids=(client(1), client(2)))
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+    assert total_batches(driver.run.carried) == 12
+    driver.join(1, 2)
+    driver.pass_time(2)
+    driver.warm_up()
+    driver.play_round()
+    assert driver.run.step == 2
+    assert sorted(driver.applied) == sorted(driver.applied)
+    assert total_batches(driver.applied) == 12
+
+
+def play_with_bad_batch(driver: Driver, bad: int, *, narrowed: bool, rounds: int) -> None:
+    """Every client that is assigned the bad batch fails; the others deliver."""
+    for _ in range(rounds):
+        current = driver.run.round
+        if current is None:
+            return
+        plan = plan_of(current)
+        for client_id, assigned in plan.assignments.items():
+            if any(bad in part for part in assigned):
+                fail(driver, client_id, batch_id=BatchId(bad, bad) if narrowed else None)
+            elif assigned:
+                driver.deliver(client_id)
+        if driver.run.round is not None and driver.run.round.verified:
+            driver.attest(*plan.witnesses)
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+@pytest.mark.parametrize("clients", [1, 2, 3, 5])
+def test_bad_batch_is_isolated_and_quarantined_and_everything_else_applied(narrowed: bool, clients: int) -> None:
+    driver = Driver(state_file(config__init_min_clients=clients, config__total_steps=10))
+    driver.start_round(*range(1, clients + 1))
+    play_with_bad_batch(driver, 5, narrowed=narrowed, rounds=30)
+    assert [item.batch_id for item in driver.run.quarantined] == [BatchId(5, 5)]
+    (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
+    assert len(told.tried) == ATTEMPTS_BEFORE_QUARANTINE
+    assert len(set(told.tried)) == min(clients, ATTEMPTS_BEFORE_QUARANTINE)
+    assert driver.in_phase(RunState.COOLDOWN)
+    assert driver.run.carried == ()
+    assert driver.run.suspects == ()
+
+
+def test_bad_batch_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
+    driver = Driver(state_file(config__on_bad_data="stop", config__total_steps=50))
+    driver.start_round(1, 2, 3)
+    play_with_bad_batch(driver, 5, narrowed=True, rounds=30)
+    assert driver.in_phase(RunState.COOLDOWN)
+    driver.make_checkpoint()
+    assert driver.in_phase(RunState.PAUSED)
+    assert driver.run.quarantined == ()
+    assert [suspect.batch_id for suspect in driver.run.suspects] == [BatchId(5, 5)]
+
+
+def test_unavailable_data_is_carried_and_never_suspected() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    for _ in range(5):
+        fail(driver, client(1), "unavailable")
+        fail(driver, client(2), "unavailable")
+    assert driver.run.suspects == ()
+    assert driver.run.step == 1
+    assert driver.run.attempt == 5
+    driver.play_round()
+    assert driver.run.step == 2
+
+
+def test_transient_failure_is_tried_alone_once_and_cleared() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    fail(driver, client(1), "trainer")
+    driver.deliver(client(2), client(3))
+    driver.attest(client(1), client(2), client(3))
+    assert driver.run.round is not None
+    (item,) = driver.run.round.work.isolated
+    assert item.tried == (client(1),)
+    assert plan_of(driver.run.round).assignments[client(1)] != (item.batch_id,)
+    driver.play_round()
+    assert driver.run.suspects == ()
+
+
+def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
+    driver = Driver(state_file(config__total_steps=1))
+    driver.start_round(1, 2)
+    driver.deliver(client(1))
+    fail(driver, client(2), "unavailable")
+    driver.attest(client(1), client(2))
+    assert driver.run.step == 2
+    for _ in range(DRAIN_ROUNDS):
+        assert driver.in_phase(RunState.ROUND_TRAIN)
+        assert driver.run.round is not None
+        assert driver.run.cursor == 12
+        for client_id in tuple(driver.run.round.pending):
+            fail(driver, client_id, "unavailable")
+    assert driver.in_phase(RunState.COOLDOWN)
+    assert total_batches(driver.run.carried) == 6
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_ledger_holds_and_the_run_finishes_whatever_clients_do(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 5))
+    driver = Driver(state_file(config__init_min_clients=1, config__total_steps=3))
+    driver.join(*range(1, count + 1))
+    actions = ("deliver", "attest", "fail", "unavailable", "silent", "join", "ready", "time", "checkpoint", "differ")
+    for action in data.draw(st.lists(st.sampled_from(actions), max_size=60)):
+        number = data.draw(st.integers(1, count))
+        try:
+            act(driver, action, number, data)
+        except Refused:
+            continue
+    for _ in range(60):
+        if driver.run.phase is RunState.FINISHED:
+            break
+        recover(driver, count)
+    assert driver.in_phase(RunState.FINISHED)
+    assert driver.run.step == 4
+
+
+def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
+    who = client(number)
+    match action:
+        case "deliver" if driver.run.round:
+            driver.deliver(who)
+        case "attest" if driver.run.round:
+            driver.attest(who)
+        case "differ" if driver.run.round:
+            driver.attest(who, replica_digest=digest_of("other"))
+        case "fail" if driver.run.round:
+            assigned = plan_of(driver.run.round).assignments.get(who) or (BatchId(0, 0),)
+            part = data.draw(st.sampled_from(assigned))
+            fail(driver, who, "trainer", data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
+        case "unavailable" if driver.run.round:
+            fail(driver, who, "unavailable")
+        case "silent":
+            driver.send(ClientsFellSilent, client_ids=(who,))
+        case "join":
+            driver.join(number)
+        case "ready":
+            driver.ready(who)
+        case "time":
+            driver.pass_time(data.draw(st.sampled_from([0.5, 2.0, 31.0, 700.0])))
+        case "checkpoint" if driver.run.checkpointing and driver.run.members:
+            driver.make_checkpoint()
+
+
+def recover(driver: Driver, count: int) -> None:
+    """From here on everyone is healthy."""
+    for number in range(1, count + 1):
+        if client(number) not in driver.run.members:
+            driver.join(number)
+    match driver.run.phase:
+        case RunState.WARMUP:
+            if driver.run.checkpoint is None:
+                driver.make_checkpoint()
+            driver.ready(*driver.run.members)
+        case RunState.ROUND_TRAIN:
+            current = driver.run.round
+            assert current is not None
+            plan = plan_of(current)
+            for client_id, assigned in plan.assignments.items():
+                known = client_id in current.commitments or client_id in current.failures
+                if assigned and client_id in driver.run.members and not known:
+                    driver.deliver(client_id)
+            if driver.run.round is not None and driver.run.phase is RunState.ROUND_TRAIN:
+                driver.attest(*(w for w in plan.witnesses if w in driver.run.members))
+            driver.pass_time(61)
+        case RunState.ROUND_WITNESS:
+            current = driver.run.round
+            assert current is not None
+            driver.attest(*(w for w in plan_of(current).witnesses if w in driver.run.members))
+            driver.pass_time(11)
+        case RunState.COOLDOWN if driver.run.checkpointing and driver.run.ready_members():
+            driver.pass_time(31)
+        case _:
+            driver.pass_time(31)
+    if driver.run.phase is RunState.ROUND_TRAIN and driver.run.step < 4:
+        unready = [member.client_id for member in driver.run.members.values() if member.ready_step is None]
+        driver.ready(*unready)

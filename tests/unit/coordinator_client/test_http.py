@@ -1,0 +1,405 @@
+"""`coordinator_client.py` over httpx, and what stands between it and the agent: sessions, exchange, document feed."""
+
+import asyncio
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from coordinator.machine.stimuli import ClientEjected
+from coordinator_client.http import DocumentMark, HttpCoordinatorClient, ResultsQuery
+from run_manager.agent import DocumentFeed
+from run_manager.events import Event, Joined
+from run_manager.exchange.star import StarExchange
+from run_manager.key import load_or_create_key
+from run_manager.session import Admission, Member
+from runtime.retry import Patience
+from runtime.worker_thread import InlineWorker
+from state.documents import Roster, RosterEntry
+from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from state.messages import Capabilities, ReadyReport, Standing, join_message
+from state.phases import RunState
+from state.wire import Sha256, canonical_json, document_digest, sha256_hex
+from tests.support.fake_clients import key_of
+from tests.support.fake_coordinator import TOKEN_LIFE_S, FakeCoordinator, Faults, no_faults
+from tests.support.fake_documents import run_document
+from tests.support.other_process import other_process
+from tests.support.states import state_file
+from tests.support.virtual_time import VirtualClock, run_virtually
+
+STANDING = Standing(key_of(1).client_id, True, False, 1, 0, None, False, None, False, False)
+READY = ReadyReport(0, Sha256("aa" * 32), "ff")
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def client(answer: Answer) -> HttpCoordinatorClient:
+    """A client whose connection ends in `answer`."""
+    http = httpx.AsyncClient(base_url="http://coordinator", transport=httpx.MockTransport(answer))
+    return HttpCoordinatorClient(http, "test-run")
+
+
+def problem(status: int, kind: str, headers: dict[str, str] | None = None, **context: Any) -> httpx.Response:
+    body = {"type": f"urn:epochal:problem:{kind}", "title": kind, "status": status, "detail": "so it is", **context}
+    return httpx.Response(
+        status, content=json.dumps(body), headers={"content-type": "application/problem+json"} | (headers or {})
+    )
+
+
+async def test_run_document_newer_than_known_is_asked_for_by_lineage_and_version() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/runs/test-run"
+        assert dict(request.url.params) == {"after": "7", "lineage": "ab", "wait_s": "2.5"}
+        assert request.extensions["timeout"]["read"] > 2.5
+        return httpx.Response(200, content=canonical_json(run_document(RunState.WARMUP)))
+
+    assert await client(answer).run_document(DocumentMark("ab", 7), 2.5) == run_document(RunState.WARMUP)
+
+
+async def test_run_document_nothing_new_is_none() -> None:
+    assert await client(lambda request: httpx.Response(304)).run_document(DocumentMark("ab", 7), 0.0) is None
+
+
+async def test_request_carries_the_token_and_canonical_json() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Bearer secret"
+        assert request.headers["content-type"] == "application/json"
+        assert request.content == canonical_json(READY)
+        return httpx.Response(200, content=canonical_json(STANDING))
+
+    api = client(answer)
+    api.use_token("secret")
+    assert await api.report_ready(READY) == STANDING
+
+
+@pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
+async def test_request_problem_is_refused_with_kind_and_context(kind_as: str) -> None:
+    with pytest.raises(Refused) as caught:
+        await client(lambda request: problem(409, "behind", type=kind_as, step=12, retry=True)).report_ready(READY)
+    assert caught.value.kind == "behind"
+    assert caught.value.message == "so it is"
+    assert caught.value.context == {"step": 12, "retry": True}
+
+
+async def test_request_overloaded_tells_when_to_come_again() -> None:
+    with pytest.raises(Refused) as caught:
+        await client(lambda request: problem(503, "overloaded", {"retry-after": "3"})).report_ready(READY)
+    assert caught.value.context["retry_after_s"] == 3.0
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
+async def test_request_proxy_error_means_unreachable(status: int) -> None:
+    with pytest.raises(CoordinatorUnreachable):
+        await client(lambda request: httpx.Response(status, text="<html>")).report_ready(READY)
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadTimeout(""), httpx.RemoteProtocolError("x")]
+)
+async def test_request_broken_connection_means_unreachable(error: httpx.HTTPError) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    with pytest.raises(CoordinatorUnreachable) as caught:
+        await client(answer).report_ready(READY)
+    assert caught.value.__cause__ is error
+
+
+async def test_request_answer_of_something_else_is_an_invalid_document() -> None:
+    with pytest.raises(InvalidDocument):
+        await client(lambda request: httpx.Response(404, text="<html>")).report_ready(READY)
+    with pytest.raises(InvalidDocument):
+        await client(lambda request: httpx.Response(200, text="<html>")).report_ready(READY)
+
+
+async def test_immutable_document_is_verified_against_its_digest() -> None:
+    roster = Roster((RosterEntry(key_of(1).client_id, 1),))
+    api = client(lambda request: httpx.Response(200, content=canonical_json(roster)))
+    assert await api.roster(document_digest(roster)) == roster
+    with pytest.raises(InvalidDocument):
+        await api.roster(Sha256("0" * 64))
+
+
+async def test_results_are_asked_for_by_round() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/runs/test-run/rounds/4/results"
+        assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0"}
+        return httpx.Response(200, json={"step": 4, "attempt": 1, "next": 2, "complete": True, "results": []})
+
+    page = await client(answer).results(ResultsQuery(4, 1, 2, 3.0))
+    assert page.complete
+
+
+def test_connect_finds_the_one_run_once_the_coordinator_is_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200, json={"runs": ["found"]}) if asked > 2 else httpx.Response(502)
+
+    real = httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+
+    async def main() -> None:
+        api = await HttpCoordinatorClient.connect("http://coordinator/", Patience(VirtualClock(), lambda: 0.0))
+        assert api.run_id == "found"
+        assert asked == 3
+        await api.aclose()
+
+    run_virtually(main())
+    assert [record.getMessage() for record in caplog.records] == ["coordinator_does_not_answer_yet"], "said once"
+
+
+async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"runs": []})
+
+    real = httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+    with pytest.raises(InvalidInput):
+        await HttpCoordinatorClient.connect("http://coordinator", Patience(VirtualClock(), lambda: 0.0))
+
+
+def member(
+    coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0
+) -> tuple[Member, list[Event]]:
+    events: list[Event] = []
+    patience = Patience(VirtualClock(), lambda: 0.5, bound_s)
+    return Member(coordinator.api(faults), key_of(1), Admission(Capabilities()), patience, events.append), events
+
+
+def test_call_lost_requests_and_answers_are_repeated_until_one_gets_through() -> None:
+    async def main() -> None:
+        losses = [("withdraw", "request"), ("join", "answer"), ("renew", "answer"), ("renew", "request")]
+
+        def faults(name: str, leg: str) -> None:
+            if (name, leg) in losses:
+                losses.remove((name, leg))
+                raise CoordinatorUnreachable("lost")
+
+        coordinator = FakeCoordinator(state_file())
+        one, events = member(coordinator, faults)
+        await one.join()
+        await one.call(lambda api: api.renew())
+        assert losses == [("withdraw", "request")]
+        assert len([event for event in events if isinstance(event, Joined)]) == 1
+
+    run_virtually(main())
+
+
+def test_call_without_answer_gives_up_after_the_bound() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator, bound_s=30)
+        await one.join()
+        coordinator.away = True
+        with pytest.raises(CoordinatorUnreachable):
+            await one.call(lambda api: api.renew())
+        assert 30 <= asyncio.get_running_loop().time() < 40
+
+    run_virtually(main())
+
+
+def test_call_several_at_once_after_a_lost_session_join_once() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        coordinator.sessions.clear()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(one.call(lambda api: api.renew()))
+        assert one.session_number == 2
+
+    run_virtually(main())
+
+
+def test_call_after_ejection_is_refused_for_good() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        coordinator.submit(ClientEjected, client_id=one.client_id)
+        with pytest.raises(Refused) as caught:
+            await one.call(lambda api: api.renew())
+        assert caught.value.kind == "ejected"
+
+    run_virtually(main())
+
+
+def test_call_two_processes_with_one_key_do_not_fight_for_ever() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        other, _ = member(coordinator)
+        await one.join()
+
+        async def fight() -> None:
+            while True:
+                await other.call(lambda api: api.renew())
+                await one.call(lambda api: api.renew())
+
+        with pytest.raises(Refused) as caught:
+            await fight()
+        assert "same key" in caught.value.message
+
+    run_virtually(main())
+
+
+def test_keep_session_renews_at_half_the_tokens_age() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        ticket = one.data_ticket()
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(one.keep_session())
+            await asyncio.sleep(TOKEN_LIFE_S / 2 - 1)
+            assert one.data_ticket() == ticket
+            await asyncio.sleep(2)
+            assert one.data_ticket() != ticket
+            keeping.cancel()
+        assert one.session_number == 1
+
+    run_virtually(main())
+
+
+def test_join_signs_what_the_coordinator_asks_for() -> None:
+    key = key_of(7)
+    message = join_message("test-run", "nonce", key.public_key)
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public_key)).verify(bytes.fromhex(key.sign(message)), message)
+
+
+def test_key_file_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "client.pem"
+    key = load_or_create_key(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_or_create_key(path).client_id == key.client_id
+
+
+async def test_key_file_that_a_full_disk_cut_short_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "client.pem"
+    with other_process() as process, pytest.raises(InvalidInput, match="cannot be written"):
+        await process.ask(_make_key_on_a_full_disk, path)
+    assert os.listdir(tmp_path) == [], "what is left would be refused at every later start"
+    key = load_or_create_key(path)
+    assert load_or_create_key(path).client_id == key.client_id
+
+
+def _make_key_on_a_full_disk(path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    load_or_create_key(path)
+
+
+async def test_key_file_that_two_processes_make_at_once_is_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "client.pem"
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(asyncio.to_thread(load_or_create_key, path)) for _ in range(8)]
+    assert {task.result().client_id for task in tasks} == {load_or_create_key(path).client_id}
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_key_file_of_raw_bytes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    path.write_bytes(bytes([3]) * 32)
+    assert load_or_create_key(path).client_id == key_of(3).client_id
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"]
+)
+def test_key_file_with_something_else_is_the_users_mistake(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput):
+        load_or_create_key(path)
+
+
+def test_document_feed_older_documents_and_left_lineages_are_ignored() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        feed = DocumentFeed(one)
+        shown = [("ab", 5), ("ab", 3), ("cd", 1), ("ab", 9), ("cd", 2)]
+
+        async def show() -> None:
+            for lineage, version in shown:
+                coordinator.document = run_document(RunState.WARMUP, lineage=lineage * 8, version=version)
+                coordinator.publish_document()
+                await asyncio.sleep(10)
+
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(show())
+            await asyncio.sleep(0)
+            found = [await feed.next() for _ in range(3)]
+            showing.cancel()
+        assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]
+
+    run_virtually(main())
+
+
+def test_exchange_concurrent_fetches_of_one_blob_ask_once() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        data = b"result"
+        coordinator.blobs[sha256_hex(data)] = data
+        exchange = StarExchange(one, InlineWorker())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(exchange.fetch(sha256_hex(data))) for _ in range(4)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+        assert [task.result() for task in tasks[1:]] == [data] * 3
+        assert await exchange.fetch(sha256_hex(data)) == data
+        assert sum(name == "get_blob" for _, name in coordinator.requests) == 2
+
+    run_virtually(main())
+
+
+def test_exchange_other_bytes_than_asked_for_are_never_returned() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        coordinator.blobs[sha256_hex(b"right")] = b"wrong"
+        with pytest.raises(InvalidDocument):
+            await StarExchange(one, InlineWorker()).fetch(sha256_hex(b"right"))
+
+    run_virtually(main())
+
+
+def test_exchange_cache_stays_within_its_bytes() -> None:
+    async def main() -> None:
+        coordinator = FakeCoordinator(state_file())
+        one, _ = member(coordinator)
+        await one.join()
+        blobs = [bytes([number]) * 40 for number in range(4)]
+        coordinator.blobs = {sha256_hex(data): data for data in blobs}
+        exchange = StarExchange(one, InlineWorker(), cache_bytes=100)
+        for data in (*blobs, blobs[3], blobs[2], blobs[0]):
+            assert await exchange.fetch(sha256_hex(data)) == data
+        assert sum(name == "get_blob" for _, name in coordinator.requests) == 5
+        exchange.forget([sha256_hex(blobs[0])])
+        await exchange.fetch(sha256_hex(blobs[2]))
+        await exchange.fetch(sha256_hex(blobs[0]))
+        assert sum(name == "get_blob" for _, name in coordinator.requests) == 6
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(
+    "url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1", "http://host:65536"]
+)
+async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match="coordinator URL"):
+        await HttpCoordinatorClient.connect(url, Patience(VirtualClock(), lambda: 0.0))

@@ -1,0 +1,209 @@
+"""`data_providers/formats/`: where the tokens are in a file, `ranges.py`, and the shape of what comes back."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from data_providers.formats import npy
+from data_providers.formats.discovery import raw_layout
+from data_providers.formats.token_file import TokenFile
+from data_providers.order import Run
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    CorruptData,
+    DatasetSpec,
+    Rejected,
+    TokenBatch,
+)
+from data_providers.ranges import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
+from data_providers.sources.protocol import SourceFile
+from state.errors import InvalidInput
+from state.intervals import BatchId
+from tests.support.data_formats import discovered
+
+TWO_BYTES = DatasetSpec(2, 8)
+
+
+def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def layout_of_bytes(data: bytes, spec: DatasetSpec = TWO_BYTES, name: str = "x.npy") -> TokenFile:
+    return npy.layout_of(SourceFile(name, len(data), name), data[: npy.HEAD_BYTES], spec)
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.ds"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_raw_file_is_tokens_from_its_first_byte(name: str, size: int) -> None:
+    assert discovered({name: bytes(40)}, DatasetSpec(size, 8)) == [TokenFile(name, 40, 40 // size, 0)]
+
+
+def test_raw_file_with_half_a_token_is_corrupt() -> None:
+    with pytest.raises(CorruptData, match="41 bytes"):
+        raw_layout(SourceFile("x.bin", 41, "x.bin"), TWO_BYTES)
+
+
+def test_file_of_unknown_kind_is_no_token_file() -> None:
+    assert discovered({"x.txt": bytes(40), "x.ds.index": bytes(40)}) == []
+
+
+def test_npy_without_a_header_is_nothing_but_tokens() -> None:
+    assert discovered({"x.npy": bytes(40)}) == [TokenFile("x.npy", 40, 20, 0)]
+    with pytest.raises(CorruptData, match="41 bytes"):
+        discovered({"x.npy": bytes(41)})
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<i2"])
+@pytest.mark.parametrize("shape", [(24,), (3, 8), (0,)])
+def test_npy_header_is_honoured(dtype: str, shape: tuple[int, ...]) -> None:
+    data = npy_bytes(np.arange(np.prod(shape), dtype=dtype).reshape(shape))
+    layout = layout_of_bytes(data)
+    assert layout.token_count == np.prod(shape)
+    assert np.frombuffer(data[layout.data_offset_bytes :], dtype).tolist() == list(range(int(np.prod(shape))))
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_npy_of_every_version_is_read(version: tuple[int, int]) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.arange(10, dtype="<u2"), version=version)
+    assert layout_of_bytes(stream.getvalue()).token_count == 10
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(8, "<u4"),
+        np.zeros(8, ">u2"),
+        np.zeros(8, "<f2"),
+        np.zeros(8, "u1"),
+        np.zeros((2, 2, 2), "<u2"),
+        np.asfortranarray(np.zeros((4, 2), "<u2")),
+        np.array(3, "<u2"),
+    ],
+)
+def test_npy_that_contradicts_the_description_is_corrupt(array: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(CorruptData, match=r"x\.npy"):
+        layout_of_bytes(npy_bytes(array))
+
+
+@pytest.mark.parametrize("change", [-2, -1, 1, 2])
+def test_npy_of_another_size_than_its_header_says_is_corrupt(change: int) -> None:
+    data = npy_bytes(np.arange(100, dtype="<u2"))
+    data = data[:change] if change < 0 else data + b"\0" * change
+    with pytest.raises(CorruptData, match="its header says"):
+        layout_of_bytes(data)
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**40))
+@example(b"", 0)
+@example(b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118, 400)
+@example(b"\x93NUMPY\x01\x00\x05\x00[1,2]", 400)
+@example(b"\x93NUMPY\x02\x00\xff\xff\xff\xff", 400)
+def test_npy_of_arbitrary_bytes_is_corrupt(data: bytes, size_bytes: int) -> None:
+    with pytest.raises(CorruptData):
+        npy.layout_of(SourceFile("x.npy", size_bytes, "x.npy"), data, TWO_BYTES)
+
+
+@given(st.text(max_size=100), st.integers(0, 1000))
+def test_npy_with_an_arbitrary_header_is_read_or_corrupt(text: str, token_count: int) -> None:
+    header = text.encode("utf-8", "surrogatepass")
+    head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(CorruptData):
+        npy.layout_of(SourceFile("x.npy", len(head) + 2 * token_count, "x.npy"), head, TWO_BYTES)
+
+
+@pytest.mark.parametrize(("size", "length"), [(3, 8), (2, 0), (2, 2**23 + 1), (4, 2**22 + 1)])
+def test_spec_outside_the_bounds_is_refused(size: int, length: int) -> None:
+    with pytest.raises(InvalidInput):
+        DatasetSpec(size, length)
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, MAX_REQUEST_SAMPLES + 1), (2**20, MAX_REQUEST_BYTES // 2**21 + 1)])
+def test_request_above_the_bounds_is_rejected_before_memory_is_taken(length: int, count: int) -> None:
+    with pytest.raises(Rejected, match="at most"):
+        DatasetSpec(2, length).empty_tokens(BatchId(7, 7 + count - 1))
+
+
+def test_batch_of_fixed_length_shows_rows_without_a_copy() -> None:
+    tokens = np.arange(12, dtype="<u2")
+    batch = TokenBatch.fixed_length(tokens, 4)
+    assert batch.sample_count == 3
+    assert batch.offsets.tolist() == [0, 4, 8, 12]
+    assert batch.rows().shape == (3, 4)
+    assert np.shares_memory(batch.rows(), tokens)
+
+
+def test_batch_of_different_lengths_has_no_rows() -> None:
+    with pytest.raises(InvalidInput):
+        TokenBatch(np.arange(5, dtype="<u2"), np.array([0, 2, 5])).rows()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"offsets": [0, 4]},
+        {"offsets": [1, 6]},
+        {"offsets": []},
+        {"offsets": [0, 4, 2, 6]},
+        {"labels": [1, 2]},
+        {"position_ids": [1, 2]},
+        {"sequence_lengths": [4, 2]},
+        {"sequence_lengths": [3, 2]},
+    ],
+)
+def test_batch_whose_parts_do_not_fit_is_corrupt(parts: dict[str, list[int]]) -> None:
+    arrays: dict[str, Any] = {
+        "offsets": np.array([0, 3, 6]),
+        **{name: np.array(values, dtype=np.int64) for name, values in parts.items()},
+    }
+    with pytest.raises(CorruptData):
+        TokenBatch(np.arange(6, dtype="<u2"), **arrays)
+
+
+def test_batch_with_all_parts_is_kept() -> None:
+    flat = np.arange(6)
+    batch = TokenBatch(np.arange(6, dtype="<u2"), np.array([0, 3, 6]), flat, flat, np.array([1, 2, 3]))
+    assert batch.sequence_lengths is not None
+    assert batch.labels is flat
+
+
+RUNS = st.lists(st.builds(Run, st.integers(0, 2), st.integers(0, 5000), st.integers(1, 600)), min_size=1, max_size=30)
+
+
+@given(RUNS, st.sampled_from([1, 3, 1000, 20_000]))
+def test_ranges_bring_every_wanted_byte_to_its_place(runs: list[Run], length: int) -> None:
+    spec = DatasetSpec(2, length)
+    files = [TokenFile(f"{number}", 0, 0, 128 * number) for number in range(3)]
+    ranges = plan_ranges(runs, files, spec)
+    assert all(one.stop - one.start <= MAX_RANGE_BYTES for one in ranges)
+    brought = sorted(
+        (piece.target, one.file, one.start + piece.source, piece.length) for one in ranges for piece in one.pieces
+    )
+    target, wanted = 0, []
+    for run in runs:
+        left, offset = run.length * spec.sequence_bytes, 128 * run.file + run.sequence * spec.sequence_bytes
+        while left:
+            part = min(left, MAX_RANGE_BYTES)
+            wanted.append((target, run.file, offset, part))
+            target, offset, left = target + part, offset + part, left - part
+    assert brought == wanted
+    assert all(
+        one.start <= one.start + p.source and p.source + p.length <= one.stop - one.start
+        for one in ranges
+        for p in one.pieces
+    )
+
+
+def test_ranges_of_neighbours_and_small_gaps_are_one_request() -> None:
+    spec, files = DatasetSpec(2, 1024), [TokenFile("a.bin", 0, 0, 0)]
+    gap = MAX_GAP_BYTES // spec.sequence_bytes
+    near = [Run(0, 8, 4), Run(0, 0, 8), Run(0, 12 + gap, 1)]
+    assert [(one.start, one.stop) for one in plan_ranges(near, files, spec)] == [(0, (13 + gap) * 2048)]
+    assert len(plan_ranges([Run(0, 0, 8), Run(0, 8 + gap + 1, 1)], files, spec)) == 2

@@ -1,0 +1,151 @@
+"""The merging thread: off the event loop, in order, and refused where its arithmetic is not IEEE 754's."""
+
+import asyncio
+import ctypes
+import logging
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from run_manager.replica.merger import Merger
+from runtime import worker_thread
+from runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from state.errors import InternalError
+from state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
+from state.replica import Replica, replica_digest
+
+OUTER = OuterStep(0.7, 0.9)
+WAIT_S = 10.0
+FLUSH_TO_ZERO = 1 << 15
+DENORMALS_ARE_ZERO = 1 << 6
+ROUND_DOWN = 1 << 13
+
+needs_glibc_x86_64 = pytest.mark.skipif(
+    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc"), reason="sets the x86-64 mode through glibc"
+)
+
+
+class _FloatingPointEnvironment(ctypes.Structure):
+    """glibc's `fenv_t` on x86-64: the x87 environment, then MXCSR."""
+
+    _fields_ = (("x87", ctypes.c_ubyte * 28), ("mxcsr", ctypes.c_uint32))
+
+
+@contextmanager
+def floating_point_mode(bits: int) -> Iterator[None]:
+    """Sets bits of this thread's MXCSR; a thread that is started meanwhile inherits them."""
+    library = ctypes.CDLL("libm.so.6")
+    saved, changed = _FloatingPointEnvironment(), _FloatingPointEnvironment()
+    assert library.fegetenv(ctypes.byref(saved)) == 0
+    ctypes.pointer(changed)[0] = saved
+    changed.mxcsr |= bits
+    assert library.fesetenv(ctypes.byref(changed)) == 0
+    try:
+        yield
+    finally:
+        assert library.fesetenv(ctypes.byref(saved)) == 0
+
+
+def replica() -> Replica:
+    return Replica(0, {"w": np.array([1.0, 1e-40], np.float32)}, {"w": np.zeros(2, np.float32)})
+
+
+def contributions() -> list[Contribution]:
+    return [Contribution(2, {"w": np.array([0.5, 1e-41], np.float32)})]
+
+
+@pytest.mark.parametrize("worker", [WorkerThread("test-merge"), InlineWorker()], ids=["thread", "inline"])
+async def test_merger_gives_the_pure_rule_s_replica(worker: Worker) -> None:
+    merger = Merger(OUTER, worker)
+    await merger.verify()
+    after = await merger.merge(replica(), contributions())
+    assert await merger.digest(after) == replica_digest(merge(replica(), contributions(), OUTER))
+    await merger.aclose()
+
+
+async def test_merger_raises_what_the_rule_raises() -> None:
+    merger = Merger(OUTER, WorkerThread("test-merge"))
+    with pytest.raises(InternalError):
+        await merger.merge(replica(), [])
+    assert (await merger.merge(replica(), contributions())).step == 1
+    await merger.aclose()
+
+
+@needs_glibc_x86_64
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [(FLUSH_TO_ZERO, "a denormal result"), (DENORMALS_ARE_ZERO, "a denormal"), (ROUND_DOWN, "a tie")],
+)
+async def test_merger_in_a_thread_with_another_arithmetic_refuses_to_merge(mode: int, what: str) -> None:
+    merger = Merger(OUTER, WorkerThread("test-merge"))
+    with floating_point_mode(mode), pytest.raises(UnsoundArithmetic, match=what):
+        await merger.verify()
+    with pytest.raises(UnsoundArithmetic, match="cannot keep its replica identical"):
+        await merger.merge(replica(), contributions())
+    await merger.aclose()
+
+
+@needs_glibc_x86_64
+async def test_merger_inline_refuses_as_its_own_thread_would() -> None:
+    merger = Merger(OUTER, InlineWorker())
+    with floating_point_mode(FLUSH_TO_ZERO), pytest.raises(UnsoundArithmetic):
+        await merger.merge(replica(), contributions())
+    assert (await merger.merge(replica(), contributions())).step == 1
+
+
+async def test_worker_thread_leaves_the_event_loop_free_and_keeps_to_one_thread() -> None:
+    worker = WorkerThread("test")
+    loop_went_on = threading.Event()
+    threads: list[int] = []
+
+    def call() -> bool:
+        threads.append(threading.get_ident())
+        return loop_went_on.wait(WAIT_S)
+
+    async with asyncio.TaskGroup() as group:
+        first, second = group.create_task(worker.run(call)), group.create_task(worker.run(call))
+        await asyncio.sleep(0)
+        loop_went_on.set()
+    assert first.result()
+    assert second.result()
+    assert len(set(threads)) == 1
+    assert threading.get_ident() not in threads
+    await worker.aclose()
+
+
+async def test_worker_thread_close_waits_for_the_running_call_and_may_be_repeated() -> None:
+    worker = WorkerThread("test")
+    release, ended = threading.Event(), threading.Event()
+
+    def call() -> None:
+        assert release.wait(WAIT_S)
+        ended.set()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(call))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(release.set)
+        await worker.aclose()
+        assert ended.is_set()
+    await worker.aclose()
+    with pytest.raises(RuntimeError):
+        await worker.run(call)
+
+
+async def test_worker_thread_close_with_a_call_that_never_ends_returns_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_thread, "CLOSE_TIMEOUT_S", 0.01)
+    worker = WorkerThread("stuck")
+    release = threading.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(release.wait))
+        await asyncio.sleep(0)
+        with caplog.at_level(logging.WARNING):
+            await worker.aclose()
+        release.set()
+    assert [record.message for record in caplog.records] == ["worker_still_busy_at_close"]

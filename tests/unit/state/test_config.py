@@ -1,0 +1,473 @@
+"""Reading and writing state.toml and data.toml: every field and variant, unchanged through a round trip."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.config.data_location import (
+    DataConfig,
+    DontShuffle,
+    DummyData,
+    Gcp,
+    Http,
+    Local,
+    NumberedFiles,
+    Preprocessed,
+    Seeded,
+    Server,
+    SingleUrl,
+    WeightedHttp,
+)
+from state.config.mistakes import known_places
+from state.config.model import (
+    P2P,
+    AdamW,
+    Architecture,
+    Cosine,
+    DataType,
+    Distro,
+    DummyCheckpoint,
+    DummyOptimizer,
+    Ephemeral,
+    Gcs,
+    Hub,
+    LocalCheckpoint,
+    NgramConfig,
+    P2PGcs,
+)
+from state.config.schema import TokenSize
+from state.config.state_file import (
+    Access,
+    BlobsConfig,
+    ClientConfig,
+    MergeConfig,
+    Progress,
+    StateFile,
+    check_together,
+    dump_state,
+    ensure_supported,
+    parse_data_config,
+    parse_state,
+)
+from state.errors import InternalError, InvalidConfig
+from state.phases import RunState
+from state.wire import document_digest, parse_document
+from tests.support.states import state_file, state_tables
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples" / "states"
+
+AS_PSYCHE_WRITES = """
+run_id = "llama-run"
+run_state = "WaitingForMembers"
+
+[config]
+warmup_time = 30
+cooldown_time = 5
+epoch_time = 600
+max_round_train_time = 30
+round_witness_time = 2
+min_clients = 2
+init_min_clients = 3
+verification_percent = 50
+witness_nodes = 1
+global_batch_size_start = 8
+global_batch_size_end = 32
+global_batch_size_warmup_tokens = 549755813888
+total_steps = 25000
+waiting_for_members_extra_time = 3
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 2048
+cold_start_warmup_steps = 19
+
+[model.LLM.checkpoint.Hub]
+repo_id = "somebody/llama2-20m-init"
+
+[model.LLM.data_location.Http]
+token_size_in_bytes = "TwoBytes"
+shuffle = "DontShuffle"
+
+[model.LLM.data_location.Http.location.Gcp]
+bucket_name = "some-bucket"
+filter_directory = "tokens"
+
+[model.LLM.lr_schedule.Cosine]
+base_lr = 4.0e-4
+warmup_steps = 250
+warmup_init_lr = 0.0
+total_steps = 25000
+final_lr = 4.0e-5
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.999
+compression_chunk = 64
+compression_topk = 8
+quantize_1bit = true
+"""
+
+
+def test_parse_state_file_as_psyche_writes_it_reads_every_value() -> None:
+    state = parse_state(AS_PSYCHE_WRITES, "state.toml")
+    assert (state.run_id, state.run_state) == ("llama-run", RunState.WAITING_FOR_MEMBERS)
+    assert state.config.warmup_time == 30.0
+    assert isinstance(state.config.warmup_time, float)
+    assert (state.config.min_clients, state.config.init_min_clients, state.config.witness_nodes) == (2, 3, 1)
+    assert state.config.global_batch_size_warmup_tokens == 549755813888
+    assert state.config.verification_percent == 50
+    llm = state.model.LLM
+    assert (llm.architecture, llm.data_type) == (Architecture.HF_LLAMA, DataType.PRETRAINING)
+    assert (llm.max_seq_len, llm.cold_start_warmup_steps) == (2048, 19)
+    assert llm.checkpoint == Hub(repo_id="somebody/llama2-20m-init")
+    assert llm.data_location == Http(
+        location=Gcp(bucket_name="some-bucket", filter_directory="tokens"),
+        token_size_in_bytes=TokenSize.TWO_BYTES,
+        shuffle=DontShuffle(),
+    )
+    assert llm.lr_schedule == Cosine(
+        base_lr=4e-4, warmup_steps=250, warmup_init_lr=0.0, total_steps=25000, final_lr=4e-5
+    )
+    assert llm.optimizer == Distro(
+        clip_grad_norm=1.0, compression_decay=0.999, compression_chunk=64, compression_topk=8, quantize_1bit=True
+    )
+
+
+def test_parse_state_file_without_additions_gets_every_default() -> None:
+    state = parse_state(AS_PSYCHE_WRITES, "state.toml")
+    assert state.progress == Progress(epoch=0, step=1, epoch_start_data_index=0)
+    assert (state.config.data_indices_per_batch, state.config.client_timeout_s) == (1, 30.0)
+    assert state.config.on_bad_data == "quarantine"
+    assert state.model.LLM.ngram == NgramConfig(context=8, embedding=16, hidden=64)
+    assert state.access == Access(mode="open", keys=(), invitations=())
+    assert state.merge == MergeConfig(local_steps=8, outer_lr=0.7, outer_momentum=0.8, inner_state="reset", max_abs=1e4)
+    assert state.client == ClientConfig(fetch_attempts=6, fetch_timeout_s=30.0, prefetch_requests=2)
+    assert state.blobs == BlobsConfig(max_total_bytes=4294967296)
+
+
+SEED = list(range(32))
+HTTP = {"token_size_in_bytes": "FourBytes", "shuffle": {"Seeded": SEED}}
+NUMBERED = {"url_template": "https://h/{}.bin", "start_index": 0, "n_left_pad_zeros": 3, "num_files": 9}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("Dummy", DummyData()),
+        ({"Server": "data.example.org:9000"}, Server("data.example.org:9000")),
+        ({"Local": "some/folder"}, Local("some/folder")),
+        ({"WeightedHttp": "https://h/mix.json"}, WeightedHttp("https://h/mix.json")),
+        ({"Preprocessed": "samples"}, Preprocessed("samples")),
+        (
+            {"Http": {**HTTP, "location": {"SingleUrl": "http://h/a.bin"}}},
+            Http(
+                location=SingleUrl("http://h/a.bin"),
+                token_size_in_bytes=TokenSize.FOUR_BYTES,
+                shuffle=Seeded(tuple(SEED)),
+            ),
+        ),
+        (
+            {"Http": {**HTTP, "location": {"NumberedFiles": NUMBERED}}},
+            Http(
+                location=NumberedFiles(url_template="https://h/{}.bin", start_index=0, n_left_pad_zeros=3, num_files=9),
+                token_size_in_bytes=TokenSize.FOUR_BYTES,
+                shuffle=Seeded(tuple(SEED)),
+            ),
+        ),
+    ],
+)
+def test_parse_data_location_every_variant_is_read(value: Any, expected: object) -> None:
+    assert state_file(model__LLM__data_location=value).model.LLM.data_location == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("Ephemeral", Ephemeral()),
+        ({"Local": "start.safetensors"}, LocalCheckpoint("start.safetensors")),
+        ({"Dummy": {"repo_id": ""}}, DummyCheckpoint()),
+        ("Dummy", DummyCheckpoint()),
+        ({"Hub": {"repo_id": "a/b", "revision": "main"}}, Hub(repo_id="a/b", revision="main")),
+        ({"P2P": {"repo_id": "a/b"}}, P2P(repo_id="a/b")),
+        ({"Gcs": {"bucket": "b", "prefix": "p"}}, Gcs(bucket="b", prefix="p")),
+        ({"P2PGcs": {"bucket": "b"}}, P2PGcs(bucket="b")),
+    ],
+)
+def test_parse_checkpoint_every_variant_is_read(value: Any, expected: object) -> None:
+    assert state_file(model__LLM__checkpoint=value).model.LLM.checkpoint == expected
+
+
+def test_parse_optimizer_dummy_and_adamw_are_read() -> None:
+    adamw = {"AdamW": {"betas": [0, 0.95], "weight_decay": 0, "eps": 1e-8}}
+    assert state_file(model__LLM__optimizer="Dummy").model.LLM.optimizer == DummyOptimizer()
+    assert state_file(model__LLM__optimizer=adamw).model.LLM.optimizer == AdamW(
+        betas=(0.0, 0.95), weight_decay=0.0, eps=1e-8
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [("127.0.0.1:1", "127.0.0.1", 1), ("[::1]:65535", "::1", 65535), ("data.example.org:80", "data.example.org", 80)],
+)
+def test_server_address_is_split_into_host_and_port(address: str, host: str, port: int) -> None:
+    server = Server(address)
+    assert (server.host, server.port) == (host, port)
+
+
+def test_parse_data_config_token_size_as_name_or_number_means_the_same() -> None:
+    two = 'dir = "data/"\ntoken_size = "TwoBytes"\nseq_len = 5\n'
+    config = parse_data_config(two, "data.toml")
+    assert config == DataConfig(dir="data/", token_size=TokenSize.TWO_BYTES, seq_len=5)
+    assert config.token_size.size_bytes == 2
+    assert config.shuffle_seed is None
+    assert parse_data_config(two.replace('"TwoBytes"', "2"), "data.toml") == config
+    assert parse_data_config(two.replace('"TwoBytes"', "4"), "data.toml").token_size.size_bytes == 4
+
+
+def test_parse_data_config_seed_of_32_bytes_shuffles() -> None:
+    text = f"dir = 'd'\ntoken_size = 2\nseq_len = 5\nshuffle_seed = {list(range(200, 232))}\n"
+    assert parse_data_config(text, "data.toml").shuffle_seed == tuple(range(200, 232))
+
+
+def test_seeded_shuffle_gives_its_seed_as_bytes() -> None:
+    assert Seeded(tuple(SEED)).seed == bytes(SEED)
+
+
+# Round trips
+
+naturals = st.integers(0, 2**63 - 1)
+positives = st.integers(1, 2**63 - 1)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+durations = st.floats(0, 1e9, exclude_min=True)
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+seeds = st.lists(st.integers(0, 255), min_size=32, max_size=32)
+hex_digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+shuffles = st.one_of(st.just("DontShuffle"), st.fixed_dictionaries({"Seeded": seeds}))
+repositories = st.fixed_dictionaries({"repo_id": text}, optional={"revision": text})
+buckets = st.fixed_dictionaries({"bucket": text}, optional={"prefix": text})
+
+
+def variant(name: str, content: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries({name: content})
+
+
+def table(fields: str, values: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
+    return dict.fromkeys(fields.split(), values)
+
+
+http_locations = st.one_of(
+    variant("SingleUrl", st.just("https://h/x")),
+    variant(
+        "NumberedFiles",
+        st.fixed_dictionaries(
+            {
+                **dict(table("start_index", naturals)),
+                **{
+                    "url_template": st.just("http://h/{}"),
+                    "n_left_pad_zeros": st.integers(0, 255),
+                    "num_files": positives,
+                },
+            }
+        ),
+    ),
+    variant("Urls", st.lists(st.just("https://h/x"), min_size=1, max_size=3)),
+    variant("S3", st.fixed_dictionaries({"bucket_name": text}, optional={"region": text})),
+    variant("Azure", st.fixed_dictionaries({"account_name": text, "container_name": text})),
+    variant("Gcp", st.fixed_dictionaries({"bucket_name": text, "filter_directory": text | st.just("")})),
+)
+data_locations = st.one_of(
+    st.just("Dummy"),
+    variant("Server", st.just("[::1]:80")),
+    variant("Local", text),
+    variant("WeightedHttp", st.just("https://h/mix.json")),
+    variant("Preprocessed", text),
+    variant(
+        "Http",
+        st.fixed_dictionaries(
+            {
+                "location": http_locations,
+                "token_size_in_bytes": st.sampled_from(["TwoBytes", "FourBytes"]),
+                "shuffle": shuffles,
+            }
+        ),
+    ),
+)
+checkpoints = st.one_of(
+    st.just("Ephemeral"),
+    variant("Local", text),
+    *(variant(name, repositories) for name in ("Dummy", "Hub", "P2P")),
+    *(variant(name, buckets) for name in ("Gcs", "P2PGcs")),
+)
+warmup = {**table("base_lr warmup_init_lr", numbers), **table("warmup_steps", naturals)}
+decay = {**warmup, **table("final_lr", numbers), **table("total_steps", naturals)}
+schedules = st.one_of(
+    variant("Constant", st.fixed_dictionaries(warmup)),
+    variant("Linear", st.fixed_dictionaries(decay)),
+    variant("Cosine", st.fixed_dictionaries(decay)),
+    variant(
+        "WarmupStableDecay",
+        st.fixed_dictionaries(
+            {
+                **warmup,
+                **table("stable_steps cosine_decay_steps linear_decay_steps", naturals),
+                **table("cosine_decay_final_lr linear_decay_final_lr", numbers),
+            }
+        ),
+    ),
+)
+betas = st.floats(0, 1, exclude_max=True)
+optimizers = st.one_of(
+    st.just("Dummy"),
+    variant(
+        "AdamW",
+        st.fixed_dictionaries(
+            {"betas": st.lists(betas, min_size=2, max_size=2), "weight_decay": durations, "eps": durations},
+            optional={"clip_grad_norm": durations},
+        ),
+    ),
+    variant(
+        "Distro",
+        st.fixed_dictionaries(
+            {
+                "compression_decay": numbers,
+                "compression_topk": positives,
+                "compression_chunk": positives,
+                "quantize_1bit": st.booleans(),
+            },
+            optional={"clip_grad_norm": durations, "weight_decay": durations},
+        ),
+    ),
+)
+
+
+@st.composite
+def accesses(draw: st.DrawFn) -> dict[str, Any]:
+    mode = draw(st.sampled_from(["open", "keys", "invitations"]))
+    return {"mode": mode, **({mode: draw(st.lists(hex_digests, min_size=1, max_size=3))} if mode != "open" else {})}
+
+
+@st.composite
+def state_files(draw: st.DrawFn) -> StateFile:
+    """Any state file whose rules hold, as the tables that a file would hold."""
+    tables = state_tables()
+    per_batch = draw(st.integers(1, 1000))
+    least, first = sorted(draw(st.tuples(positives, positives)))
+    tables["run_id"] = draw(st.text("abcé-._ /", min_size=1, max_size=16))
+    tables["run_state"] = draw(st.sampled_from([phase.value for phase in RunState]))
+    tables["config"] |= {
+        "min_clients": least,
+        "init_min_clients": first,
+        "witness_nodes": draw(st.integers(0, least)),
+        "global_batch_size_end": draw(st.integers(12, 2**63 - 1)),
+        "global_batch_size_warmup_tokens": draw(naturals),
+        "total_steps": draw(positives),
+        "data_indices_per_batch": per_batch,
+        "cooldown_time": draw(durations),
+        "client_timeout_s": draw(durations | st.integers(1, 1000)),
+        "on_bad_data": draw(st.sampled_from(["quarantine", "stop"])),
+    }
+    tables["progress"] = {
+        "epoch": draw(naturals),
+        "step": draw(positives),
+        "epoch_start_data_index": per_batch * draw(st.integers(0, 2**40)),
+    }
+    tables["model"]["LLM"] |= {
+        "architecture": draw(st.sampled_from([kind.value for kind in Architecture])),
+        "data_type": draw(st.sampled_from([kind.value for kind in DataType])),
+        "data_location": draw(data_locations),
+        "checkpoint": draw(checkpoints),
+        "lr_schedule": draw(schedules),
+        "optimizer": draw(optimizers),
+    }
+    tables["access"] = draw(accesses())
+    tables["packing"] = {
+        "pool_size": draw(st.integers(1, 65_536)),
+        "oversized": draw(st.sampled_from(["error", "split"])),
+    }
+    if tables["model"]["LLM"]["data_type"] == "Finetuning":
+        tables["packing"]["task_encoder"] = "module:Class"
+    tables["merge"] = {"inner_state": draw(st.sampled_from(["keep", "reset"])), "outer_momentum": draw(betas)}
+    return parse_state(tomli_w.dumps(tables), "state.toml")
+
+
+@given(state_files())
+def test_dump_state_parsed_again_is_equal(state: StateFile) -> None:
+    assert parse_state(dump_state(state), "state.toml") == state
+
+
+@given(state_files())
+def test_plain_state_as_json_document_parses_to_an_equal_state(state: StateFile) -> None:
+    again = parse_document(StateFile, json.dumps(state.to_plain()))
+    assert again == state
+    assert document_digest(again.to_plain()) == document_digest(state.to_plain())
+
+
+def test_dump_state_spells_out_every_default() -> None:
+    text = dump_state(parse_state(AS_PSYCHE_WRITES, "state.toml"))
+    assert "client_timeout_s = 30.0" in text
+    assert "outer_momentum = 0.8" in text
+    assert "revision" not in text
+
+
+def test_with_progress_keeps_everything_else() -> None:
+    state = state_file(config__data_indices_per_batch=4)
+    progress = Progress(epoch=2, step=17, epoch_start_data_index=48)
+    moved = state.with_progress(RunState.COOLDOWN, progress)
+    assert (moved.run_state, moved.progress) == (RunState.COOLDOWN, progress)
+    assert moved.with_progress(state.run_state, state.progress) == state
+    assert parse_state(dump_state(moved), "state.toml") == moved
+
+
+def test_with_progress_inside_a_batch_is_our_own_bug() -> None:
+    state = state_file(config__data_indices_per_batch=4)
+    with pytest.raises(InternalError, match="epoch_start_data_index is 6"):
+        state.with_progress(RunState.WARMUP, Progress(epoch_start_data_index=6))
+
+
+# Examples and documentation
+
+
+@pytest.mark.parametrize("name", ["demo", "local", "http", "tcp"])
+def test_example_state_is_valid_and_supported(name: str) -> None:
+    path = EXAMPLES / name / "state.toml"
+    state = parse_state(path.read_text(encoding="utf-8"), str(path))
+    ensure_supported(state, str(path))
+
+
+@pytest.mark.parametrize("name", ["demo", "tcp"])
+def test_example_data_file_fits_its_state(name: str) -> None:
+    folder = EXAMPLES / name
+    state = parse_state((folder / "state.toml").read_text(encoding="utf-8"), "state.toml")
+    data = parse_data_config((folder / "data.toml").read_text(encoding="utf-8"), "data.toml")
+    check_together(state, "state.toml", data, "data.toml")
+
+
+def test_example_demo_is_the_run_that_the_demo_makes() -> None:
+    made = (ROOT / "epochal" / "testnet" / "demo_state.toml").read_text(encoding="utf-8")
+    assert (EXAMPLES / "demo" / "state.toml").read_text(encoding="utf-8") == made
+
+
+def test_documentation_names_every_field_and_variant() -> None:
+    page = (ROOT / "docs" / "state-file.md").read_text(encoding="utf-8")
+    keys = {path[-1] for model in (StateFile, DataConfig) for path in known_places(model).paths()}
+    missing = [key for key in keys - {"LLM"} if not re.search(rf"\b{key}\b", page)]
+    assert missing == []
+
+
+def test_data_file_for_a_run_without_data_server_is_refused() -> None:
+    data = parse_data_config('dir = "d"\ntoken_size = 2\nseq_len = 8\n', "data.toml")
+    with pytest.raises(InvalidConfig) as caught:
+        check_together(state_file(model__LLM__max_seq_len=16), "state.toml", data, "data.toml")
+    assert caught.value.source == "data.toml"
+    where, length = caught.value.mistakes
+    assert (where.path, length.path) == ("", "seq_len")
+    assert "model.LLM.data_location in state.toml" in where.allowed
+    assert (length.value, length.allowed) == ("8", "16, as model.LLM.max_seq_len in state.toml")

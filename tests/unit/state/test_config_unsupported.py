@@ -1,0 +1,115 @@
+"""What this version does not carry out is refused by name, with the line to change."""
+
+from typing import Any
+
+import pytest
+
+from state.config.data_location import MAX_FILES
+from state.config.state_file import ensure_supported
+from state.errors import Unsupported
+from tests.support.states import state_file
+
+HTTP = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+NUMBERED = {"url_template": "https://h/{}", "start_index": 0, "n_left_pad_zeros": 0, "num_files": 1}
+DISTRO = {"compression_decay": 0.999, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("run_id", "a/b", "letters"),
+        ("run_id", "..", "letters"),
+        ("run_id", "a\x00b", "letters"),
+        ("config.verification_percent", 1, "`verification_percent = 0`"),
+        ("model.LLM.cold_start_warmup_steps", 1, "`cold_start_warmup_steps = 0`"),
+        *(
+            ("model.LLM.architecture", name, '`architecture = "EpochalNgram"`')
+            for name in ("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan")
+        ),
+        *(
+            ("model.LLM.checkpoint", {name: {"repo_id": "a/b"}}, '`checkpoint = "Ephemeral"`')
+            for name in ("Dummy", "Hub", "P2P")
+        ),
+        *(
+            ("model.LLM.checkpoint", {name: {"bucket": "b"}}, '`checkpoint = "Ephemeral"`')
+            for name in ("Gcs", "P2PGcs")
+        ),
+        ("model.LLM.optimizer", {"Distro": DISTRO}, "`optimizer = { AdamW = "),
+    ],
+)
+def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: Any, line: str) -> None:
+    state = state_file(**{path.replace(".", "__"): value})
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == path
+    assert mistake.allowed.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        {"NumberedFiles": NUMBERED},
+        {"Urls": ["https://h/a.bin", "https://h/b.bin"]},
+        {"Gcp": {"bucket_name": "b", "filter_directory": ""}},
+        {"S3": {"bucket_name": "b", "endpoint": "http://127.0.0.1:9000"}},
+        {"Azure": {"account_name": "a", "container_name": "c", "filter_directory": "d"}},
+    ],
+)
+def test_http_location_of_many_files_is_carried_out(location: Any) -> None:
+    ensure_supported(state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}}), "state.toml")
+
+
+def test_more_numbered_files_than_are_read_are_refused_by_name() -> None:
+    location = {"NumberedFiles": {**NUMBERED, "num_files": MAX_FILES + 1}}
+    state = state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}})
+    with pytest.raises(Unsupported, match="num_files"):
+        ensure_supported(state, "state.toml")
+
+
+def test_everything_unsupported_is_named_at_once() -> None:
+    state = state_file(
+        config__verification_percent=5, model__LLM__architecture="HfAuto", model__LLM__optimizer={"Distro": DISTRO}
+    )
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "runs/state.toml")
+    assert str(caught.value).startswith("runs/state.toml: this version does not carry out\n")
+    assert [mistake.path for mistake in caught.value.mistakes] == [
+        "config.verification_percent",
+        "model.LLM.architecture",
+        "model.LLM.optimizer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model__LLM__checkpoint", {"Local": "start.safetensors"}),
+        ("model__LLM__optimizer", "Dummy"),
+        ("model__LLM__data_location", "Dummy"),
+        ("model__LLM__data_location", {"Local": "data"}),
+        ("model__LLM__data_location", {"Server": "127.0.0.1:9000"}),
+        ("model__LLM__data_location", {"Http": {**HTTP, "location": {"SingleUrl": "https://h/a.bin"}}}),
+        ("run_id", "my-run_2.1"),
+    ],
+)
+def test_supported_value_is_not_refused(path: str, value: Any) -> None:
+    ensure_supported(state_file(**{path: value}), "state.toml")
+
+
+@pytest.mark.parametrize("location", ["Dummy", {"Server": "127.0.0.1:9"}])
+def test_finetuning_on_fixed_length_data_is_refused_with_the_line_to_change(location: Any) -> None:
+    state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location)
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state, "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "model.LLM.data_location"
+    assert mistake.allowed.startswith('`data_location = { Local = "folder of JSON lines" }`')
+
+
+def test_finetuning_with_packing_is_carried_out() -> None:
+    packing = {"method": "encoder", "pool_size": 9, "oversized": "split", "task_encoder": "my.package:Outer.Encoder"}
+    for location in ({"Local": "data"}, {"Preprocessed": "data"}, {"WeightedHttp": "mix.json"}):
+        state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location, packing=packing)
+        ensure_supported(state, "state.toml")
+        assert state.packing.task_encoder == "my.package:Outer.Encoder"

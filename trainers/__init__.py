@@ -1,0 +1,1 @@
+"""Who computes a client's local steps: one protocol, several implementations."""

@@ -1,0 +1,71 @@
+"""What the processes of a client's mesh do together, over `torch.distributed` with gloo on the loopback interface.
+
+Each call blocks until every process has made it, in the same order, and raises `RuntimeError` when another process is
+gone or does not come within the timeout.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from batching.mesh.layout import MeshLayout
+from batching.mesh.torch_mesh import RowBroadcast
+from state.tensors import Float32Array
+
+FIRST = 0
+"""The process that takes the optimizer's steps."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class MeshCollectives:
+    """The mesh's processes, connected. Every process makes it at once.
+
+    Args:
+        layout: the mesh.
+        process, process_count: which of them this one is.
+        store: a file through which they find each other.
+        timeout_s: how long one waits for the others.
+    """
+
+    def __init__(self, layout: MeshLayout, process: int, process_count: int, store: str, timeout_s: float) -> None:
+        os.environ.setdefault(_INTERFACE, next(name for _, name in socket.if_nameindex() if name.startswith("lo")))
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, process_count),
+            rank=process,
+            world_size=process_count,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self.is_first = process == FIRST
+        self._rows = RowBroadcast(layout, process)
+
+    def any_of(self, mine: bool) -> bool:
+        """Whether it is so in any process."""
+        flag = torch.tensor([int(mine)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def all_equal(self, digest: bytes) -> bool:
+        """Whether every process has the same 32 bytes."""
+        mine = torch.from_numpy(np.frombuffer(digest, dtype=np.uint8).astype(np.int32))
+        least, most = mine.clone(), mine.clone()
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return bool((least == most).all())
+
+    def share_rows(self, rows: NDArray[np.int32]) -> None:
+        """As `RowBroadcast.receive`."""
+        self._rows.receive(rows)
+
+    def from_first(self, values: Float32Array) -> None:
+        """Overwrites the values with the first process's."""
+        dist.broadcast(torch.from_numpy(values), src=FIRST)
+
+    def sum_to_first(self, values: NDArray[np.float32] | NDArray[np.float64]) -> None:
+        """Adds everyone's values up, in the first process; what the others' become is undefined."""
+        dist.reduce(torch.from_numpy(values), dst=FIRST)

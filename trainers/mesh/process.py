@@ -1,0 +1,158 @@
+"""One process of a client's mesh: `python -m trainers.mesh.process`, started and ended by the agent.
+
+It hears the agent on its standard input and answers on its standard output; what else would be printed there goes to
+standard error. When the input ends, the agent is gone, and so is this process, whatever it is waiting for.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from batching.mesh.layout import parse_mesh, spread_over
+from batching.mesh.rows import loaded_indices
+from batching.round_plan import RoundPlan
+from data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
+from data_providers.opening import open_provider
+from data_providers.protocol import DataProvider
+from data_providers.sources.cache import BlockCache
+from runtime.retry import system_jitter
+from runtime.worker_thread import WorkerThread
+from state.config.model import AdamW
+from state.config.state_file import StateFile
+from state.errors import DataError, EpochalError, InvalidInput
+from state.intervals import BatchId
+from state.wire import canonical_json, parse_document
+from trainers.mesh.collectives import MeshCollectives
+from trainers.mesh.messages import (
+    ENDED_WITH_AGENT,
+    Failed,
+    Ready,
+    RoundDone,
+    RoundTask,
+    Start,
+    decode_body,
+    encode_body,
+    read_frame,
+    write_frame,
+)
+from trainers.mesh.rounds import CalledOff, MeshRounds
+from trainers.ngram.adamw import AdamWState
+from trainers.ngram.model import VOCABULARY
+
+
+class MeshProcess:
+    """This process, once it has been told of its mesh."""
+
+    def __init__(self, start: Start, worker: WorkerThread) -> None:
+        self._start = start
+        self._worker = worker
+        self._state = parse_document(StateFile, canonical_json(start.state))
+        self._layout = spread_over(parse_mesh(start.mesh), start.process_count, start.batch_size)
+        self._rounds: MeshRounds | None = None
+        self._provider: DataProvider | None = None
+        self._receiver: BatchReceiver | None = None
+        self._ticket = ""
+
+    async def connect(self) -> None:
+        """Finds the other processes. Raises `RuntimeError` when they do not come."""
+        start, llm = self._start, self._state.model.LLM
+        collectives = await self._worker.run(
+            partial(MeshCollectives, self._layout, start.process, start.process_count, start.store, start.timeout_s)
+        )
+        optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
+        self._rounds = MeshRounds(
+            self._layout, start.process, llm.max_seq_len, llm.ngram, optimizer, collectives, self._worker
+        )
+
+    async def take_part(self, task: RoundTask, body: bytes) -> tuple[RoundDone | Failed, bytes]:
+        """This process's part of a round, and what to answer."""
+        self._ticket = task.ticket
+        self._receiver = None
+        parameters, state = decode_body(body, task.steps_taken) if body else (None, AdamWState())
+        assert self._rounds is not None
+        try:
+            async with asyncio.TaskGroup() as group:
+                end = await self._rounds.train(task.plan, parameters, state, self._data(task.plan, group))
+        except BaseExceptionGroup as failed:
+            return self._failure(failed.exceptions[0], task.plan), b""
+        done = RoundDone(end.loss_sum, end.token_count, state.step_count, end.rows_loaded)
+        return done, encode_body(end.parameters, state if task.keeps_state else None) if body else b""
+
+    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
+        """The run's data, opened if they are not yet, and this process's samples on their way."""
+        if self._provider is None:
+            start = self._start
+            cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
+            self._provider = await open_provider(self._state, lambda: self._ticket, start.data, cache)
+        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter(), VOCABULARY)
+        indices = loaded_indices(plan, self._layout, self._start.process)
+        self._receiver = fetcher.fetch_data(indices, group)
+        return self._provider.fingerprint, self._receiver
+
+    def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
+        """What to say of an error; one that nobody expected is this program's end."""
+        match error:
+            case DataError():
+                return Failed(failure_kind(error), error.message, self._failed_batch(plan))
+            case CalledOff():
+                return Failed("called-off", error.message)
+            case InvalidInput():
+                return Failed("input", error.message)
+            case EpochalError():
+                return Failed("trainer", error.message)
+            case RuntimeError():
+                return Failed("broken", str(error))
+        raise error
+
+    def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
+        """The batches of the data indices on which fetching failed."""
+        failed = None if self._receiver is None else self._receiver.failed_batch
+        if failed is None:
+            return None
+        return BatchId(failed.start // plan.data_indices_per_batch, failed.end // plan.data_indices_per_batch)
+
+
+async def main() -> None:
+    """Hears the agent until it is gone."""
+    agent_in, agent_out = await _agent_pipes()
+    worker = WorkerThread("epochal-mesh")
+    start: Start = (await read_frame(agent_in, Start))[0]
+    process = MeshProcess(start, worker)
+    tasks: asyncio.Queue[tuple[RoundTask, bytes]] = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        hearing = group.create_task(_hear(agent_in, tasks))  # from now on: finding the others may take long
+        try:
+            await process.connect()
+        except RuntimeError as error:
+            await write_frame(agent_out, Failed("broken", str(error)))
+            hearing.cancel()
+            return
+        await write_frame(agent_out, Ready())
+        while True:
+            await write_frame(agent_out, *await process.take_part(*await tasks.get()))
+
+
+async def _hear(agent_in: asyncio.StreamReader, tasks: "asyncio.Queue[tuple[RoundTask, bytes]]") -> None:
+    while True:
+        try:
+            tasks.put_nowait(await read_frame(agent_in, RoundTask))
+        except EOFError:
+            os._exit(ENDED_WITH_AGENT)  # a thread may wait for the other processes for long; nothing here is kept
+
+
+async def _agent_pipes() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, output)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="mesh process: %(message)s")
+    asyncio.run(main())

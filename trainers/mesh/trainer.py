@@ -1,0 +1,121 @@
+"""The `numpy` trainer on a mesh: one client, several processes, each loading and computing its own rows."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import NoReturn, Self
+
+from batching.mesh.rows import global_batches
+from batching.round_plan import RoundPlan
+from data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from runtime.worker_thread import Worker
+from state.config.state_file import StateFile
+from state.errors import DataError, InvalidInput, TrainerFailed
+from state.tensors import Float32Array, Tensors
+from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
+from trainers.mesh.processes import MeshBroken, MeshOptions, MeshProcesses
+from trainers.ngram.adamw import AdamWState
+from trainers.ngram.model import VOCABULARY, initial_parameters
+from trainers.ngram.trainer import difference_of
+from trainers.protocol import TrainedRound
+
+log = logging.getLogger(__name__)
+
+DATA_ERRORS: Mapping[str, type[DataError]] = {
+    error.kind: error for error in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
+}
+
+
+class MeshTrainer:
+    """Trains the embedded model in the processes of a mesh. Make one with `open`.
+
+    Args:
+        options: the mesh.
+        state: the run's state file; its model, optimizer and data are the embedded trainer's.
+        ticket: gives the client's current ticket for data servers.
+        worker: where what goes to the processes is encoded; closed by `aclose`.
+    """
+
+    name = "numpy"
+    vocabulary = VOCABULARY
+    loads_data = True
+
+    def __init__(self, options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker) -> None:
+        self._options = options
+        self._state = state
+        self._ticket = ticket
+        self._worker = worker
+        self._keeps_state = state.merge.inner_state == "keep"
+        self._processes: MeshProcesses | None = None
+        self._committed = AdamWState()
+        self._tentative: AdamWState | None = None
+
+    @classmethod
+    async def open(cls, options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker) -> Self:
+        """A trainer whose processes are started. Raises `MeshBroken`."""
+        trainer = cls(options, state, ticket, worker)
+        trainer._processes = await MeshProcesses.start(options, state)
+        return trainer
+
+    async def initial_parameters(self, seed: bytes) -> Tensors:
+        return await self._worker.run(partial(initial_parameters, self._state.model.LLM.ngram, seed))
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        del batches  # each process loads its own
+        self._tentative = None
+        state = self._committed if self._keeps_state else AdamWState()
+        task = RoundTask(plan, self._ticket(), state.step_count, self._keeps_state)
+        body = await self._worker.run(partial(encode_body, parameters, state))
+        processes, self._processes = self._processes, None  # until they have answered
+        try:
+            if processes is None:
+                processes = await MeshProcesses.start(self._options, self._state)
+            answers, answer = await processes.train(task, body)
+        except MeshBroken as error:
+            raise TrainerFailed(f"step {plan.step}: {error.message}", step=plan.step) from error
+        self._processes = processes
+        done = [found for found in answers if isinstance(found, RoundDone)]
+        if len(done) < len(answers):
+            _raise(plan, [found for found in answers if isinstance(found, Failed)])
+        end, after = await self._worker.run(partial(decode_body, answer, done[0].steps_taken))
+        if self._keeps_state:
+            self._tentative = after
+        self._log_rows(plan, [found.rows_loaded for found in done])
+        loss = done[0].loss_sum / done[0].token_count if done[0].token_count else None
+        return TrainedRound(difference_of(parameters, end, plan.step), loss, done[0].token_count)
+
+    def commit_inner_state(self) -> None:
+        if self._tentative is not None:
+            self._committed = self._tentative
+            self._tentative = None
+
+    def roll_back_inner_state(self) -> None:
+        self._tentative = None
+
+    def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
+        """Rows loaded by each process, and rows of no weight: many of them mean that local steps are too small."""
+        size = self._options.layout.global_batch_size
+        padded = sum(size - batch.row_count for batch in global_batches(plan, size))
+        rows = plan.sequence_count
+        log.info(
+            "mesh_round", extra={"step": plan.step, "rows": rows, "rows_loaded": rows_loaded, "rows_padded": padded}
+        )
+
+    async def aclose(self) -> None:
+        if self._processes is not None:
+            await self._processes.aclose()
+            self._processes = None
+        await self._worker.aclose()
+
+
+def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:
+    """Raises the failure that the others followed from; that of data before that of the trainer."""
+    real = [failure for failure in failures if failure.cause != "called-off"] or failures
+    first = min(real, key=lambda failure: failure.cause not in DATA_ERRORS)
+    if first.cause in DATA_ERRORS:
+        raise DATA_ERRORS[first.cause](first.message, batch_id=first.batch_id)
+    if first.cause == "input":
+        raise InvalidInput(first.message)
+    raise TrainerFailed(f"step {plan.step}: {first.message}", step=plan.step)

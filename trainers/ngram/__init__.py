@@ -1,0 +1,1 @@
+"""The embedded model: a neural n-gram in NumPy."""

@@ -1,0 +1,66 @@
+"""AdamW, the inner optimizer of the embedded trainer (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101).
+
+It runs on one client only and no other repeats it, so it need not be bit-identical anywhere.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from state.config.model import AdamW
+from state.tensors import Tensors
+
+_NORM_EPSILON = 1e-6
+"""As in `torch.nn.utils.clip_grad_norm_`."""
+
+
+@dataclass(slots=True)
+class AdamWState:
+    """Steps taken and both moments by name (float32); empty before the first step."""
+
+    step_count: int = 0
+    first: Tensors = field(default_factory=dict)
+    second: Tensors = field(default_factory=dict)
+
+    def copy(self) -> "AdamWState":
+        """A state that changes on its own."""
+        return AdamWState(
+            self.step_count,
+            {name: array.copy() for name, array in self.first.items()},
+            {name: array.copy() for name, array in self.second.items()},
+        )
+
+
+def clip_gradient(gradient: Tensors, largest_norm: float) -> None:
+    """Scales the gradient in place so that its L2 norm over all tensors is at most `largest_norm`."""
+    norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
+    if norm > largest_norm:
+        for array in gradient.values():
+            array *= np.float32(largest_norm / (norm + _NORM_EPSILON))
+
+
+def adamw_step(
+    parameters: Tensors, gradient: Tensors, state: AdamWState, settings: AdamW, learning_rate: float
+) -> None:
+    """One step: changes `parameters`, `state` and `gradient` (clipped) in place; all float32.
+
+    Weight decay is decoupled and acts on matrices only, as is usual: a bias has nothing to decay towards.
+    """
+    if settings.clip_grad_norm is not None:
+        clip_gradient(gradient, settings.clip_grad_norm)
+    state.step_count += 1
+    keep_first, keep_second = settings.betas
+    step_size = learning_rate / (1 - keep_first**state.step_count)
+    correction = math.sqrt(1 - keep_second**state.step_count)
+    for name, array in parameters.items():
+        slope = gradient[name]
+        first = state.first.setdefault(name, np.zeros_like(array))
+        second = state.second.setdefault(name, np.zeros_like(array))
+        first *= np.float32(keep_first)
+        first += np.float32(1 - keep_first) * slope
+        second *= np.float32(keep_second)
+        second += np.float32(1 - keep_second) * np.square(slope)
+        if array.ndim > 1 and settings.weight_decay:
+            array *= np.float32(1 - learning_rate * settings.weight_decay)
+        array -= np.float32(step_size) * first / (np.sqrt(second) / np.float32(correction) + np.float32(settings.eps))

@@ -1,0 +1,265 @@
+"""The embedded model: a byte-level neural n-gram, with its loss and its gradient derived by hand.
+
+A token is predicted from the `context` tokens before it in its sequence (Bengio et al., "A Neural Probabilistic
+Language Model", 2003, without the direct connections): their embeddings, oldest first, form one vector *x*; then
+
+    h = tanh(x·W + b)      z = h·U + c      p = softmax(z)      loss = −log p[token]   (nats)
+
+Before its first token a sequence is padded with `PADDING`, a token of its own that is never predicted. All arithmetic
+is vectorised over positions and cut into chunks, so that memory is bounded and a round can be cancelled between two.
+The functions follow the parameters' type: float32 to train, float64 to check the gradient by differences.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.micro_batches import Document
+from data_providers.protocol import IGNORED_LABEL
+from state.config.model import NgramConfig
+from state.errors import TrainerFailed
+from state.tensors import Tensors
+
+VOCABULARY = 256
+"""Tokens are bytes."""
+PADDING = VOCABULARY
+"""Stands before a sequence's first token; the last row of the embedding table."""
+CHUNK_POSITIONS = 4096
+"""Positions computed at a time: some 8 MiB of activations, and a few milliseconds between two chances to cancel."""
+
+EMBEDDING = "embedding"
+HIDDEN_WEIGHT = "hidden.weight"
+HIDDEN_BIAS = "hidden.bias"
+OUTPUT_WEIGHT = "output.weight"
+OUTPUT_BIAS = "output.bias"
+
+FloatArray = npt.NDArray[np.floating[Any]]
+Tokens = npt.NDArray[np.uint16]
+Parameters = Mapping[str, FloatArray]
+Gradient = dict[str, FloatArray]
+
+_INIT_DOMAIN = b"epochal/ngram/init/v1\0"
+_INIT_BLOCK_VALUES = 1 << 18
+_OUTPUT_SCALE = 0.1
+"""Starts the output layer small, so that the first loss is close to that of a uniform guess."""
+
+
+def parameter_shapes(model: NgramConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, by name; matrices are (inputs, outputs)."""
+    return {
+        EMBEDDING: (VOCABULARY + 1, model.embedding),
+        HIDDEN_BIAS: (model.hidden,),
+        HIDDEN_WEIGHT: (model.context * model.embedding, model.hidden),
+        OUTPUT_BIAS: (VOCABULARY,),
+        OUTPUT_WEIGHT: (model.hidden, VOCABULARY),
+    }
+
+
+def initial_parameters(model: NgramConfig, seed: bytes) -> Tensors:
+    """The parameters to start from, a pure function of the model's size and the seed.
+
+    Biases are zero; the rest is uniform in ±√(3 / inputs), so that a layer keeps its input's variance (the embedding,
+    a lookup, has one input).
+
+    Raises:
+        TrainerFailed: the model does not fit into this machine's memory.
+    """
+    tensors: Tensors = {}
+    try:
+        for name, shape in parameter_shapes(model).items():
+            if name in (HIDDEN_BIAS, OUTPUT_BIAS):
+                tensors[name] = np.zeros(shape, np.float32)
+                continue
+            inputs = 1 if name == EMBEDDING else shape[0]
+            scale = math.sqrt(3.0 / inputs) * (_OUTPUT_SCALE if name == OUTPUT_WEIGHT else 1.0)
+            tensors[name] = _keyed_uniform(seed, name, math.prod(shape)).reshape(shape)
+            tensors[name] *= np.float32(scale)
+    except MemoryError as error:
+        raise TrainerFailed(f"no memory for a model of {model}") from error
+    return tensors
+
+
+def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32]:
+    """`count` float32 values in [−1, 1): 24 bits each, from blocks of SHAKE-256 over seed, block number and name."""
+    values = np.empty(count, np.float32)
+    for start in range(0, count, _INIT_BLOCK_VALUES):
+        block = values[start : start + _INIT_BLOCK_VALUES]
+        key = _INIT_DOMAIN + seed + struct.pack("<Q", start // _INIT_BLOCK_VALUES) + name.encode()
+        stream = hashlib.shake_256(key).digest(4 * block.size)
+        block[:] = np.frombuffer(stream, dtype="<u4") >> np.uint32(8)
+    values /= np.float32(1 << 23)
+    values -= np.float32(1.0)
+    return values
+
+
+def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context: int) -> Tokens:
+    """The sequences one after the other, each with `context` paddings before it, as uint16.
+
+    Args:
+        sequences: one-dimensional; every token is below `VOCABULARY`.
+        context: as in the model's size.
+    """
+    padded = np.full(sum(context + sequence.size for sequence in sequences), PADDING, np.uint16)
+    offset = 0
+    for sequence in sequences:
+        offset += context
+        padded[offset : offset + sequence.size] = sequence
+        offset += sequence.size
+    return padded
+
+
+def padded_targets(documents: list[Document], context: int) -> Tokens:
+    """What `padded_tokens` of the same documents is to predict: their labels, `PADDING` where there is none."""
+    padded = np.full(sum(context + document.tokens.size for document in documents), PADDING, np.uint16)
+    offset = 0
+    for tokens, labels in documents:
+        offset += context
+        wanted = tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
+        padded[offset : offset + tokens.size] = wanted
+        offset += tokens.size
+    return padded
+
+
+def loss_and_gradient(
+    parameters: Parameters,
+    padded: Tokens,
+    proceed: Callable[[], None] = lambda: None,
+    targets: Tokens | None = None,
+) -> tuple[float, int, Gradient]:
+    """The summed loss (nats), the number of tokens predicted, and the gradient of the *mean* loss.
+
+    Args:
+        parameters: all of one float type, shapes as in `parameter_shapes`.
+        padded: what `padded_tokens` returns.
+        proceed: called between chunks; raises to abandon the computation.
+        targets: what `padded_targets` returns, with at least one that is no padding; None predicts the tokens.
+    """
+    gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
+    targets = padded if targets is None else targets
+    loss_sum, token_count = add_gradient(parameters, padded, targets, gradient, proceed)
+    for array in gradient.values():
+        array /= array.dtype.type(token_count)
+    return loss_sum, token_count, gradient
+
+
+def add_gradient(
+    parameters: Parameters,
+    padded: Tokens,
+    targets: Tokens,
+    gradient: Gradient | None,
+    proceed: Callable[[], None],
+    weights: FloatArray | None = None,
+    logprobs: FloatArray | None = None,
+) -> tuple[float, int]:
+    """Adds the gradient of the *summed* loss to `gradient`; the summed loss and the number of tokens predicted.
+
+    Args:
+        gradient: None computes the loss alone.
+        weights: of each place's loss, flat like `targets`; None weighs all of them 1.
+        logprobs: overwritten with the log-probability (nats) of each target, flat like `targets`.
+    """
+    context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
+    loss_sum = 0.0
+    for start in range(0, padded.size - context, CHUNK_POSITIONS):  # overlapping windows: each place is predicted once
+        proceed()
+        stop = start + CHUNK_POSITIONS + context
+        predicted = slice(start + context, stop)
+        loss_sum += _add_chunk(
+            parameters,
+            padded[start:stop],
+            targets[predicted],
+            gradient,
+            None if weights is None else weights[predicted],
+            None if logprobs is None else logprobs[predicted],
+        )
+    return loss_sum, int(np.count_nonzero(targets[context:] != PADDING))
+
+
+def _add_chunk(
+    parameters: Parameters,
+    chunk: Tokens,
+    targets: Tokens,
+    gradient: Gradient | None,
+    weights: FloatArray | None,
+    logprobs: FloatArray | None,
+) -> float:
+    """Adds the chunk's share of the summed loss's gradient to `gradient`; returns its summed loss.
+
+    `targets` stand for the chunk's tokens after the first `context` ones.
+    """
+    context = chunk.size - targets.size
+    real = np.flatnonzero(targets != PADDING)
+    embedded = parameters[EMBEDDING][chunk[:-1]]
+    inputs = _windows(embedded, context)
+    hidden = inputs @ parameters[HIDDEN_WEIGHT]
+    hidden += parameters[HIDDEN_BIAS]
+    np.tanh(hidden, out=hidden)
+    logits = hidden @ parameters[OUTPUT_WEIGHT]
+    logits += parameters[OUTPUT_BIAS]
+    loss = _softmax_in_place(logits, targets, real, weights, logprobs)
+    if gradient is None:
+        return loss
+
+    gradient[OUTPUT_WEIGHT] += hidden.T @ logits
+    gradient[OUTPUT_BIAS] += logits.sum(axis=0)
+    back = logits @ parameters[OUTPUT_WEIGHT].T
+    np.multiply(hidden, hidden, out=hidden)
+    np.subtract(1, hidden, out=hidden)  # tanh′ = 1 − tanh²
+    back *= hidden
+    gradient[HIDDEN_WEIGHT] += inputs.T @ back
+    gradient[HIDDEN_BIAS] += back.sum(axis=0)
+    _add_by_token(gradient[EMBEDDING], chunk[:-1], _unwindow(back @ parameters[HIDDEN_WEIGHT].T, embedded, context))
+    return loss
+
+
+def _softmax_in_place(
+    logits: FloatArray,
+    targets: Tokens,
+    real: npt.NDArray[np.intp],
+    weights: FloatArray | None,
+    logprobs: FloatArray | None,
+) -> float:
+    """The summed loss; turns logits (positions, 256) into its gradient by them: `w·(p − onehot)`, zero at paddings."""
+    logits -= logits.max(axis=1, keepdims=True)
+    at_target = logits[real, targets[real]]
+    np.exp(logits, out=logits)
+    totals = logits.sum(axis=1)
+    losses = np.log(totals[real]) - at_target
+    if logprobs is not None:
+        logprobs[real] = -losses
+    weight = 1 if weights is None else weights[real]
+    losses *= weight
+    factors = np.zeros_like(totals)
+    factors[real] = weight / totals[real]
+    logits *= factors[:, None]
+    logits[real, targets[real]] -= weight
+    return float(losses.sum(dtype=np.float64))
+
+
+def _windows(embedded: FloatArray, context: int) -> FloatArray:
+    """Row *r* is the concatenation of rows *r* … *r + context − 1* of `embedded` (rows, values)."""
+    width = embedded.shape[1]
+    flat = np.lib.stride_tricks.sliding_window_view(embedded.reshape(-1), context * width)
+    return np.ascontiguousarray(flat[::width])
+
+
+def _unwindow(windows: FloatArray, embedded: FloatArray, context: int) -> FloatArray:
+    """The transpose of `_windows`: each row of `embedded` gets the sum of all places where its values stand."""
+    width = embedded.shape[1]
+    summed = np.zeros_like(embedded)
+    for place in range(context):
+        summed[place : place + len(windows)] += windows[:, place * width : (place + 1) * width]
+    return summed
+
+
+def _add_by_token(table: FloatArray, tokens: Tokens, rows: FloatArray) -> None:
+    """Adds `rows[i]` to `table[tokens[i]]` for every *i*: sorted first, because equal indices would overwrite."""
+    order = np.argsort(tokens, kind="stable")
+    ordered = tokens[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    table[ordered[starts]] += np.add.reduceat(rows[order], starts, axis=0)

@@ -1,0 +1,45 @@
+"""The `null` trainer: no arithmetic. For load tests, where everything but the training is to be real."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import numpy as np
+
+from batching.micro_batches import micro_batches
+from batching.round_plan import RoundPlan
+from data_providers.protocol import TokenBatch
+from state.config.model import NgramConfig
+from state.tensors import Float32Array, Tensors
+from trainers.ngram.model import initial_parameters
+from trainers.protocol import TrainedRound
+
+
+class NullTrainer:
+    """Takes the data as any trainer does, and answers with a difference of zeros; keeps no inner state."""
+
+    name = "null"
+    vocabulary = None
+    loads_data = False
+
+    def __init__(self, model: NgramConfig) -> None:
+        self._model = model
+
+    async def initial_parameters(self, seed: bytes) -> Tensors:
+        return initial_parameters(self._model, seed)
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        token_count = 0
+        async for micro_batch in micro_batches(plan, batches):
+            token_count += sum(document.predicted for document in micro_batch.documents)
+        difference = {name: np.zeros(parameters[name].shape, np.float32) for name in sorted(parameters)}
+        return TrainedRound(difference, None, token_count)
+
+    def commit_inner_state(self) -> None:
+        """There is none."""
+
+    def roll_back_inner_state(self) -> None:
+        """There is none."""
+
+    async def aclose(self) -> None:
+        """Nothing is held."""

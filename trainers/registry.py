@@ -1,0 +1,132 @@
+"""Trainers by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from batching.chunking.policies import POLICIES
+from runtime.retry import Patience
+from runtime.worker_thread import Worker
+from state.config.model import AdamW, Architecture, DataType, DummyOptimizer
+from state.config.state_file import StateFile
+from state.errors import InvalidInput, Mistake, Unsupported
+from trainers.mesh.processes import MeshOptions
+from trainers.mesh.trainer import MeshTrainer
+from trainers.ngram.trainer import NumpyTrainer
+from trainers.null import NullTrainer
+from trainers.protocol import Trainer
+from trainers.remote.client import TrainingServiceClient
+from trainers.remote.trainer import RemoteTrainer
+from trainers.remote.wire import SessionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Where the `remote` trainer trains.
+
+    Attributes:
+        url: the training service's.
+        patience: for how long a request to it is tried again.
+        token: what the service asks for; None shows none.
+        policy: how chunks are measured, one of `chunking.POLICIES`.
+        verify: whether to verify TLS certificates, or a file with the authorities to trust.
+    """
+
+    url: str
+    patience: Patience
+    token: str | None = None
+    policy: str = "bytes"
+    verify: bool | str = True
+
+
+def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOptions | None = None) -> Trainer:
+    """The trainer of this name, for the run that the state file describes.
+
+    Args:
+        name: one of `TRAINERS`.
+        state: the run's state file.
+        worker: where the trainer's arithmetic runs; the trainer closes it.
+        remote: for the `remote` trainer.
+
+    Raises:
+        InvalidInput: no trainer has this name; the user's fault, the message says which there are.
+        Unsupported: the trainer cannot train what the file asks for; the message says which lines to change.
+    """
+    check_trainer_name(name)
+    if name == REMOTE:
+        return _open_remote(state, worker, remote)
+    return TRAINERS[name](state, worker)
+
+
+async def open_mesh_trainer(
+    options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker
+) -> MeshTrainer:
+    """The `numpy` trainer on a mesh, its processes started.
+
+    Args:
+        options: the mesh.
+        state: the run's state file.
+        ticket: gives the client's current ticket for data servers.
+        worker: as in `open_trainer`.
+
+    Raises:
+        Unsupported: the trainer cannot train what the file asks for.
+        MeshBroken: the processes did not start.
+    """
+    _optimizer_of("numpy", state)
+    if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
+        raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
+    return await MeshTrainer.open(options, state, ticket, worker)
+
+
+def check_trainer_name(name: str) -> None:
+    """Raises `InvalidInput` unless there is a trainer of this name."""
+    if name not in (*TRAINERS, REMOTE):
+        allowed = ", ".join(sorted((*TRAINERS, REMOTE)))
+        raise InvalidInput(f"there is no trainer {name!r}; allowed: {allowed}", trainer=name)
+
+
+def _open_null(state: StateFile, worker: Worker) -> Trainer:
+    del worker  # it has no arithmetic to run
+    _ensure_embedded("null", state)
+    return NullTrainer(state.model.LLM.ngram)
+
+
+def _open_numpy(state: StateFile, worker: Worker) -> Trainer:
+    optimizer = _optimizer_of("numpy", state)
+    return NumpyTrainer(state.model.LLM.ngram, optimizer, state.merge.inner_state, worker)
+
+
+def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> Trainer:
+    if remote is None:
+        raise InvalidInput("the remote trainer needs the URL of its training service")
+    request = SessionRequest(state.model.LLM.ngram, _optimizer_of(REMOTE, state), state.merge.inner_state)
+    service = TrainingServiceClient(remote.url, remote.patience, remote.token, remote.verify)
+    return RemoteTrainer(service, request, worker, POLICIES[remote.policy])
+
+
+def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
+    """The optimizer of the embedded model; None for one that leaves the parameters as they are."""
+    _ensure_embedded(trainer, state)
+    optimizer = state.model.LLM.optimizer
+    if not isinstance(optimizer, AdamW | DummyOptimizer):
+        raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")
+    return optimizer if isinstance(optimizer, AdamW) else None
+
+
+def _ensure_embedded(trainer: str, state: StateFile) -> None:
+    architecture = state.model.LLM.architecture
+    if architecture is not Architecture.EPOCHAL_NGRAM:
+        raise _unsupported(
+            trainer,
+            "model.LLM.architecture",
+            architecture.value,
+            f"{Architecture.EPOCHAL_NGRAM.value} with this trainer",
+        )
+
+
+def _unsupported(trainer: str, path: str, value: str, allowed: str) -> Unsupported:
+    return Unsupported(f"trainer {trainer}", (Mistake(path, value, allowed),))
+
+
+REMOTE = "remote"
+TRAINERS: Mapping[str, Callable[[StateFile, Worker], Trainer]] = {"null": _open_null, "numpy": _open_numpy}

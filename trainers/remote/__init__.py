@@ -1,0 +1,1 @@
+"""A trainer on another machine: the training service's client and wire."""

@@ -1,0 +1,209 @@
+"""A training service as its clients see it: one request at a time, repeated until it is answered or hopeless.
+
+The rule kept here: a request that changes a session keeps one idempotency key through every attempt, so that an answer
+that was lost on the way costs a repetition and nothing else.
+"""
+
+import asyncio
+import email.utils
+import logging
+import secrets
+import time
+from typing import Any, TypeVar
+
+import httpx
+
+from coordinator_client.http import trust_of
+from runtime.retry import Patience
+from state.errors import EpochalError, InvalidInput, TrainerFailed
+from state.wire import canonical_json, parse_document
+from trainers.remote.wire import (
+    IDEMPOTENCY_KEY,
+    PROBLEM_PREFIX,
+    SESSIONS,
+    ChunkAnswer,
+    OptimStepRequest,
+    SessionOpened,
+    SessionRequest,
+)
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 300.0
+"""For one answer; a service that is busy with others' requests may take a while."""
+RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+MAX_RETRY_AFTER_S = 60.0
+MAX_DETAIL_CHARACTERS = 500
+
+T = TypeVar("T")
+
+
+class ServiceRefused(EpochalError):
+    """The service's word, which will not change. `kind` is its problem's type, or the status; `status` the HTTP one."""
+
+    def __init__(self, kind: str, message: str, status: int) -> None:
+        super().__init__(message, kind=kind, status=status)
+        self.kind = kind
+        self.status = status
+
+
+class _Later(EpochalError):
+    """No answer, or one that says "later"."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TrainingServiceClient:
+    """Requests to one training service. Close it with `aclose`.
+
+    Args:
+        url: the service's base URL.
+        patience: for how long a request is tried again.
+        token: what the service asks for; None shows none.
+        verify: whether to verify TLS certificates, or a file with the authorities to trust.
+
+    Raises:
+        InvalidInput: no such URL; the user's fault.
+    """
+
+    def __init__(self, url: str, patience: Patience, token: str | None = None, verify: bool | str = True) -> None:
+        check_service_url(url)
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=url.rstrip("/"),
+                verify=trust_of(verify),
+                headers={} if token is None else {"Authorization": f"Bearer {token}"},
+                timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            )
+        except (httpx.InvalidURL, ValueError, OSError) as error:
+            raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
+        self._patience = patience
+        self.requests = 0
+        """Requests that were sent, repetitions included."""
+
+    async def open(self, request: SessionRequest) -> SessionOpened:
+        """A new session. Raises `ServiceRefused`, `TrainerFailed` as every method does."""
+        return parse_document(SessionOpened, await self._ask("POST", SESSIONS, canonical_json(_plain(request))))
+
+    async def close(self, session_id: str) -> None:
+        """Says that a session is not needed any more; one bounded try, since it expires anyway."""
+        try:
+            await self._once("DELETE", f"{SESSIONS}/{session_id}", b"", {}, CONNECT_TIMEOUT_S)
+        except EpochalError as error:
+            log.info("session_not_closed", extra={"reason": str(error)})
+
+    async def begin_round(self, session_id: str, round_key: str, parameters: bytes, *, keep_last: bool) -> None:
+        """Begins a round at these parameters (a tensor file)."""
+        path = f"{SESSIONS}/{session_id}/rounds/{round_key}?keep_last={str(keep_last).lower()}"
+        await self._ask("PUT", path, parameters)
+
+    async def forward_backward(self, session_id: str, round_key: str, local_step: int, examples: bytes) -> ChunkAnswer:
+        """Adds the examples' gradient to the local step's."""
+        path = f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"
+        return parse_document(ChunkAnswer, await self._ask("POST", path, examples))
+
+    async def optim_step(self, session_id: str, request: OptimStepRequest) -> ChunkAnswer:
+        """The optimizer's step."""
+        path = f"{SESSIONS}/{session_id}/optim_step"
+        return parse_document(ChunkAnswer, await self._ask("POST", path, canonical_json(request)))
+
+    async def discard(self, session_id: str) -> None:
+        """Forgets the round under way; one bounded try, since the next round begins anew anyway."""
+        try:
+            await self._once("POST", f"{SESSIONS}/{session_id}/discard", b"", {}, CONNECT_TIMEOUT_S)
+        except EpochalError as error:
+            log.info("round_not_discarded", extra={"reason": str(error)})
+
+    async def parameters(self, session_id: str, round_key: str, local_steps: int) -> bytes:
+        """The parameters after so many local steps of the round, as a tensor file."""
+        return await self._ask("GET", f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_steps}/parameters")
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, content: bytes = b"") -> bytes:
+        """The answer, however often it takes.
+
+        Raises:
+            ServiceRefused: the service's word.
+            TrainerFailed: no answer for as long as patience lasts.
+        """
+        headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
+        backoff = self._patience.begin()
+        failed_since_s: float | None = None
+        while True:
+            try:
+                return await self._once(method, path, content, headers, ANSWER_TIMEOUT_S)
+            except _Later as later:
+                now_s = self._patience.clock.monotonic_s()
+                failed_since_s = now_s if failed_since_s is None else failed_since_s
+                left_s = self._patience.bound_s - (now_s - failed_since_s)
+                if later.retry_after_s > left_s:
+                    raise TrainerFailed(f"training service: {later.message}") from later
+                log.info("training_service_asked_again", extra={"path": path, "reason": later.message})
+                if later.retry_after_s:
+                    await asyncio.sleep(later.retry_after_s)
+                failed = TrainerFailed(f"training service: {later.message}")
+                await backoff.wait(failed)
+
+    async def _once(self, method: str, path: str, content: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
+        self.requests += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._http.request(method, path, content=content, headers=headers)
+        except (TimeoutError, httpx.RequestError) as error:
+            raise _Later(f"{self._http.base_url} does not answer: {str(error) or type(error).__name__}") from error
+        if answer.is_success:
+            return answer.content
+        kind, detail = _problem_of(answer)
+        message = f"{method} {path.partition('?')[0]}: {answer.status_code} {detail}"
+        if answer.status_code in RETRY_STATUSES:
+            raise _Later(message, _retry_after_s(answer.headers.get("Retry-After")))
+        raise ServiceRefused(kind, message, answer.status_code)
+
+
+def check_service_url(url: str) -> None:
+    """Raises `InvalidInput` unless a training service can be at this URL."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidInput(f"training service URL {url!r}: allowed: http://host:port or https://host:port", url=url)
+
+
+def _plain(request: SessionRequest) -> dict[str, Any]:
+    optimizer = request.optimizer
+    return {
+        "model": request.model.model_dump(mode="json"),
+        "optimizer": None if optimizer is None else optimizer.model_dump(mode="json"),
+        "inner_state": request.inner_state,
+    }
+
+
+def _problem_of(answer: httpx.Response) -> tuple[str, str]:
+    try:
+        problem = answer.json()
+        return str(problem["type"]).removeprefix(PROBLEM_PREFIX), str(problem["detail"])[:MAX_DETAIL_CHARACTERS]
+    except (ValueError, KeyError, TypeError):
+        return str(answer.status_code), answer.text[:MAX_DETAIL_CHARACTERS] or answer.reason_phrase
+
+
+def _retry_after_s(header: str | None) -> float:
+    """What `Retry-After` asks for: seconds, or until a date (RFC 9110, 10.2.3); bounded, 0 when it says nothing."""
+    if not header:
+        return 0.0
+    if header.strip().isdecimal():
+        return min(float(header), MAX_RETRY_AFTER_S)
+    parsed = email.utils.parsedate_tz(header)
+    if parsed is None:
+        return 0.0
+    try:
+        at_s = email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):  # a year or a zone that no clock shows
+        return 0.0
+    return min(max(at_s - time.time(), 0.0), MAX_RETRY_AFTER_S)

@@ -1,0 +1,341 @@
+"""The `remote` trainer: drives a training service in requests of whole chunks, so that a client needs no device.
+
+Theory of operation. A round begins with its parameters. Each local step's documents are cut into chunks within the
+service's limits, which are submitted in order under a bound on the bytes under way, and added up there; when all are
+answered, their outputs are combined by weight and the optimizer takes its step. At the end the parameters come back. A
+chunk that the service finds too large (413) is cut in two. When a chunk fails for good, the whole local step fails, and
+with it the round's training: the service is told to discard it, and the next round begins anew.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy, ColumnChunk, Rows, chunk_columns
+from batching.micro_batches import MicroBatch, micro_batches
+from batching.round_plan import RoundPlan
+from data_providers.protocol import TokenBatch
+from runtime.worker_thread import Worker
+from state.config.model import NgramConfig
+from state.errors import EpochalError, InvalidInput, TrainerFailed
+from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
+from trainers.ngram.model import VOCABULARY, initial_parameters, parameter_shapes
+from trainers.ngram.trainer import difference_of
+from trainers.protocol import TrainedRound
+from trainers.remote.client import ServiceRefused, TrainingServiceClient
+from trainers.remote.wire import (
+    ChunkAnswer,
+    OptimStepRequest,
+    ServiceLimits,
+    SessionOpened,
+    SessionRequest,
+    batch_of,
+    combined,
+    encode_examples,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES_IN_FLIGHT = 4
+"""Chunks of the largest size that may be under way; so many times the service's size limit bounds their bytes."""
+MAX_REQUESTS_IN_FLIGHT = 32
+"""Requests that may be under way, however small."""
+UNAUTHORIZED = 401
+LOSS_INPUTS = 1
+"""Arrays of the loss that go with each example: its labels."""
+GONE_KINDS = frozenset({"unknown-session", "stale-step", "incomplete-step"})
+"""Refusals after which the session is of no use any more, or is not where this client believes it to be."""
+
+
+@dataclass(slots=True)
+class ChunkMetrics:
+    """What was sent since the trainer was opened.
+
+    Attributes:
+        batches: local steps, each one call of `forward_backward`.
+        chunks, items: whole chunks, and their examples.
+        requests: of every kind, repetitions included.
+        estimated_bytes, wire_bytes: of the chunks, as they were estimated and as they were encoded.
+        splits: chunks that the service found too large.
+    """
+
+    batches: int = 0
+    chunks: int = 0
+    items: int = 0
+    requests: int = 0
+    estimated_bytes: int = 0
+    wire_bytes: int = 0
+    splits: int = 0
+
+
+class RemoteTrainer:
+    """Trains the embedded model on a training service.
+
+    Args:
+        service: the service; closed by `aclose`.
+        request: model, optimizer and whether the optimizer's state is kept, as the state file says.
+        worker: where examples are encoded; closed by `aclose`.
+        policy: how chunks are measured.
+    """
+
+    name = "remote"
+    vocabulary = VOCABULARY
+    loads_data = False
+
+    def __init__(
+        self, service: TrainingServiceClient, request: SessionRequest, worker: Worker, policy: ChunkPolicy = BYTES
+    ) -> None:
+        self.metrics = ChunkMetrics()
+        self._service = service
+        self._request = request
+        self._worker = worker
+        self._policy = policy
+        self._session: SessionOpened | None = None
+        self._keep_last = False
+        self._trained = False
+
+    async def initial_parameters(self, seed: bytes) -> Tensors:
+        return await self._worker.run(partial(initial_parameters, self._request.model, seed))
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        self._trained = False
+        try:
+            trained = await self._train(plan, parameters, batches)
+        except EpochalError as error:
+            unwanted = isinstance(error, ServiceRefused) and (self._session is None or error.status == UNAUTHORIZED)
+            await self._give_up(error)
+            if unwanted:  # the user's fault, which no other data would mend: a report would put it on the data
+                raise InvalidInput(f"training service: {error.message}") from error
+            if isinstance(error, ServiceRefused | InvalidInput):  # both the fault of the service
+                raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
+            raise
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up(None))
+            raise
+        self._trained = True
+        return trained
+
+    def commit_inner_state(self) -> None:
+        if self._trained:
+            self._keep_last, self._trained = True, False
+
+    def roll_back_inner_state(self) -> None:
+        self._trained = False
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._service.close(self._session.session_id)
+        await self._service.aclose()
+        await self._worker.aclose()
+
+    async def _train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        started = await self._worker.run(partial(encode_tensor_file, dict(parameters), {}))
+        session, round_key = await self._begin(started)
+        loss_sum, token_count, steps = 0.0, 0, 0
+        async for micro_batch in micro_batches(plan, batches):
+            if not any(document.predicted for document in micro_batch.documents):
+                continue
+            metrics = await self._local_step(plan, session, round_key, steps, micro_batch)
+            loss_sum += metrics["loss:sum"]
+            token_count += int(metrics["tokens:sum"])
+            steps += 1
+        data = await self._service.parameters(session.session_id, round_key, steps)
+        end = await self._worker.run(partial(_parameters_of, data, self._request.model))
+        self.metrics.requests = self._service.requests
+        log.info("chunks_sent", extra={"step": plan.step, **_shown(self.metrics)})
+        difference = difference_of(parameters, end, plan.step)
+        return TrainedRound(difference, loss_sum / token_count if token_count else None, token_count)
+
+    async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
+        """A round at these parameters, in the session there is or in a new one if that is gone."""
+        round_key = secrets.token_hex(8)
+        for is_last in (False, True):
+            if self._session is None:
+                self._session = await self._service.open(self._request)
+            try:
+                await self._service.begin_round(
+                    self._session.session_id, round_key, parameters, keep_last=self._keep_last
+                )
+                break
+            except ServiceRefused as refused:
+                if refused.kind != "unknown-session" or is_last:
+                    raise
+                if self._request.inner_state == "keep":
+                    log.warning("inner_state_lost", extra={"reason": refused.message})
+                self._session = None
+        assert self._session is not None
+        self._keep_last = False
+        return self._session, round_key
+
+    async def _local_step(
+        self, plan: RoundPlan, session: SessionOpened, round_key: str, number: int, micro_batch: MicroBatch
+    ) -> dict[str, float]:
+        """Submits the documents in chunks, in order; then takes the optimizer's step. The combined metrics."""
+        submitter = _Submitter(self._service, session, (round_key, number), self._worker, self.metrics)
+        limits = limits_of(self._policy, session.limits)
+        documents = [document for document in micro_batch.documents if document.tokens.size]
+        answers = await submitter.submit(chunk_columns([batch_of(documents)], LOSS_INPUTS, self._policy, limits))
+        metrics = combined(answers)
+        if not {"loss:sum", "tokens:sum"} <= metrics.keys() or not math.isfinite(metrics["loss:sum"]):
+            raise TrainerFailed(f"step {plan.step}: the training service answered with metrics {metrics}")
+        items = sum(answer.items for answer in answers)
+        rate = plan.learning_rates[micro_batch.local_step]
+        await self._service.optim_step(session.session_id, OptimStepRequest(round_key, number, items, rate))
+        self.metrics.batches += 1
+        return metrics
+
+    async def _give_up(self, error: EpochalError | None) -> None:
+        """Has the service discard what came of the round; a session that is not where it should be is left.
+
+        A round that did not begin left nothing, and the service still holds the last one's state, which counts.
+        """
+        session = self._session
+        if session is None:
+            return
+        if isinstance(error, ServiceRefused) and error.kind in GONE_KINDS:
+            self._session = None
+        if self._keep_last:
+            return
+        await self._service.discard(session.session_id)
+
+
+def limits_of(policy: ChunkPolicy, served: ServiceLimits) -> ChunkLimits:
+    """The service's limits as a policy measures them; under a policy that is stricter by itself, its own."""
+    if policy is BYTES:
+        return ChunkLimits(served.items, served.size)
+    size = max(1, served.size * policy.number_size // BYTES.number_size)
+    return ChunkLimits(min(served.items, policy.limits.items), min(size, policy.limits.size))
+
+
+class _Submitter:
+    """One local step's chunks on their way."""
+
+    def __init__(
+        self,
+        service: TrainingServiceClient,
+        session: SessionOpened,
+        place: tuple[str, int],
+        worker: Worker,
+        metrics: ChunkMetrics,
+    ) -> None:
+        self._service = service
+        self._session = session
+        self._place = place
+        self._worker = worker
+        self._metrics = metrics
+        self._most = MAX_BYTES_IN_FLIGHT * session.limits.wire_bytes
+        self._in_flight = 0
+        self._requests = 0
+        self._landed = asyncio.Condition()
+
+    async def submit(self, chunks: Iterable[ColumnChunk]) -> list[ChunkAnswer]:
+        """The answers in the order of the chunks.
+
+        Raises:
+            ServiceRefused, TrainerFailed: a chunk failed for good; the others are called off.
+        """
+        tasks: list[asyncio.Task[list[ChunkAnswer]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for chunk in chunks:
+                    body = await self._worker.run(partial(encode_examples, chunk.parts))
+                    await self._wait_for_room(len(body))
+                    self._count(chunk, body)
+                    tasks.append(group.create_task(self._send(chunk.parts, body)))
+        except BaseExceptionGroup as failed:
+            known = failed.subgroup(EpochalError)
+            raise _first(known or failed) from None
+        return [answer for task in tasks for answer in task.result()]
+
+    async def _wait_for_room(self, size: int) -> None:
+        async with self._landed:
+            while self._requests and (self._in_flight + size > self._most or self._requests == MAX_REQUESTS_IN_FLIGHT):
+                await self._landed.wait()
+            self._in_flight += size
+            self._requests += 1
+
+    async def _send(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:
+        try:
+            return await self._send_or_split(parts, body)
+        finally:
+            async with self._landed:
+                self._in_flight -= len(body)
+                self._requests -= 1
+                self._landed.notify_all()
+
+    async def _send_or_split(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:
+        """The answers to a chunk, or to its halves where the service finds it too large; one after the other."""
+        items = sum(part.stop - part.start for part in parts)
+        try:
+            answer = await self._service.forward_backward(self._session.session_id, *self._place, body)
+        except ServiceRefused as refused:
+            if refused.status != 413 or items == 1:
+                raise
+            self._metrics.splits += 1
+            log.info("chunk_split", extra={"items": items, "bytes": len(body)})
+            found: list[ChunkAnswer] = []
+            for half in _halves(parts, items):
+                found += await self._send_or_split(half, await self._worker.run(partial(encode_examples, half)))
+            return found
+        if answer.items != items:
+            raise TrainerFailed(f"the training service counts {answer.items} examples in a chunk of {items}")
+        return [answer]
+
+    def _count(self, chunk: ColumnChunk, body: bytes) -> None:
+        metrics = self._metrics
+        metrics.chunks += 1
+        metrics.items += chunk.items
+        metrics.estimated_bytes += chunk.size
+        metrics.wire_bytes += len(body)
+
+
+def _halves(parts: Sequence[Rows], items: int) -> tuple[list[Rows], list[Rows]]:
+    """The chunk's first half and its second."""
+    first: list[Rows] = []
+    second: list[Rows] = []
+    left = items // 2
+    for batch, start, stop in parts:
+        cut = min(stop, start + left)
+        left -= cut - start
+        first += [Rows(batch, start, cut)] if cut > start else []
+        second += [Rows(batch, cut, stop)] if stop > cut else []
+    return first, second
+
+
+def _parameters_of(data: bytes, model: NgramConfig) -> Tensors:
+    try:
+        tensors = parse_tensor_file(data).tensors()
+    except InvalidTensorFile as error:
+        raise TrainerFailed(f"the training service sent no parameters: {error.message}") from error
+    if {name: values.shape for name, values in tensors.items()} != parameter_shapes(model):
+        raise TrainerFailed("the training service sent the parameters of another model")
+    for name, values in tensors.items():
+        if check_values(values.reshape(-1), math.inf) is not None:
+            raise TrainerFailed(f"the training service made {name!a} infinite")
+    return tensors
+
+
+def _shown(metrics: ChunkMetrics) -> dict[str, float]:
+    """For a log line: totals, and what they mean by batch, chunk and call."""
+    chunks, batches = metrics.chunks or 1, metrics.batches or 1
+    return {
+        "chunks_per_batch": metrics.chunks / batches,
+        "items_per_chunk": metrics.items / chunks,
+        "bytes_per_chunk": metrics.wire_bytes / chunks,
+        "requests_per_call": metrics.requests / batches,
+        "estimate_over_wire": metrics.estimated_bytes / (metrics.wire_bytes or 1),
+        "splits": metrics.splits,
+    }
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -1,0 +1,173 @@
+"""What a remote trainer and a training service say to each other.
+
+A client opens a *session* (its model, its optimizer), begins a *round* in it with the round's parameters, sends each
+local step's examples in requests of whole chunks (`forward_backward`), asks for the optimizer's step (`optim_step`),
+and fetches the parameters at the end. Messages are JSON; examples and parameters are safetensors.
+
+The rules kept here: whatever changes a session carries an idempotency key, under which it happens once however often
+it arrives; examples name the round and the local step that they belong to, so that what comes late is refused, not
+counted; and the optimizer's step names how many examples it is for, so that it is taken on all of them or not at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
+from batching.micro_batches import Document, documents_of
+from data_providers.protocol import CorruptData, TokenBatch
+from state.config.model import AdamW, NgramConfig
+from state.errors import InvalidDocument, Refused, TrainerFailed
+from state.wire import WIRE_CONFIG
+
+SESSIONS = "/v1/sessions"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+PROBLEM_PREFIX = "urn:epochal:training:"
+MAX_PARAMETERS_BYTES = 2**30
+MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
+"""The largest request of examples; they take less than their estimate, unless labels are many bytes wide."""
+FRAME_BYTES = 64 * 1024
+"""Room in a request beside its examples, so that one fits however low the limit of their size is."""
+TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one request of examples may hold. `size` is estimated as `chunking.BYTES` does."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    items: int = MAX_CHUNK_ITEMS
+    size: int = MAX_CHUNK_BYTES
+    wire_bytes: int = MAX_WIRE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A session's model and optimizer; None as optimizer leaves the parameters as they are."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    model: NgramConfig
+    optimizer: AdamW | None
+    inner_state: Literal["keep", "reset"] = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A session. Its id is secret: whoever has it may use it. `expires_s`: of idleness."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    session_id: str
+    limits: ServiceLimits
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAnswer:
+    """What one request of examples came to.
+
+    Attributes:
+        items: its examples.
+        metrics: by `name:reduction`, where the reduction says how the metrics of several requests combine.
+    """
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    items: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepRequest:
+    """The optimizer's step on the examples of a local step, `items` in all."""
+
+    __pydantic_config__ = WIRE_CONFIG
+
+    round_key: str
+    local_step: int
+    items: int
+    learning_rate: float
+
+
+def encode_examples(parts: Sequence[Rows]) -> bytes:
+    """The samples of a chunk as safetensors: flat tokens, each sample's begin, and labels where there are any."""
+    tokens = [part.batch.input_ids[part.batch.offsets[part.start] : part.batch.offsets[part.stop]] for part in parts]
+    lengths = [np.diff(part.batch.offsets[part.start : part.stop + 1]) for part in parts]
+    arrays = {
+        TOKENS: np.concatenate(tokens),
+        OFFSETS: np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64),
+    }
+    if any(part.batch.labels is not None for part in parts):
+        arrays[LABELS] = np.concatenate([_labels_of(part) for part in parts], dtype=np.int32)
+    return bytes(safetensors.numpy.save(arrays))
+
+
+def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    batch = part.batch
+    flat = batch.input_ids if batch.labels is None else batch.labels
+    return flat[batch.offsets[part.start] : batch.offsets[part.stop]].astype(np.int32)
+
+
+def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
+    """The examples of a request, of which there may be `most`.
+
+    Raises:
+        InvalidDocument: the bytes are no examples; the sender's fault.
+        Refused: `too-large`.
+    """
+    try:
+        arrays = safetensors.numpy.load(body)
+        tokens, offsets = arrays[TOKENS], arrays[OFFSETS]
+        labels = arrays.get(LABELS)
+        if tokens.ndim != 1 or tokens.dtype.kind != "u" or offsets.ndim != 1 or offsets.dtype != np.int64:
+            raise ValueError("tokens are flat and unsigned, offsets flat and int64")
+        if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
+            raise ValueError("labels are signed and as many as the tokens")
+        if offsets.size > most + 1:  # a million empty ones fit into a request, and each takes time
+            raise Refused("too-large", f"{offsets.size - 1} examples; at most {most} in one request")
+        batch = TokenBatch(tokens, offsets, labels)
+    except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
+        raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error
+    return [document for documents in documents_of(batch) for document in documents]
+
+
+def batch_of(documents: Sequence[Document]) -> TokenBatch:
+    """Documents in columns."""
+    offsets = np.concatenate(([0], np.cumsum([document.tokens.size for document in documents]))).astype(np.int64)
+    labels = None
+    if any(document.labels is not None for document in documents):
+        labels = np.concatenate([doc.tokens if doc.labels is None else doc.labels for doc in documents], dtype=np.int32)
+    return TokenBatch(np.concatenate([document.tokens for document in documents]), offsets, labels)
+
+
+def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:
+    """The metrics of several requests as those of one: means by the number of examples, the rest as they say.
+
+    Raises:
+        TrainerFailed: a metric names no reduction that is known, or not every answer has it; the service's fault.
+    """
+    weights = [answer.items for answer in answers]
+    found: dict[str, float] = {}
+    for key in answers[0].metrics if answers else ():
+        if not all(key in answer.metrics for answer in answers):
+            raise TrainerFailed(f"only some answers of the training service have the metric {key!r}")
+        values = [answer.metrics[key] for answer in answers]
+        match key.rpartition(":")[2]:
+            case "mean":
+                total = sum(weights)
+                found[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / total if total else 0.0
+            case "sum":
+                found[key] = sum(values)
+            case "min":
+                found[key] = min(values)
+            case "max":
+                found[key] = max(values)
+            case _:
+                raise TrainerFailed(f"metric {key!r} of the training service; allowed: NAME:mean, :sum, :min or :max")
+    return found

@@ -1,0 +1,1 @@
+"""A machine that trains for light clients."""

@@ -1,0 +1,139 @@
+"""Sessions of a training service: what each has learnt, and what it has answered already.
+
+Nothing here waits or speaks HTTP; calls of one session come one after the other. An answer is remembered under its
+idempotency key, so that a request that is repeated because its answer was lost gets the same one and changes nothing.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from batching.micro_batches import Document
+from state.config.model import NgramConfig
+from state.errors import Refused, TrainerFailed
+from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
+from trainers.ngram.adamw import AdamWState
+from trainers.ngram.learner import Learner
+from trainers.ngram.model import parameter_shapes
+from trainers.remote.wire import MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
+
+MAX_REMEMBERED_ANSWERS = 4096
+"""Of one session; the oldest goes first. A round has far fewer requests under way."""
+
+
+def check_model_size(model: NgramConfig) -> None:
+    """Raises `Refused`: `too-large`, for a model whose parameters no message could carry."""
+    size = 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    if size > MAX_PARAMETERS_BYTES:
+        raise Refused("too-large", f"a model of {size} bytes; at most {MAX_PARAMETERS_BYTES}")
+
+
+@dataclass
+class TrainingSession:
+    """One client's model on the service.
+
+    Attributes:
+        used_at_s: when the last request came, for expiry.
+    """
+
+    request: SessionRequest
+    used_at_s: float
+    _committed: AdamWState = field(default_factory=AdamWState)
+    _round_key: str | None = None
+    _local_step: int = 0
+    _items: int = 0
+    _learner: Learner | None = None
+    _answers: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
+
+    def once(self, key: tuple[str, str], act: Callable[[], bytes]) -> bytes:
+        """What `act` answers, or what it answered under the same path and key before. A failure is not remembered."""
+        if key in self._answers:
+            return self._answers[key]
+        answer = act()
+        self._answers[key] = answer
+        while len(self._answers) > MAX_REMEMBERED_ANSWERS:
+            self._answers.popitem(last=False)
+        return answer
+
+    def begin_round(self, round_key: str, parameters: bytes, keep_last: bool) -> None:
+        """Starts a round at these parameters; what the last one learnt is forgotten.
+
+        Args:
+            round_key: the client's name for it.
+            parameters: a tensor file.
+            keep_last: whether the optimizer's state of the last round is the one to go on with (its result counts).
+
+        Raises:
+            Refused: `invalid-parameters`.
+        """
+        try:
+            tensors = parse_tensor_file(parameters).tensors()
+        except InvalidTensorFile as error:
+            raise Refused("invalid-parameters", error.message) from error
+        shapes = {name: values.shape for name, values in tensors.items()}
+        if shapes != parameter_shapes(self.request.model):
+            raise Refused("invalid-parameters", f"tensors {shapes}; allowed: {parameter_shapes(self.request.model)}")
+        for name, values in tensors.items():
+            if check_values(values.reshape(-1), math.inf) is not None:
+                raise Refused("invalid-parameters", f"{name!a} has values that are not finite")
+        if keep_last and self._learner is not None and self.request.inner_state == "keep":
+            self._committed = self._learner.state
+        state = self._committed.copy()
+        self._learner = Learner(tensors, self.request.model.context, self.request.optimizer, state)
+        self._round_key, self._local_step, self._items = round_key, 0, 0
+
+    def forward_backward(self, round_key: str, local_step: int, documents: list[Document]) -> ChunkAnswer:
+        """Adds the examples' gradient to that of the local step.
+
+        Raises:
+            Refused: `stale-step`, `untrainable` (the examples' fault; what was added of the local step is discarded).
+        """
+        learner = self._at(round_key, local_step)
+        try:
+            learnt = learner.accumulate(documents)
+        except TrainerFailed as error:
+            learner.discard()
+            self._items = 0
+            raise Refused("untrainable", error.message) from error
+        self._items += len(documents)
+        per_example = learnt.loss_sum / len(documents) if documents else 0.0
+        metrics = {
+            "loss:sum": learnt.loss_sum,
+            "tokens:sum": float(learnt.token_count),
+            "loss_per_example:mean": per_example,
+        }
+        return ChunkAnswer(len(documents), metrics)
+
+    def optim_step(self, request: OptimStepRequest) -> ChunkAnswer:
+        """The optimizer's step.
+
+        Raises:
+            Refused: `stale-step`; `incomplete-step`, when other than `items` examples arrived: discard and begin anew.
+        """
+        learner = self._at(request.round_key, request.local_step)
+        if self._items != request.items:
+            raise Refused(
+                "incomplete-step", f"{self._items} examples arrived of the {request.items} that the step is for"
+            )
+        tokens, items = learner.token_count, self._items
+        learner.step(request.learning_rate)
+        self._local_step, self._items = self._local_step + 1, 0
+        return ChunkAnswer(items, {"tokens:sum": float(tokens)})
+
+    def discard(self) -> None:
+        """Forgets the round and its gradient; the optimizer's state is that of the last round that counted."""
+        self._round_key, self._learner = None, None
+
+    def parameters(self, round_key: str, local_steps: int) -> bytes:
+        """The parameters after so many local steps of the round, as a tensor file. Raises `Refused`: `stale-step`."""
+        return encode_tensor_file(self._at(round_key, local_steps).parameters, {})
+
+    def _at(self, round_key: str, local_step: int) -> Learner:
+        if self._learner is None or self._round_key != round_key or self._local_step != local_step:
+            raise Refused(
+                "stale-step",
+                f"round {round_key}, local step {local_step}; the session is at "
+                + ("no round" if self._learner is None else f"round {self._round_key}, local step {self._local_step}"),
+            )
+        return self._learner

@@ -1,0 +1,1 @@
+"""The training service as the tinker SDK's clients see it."""

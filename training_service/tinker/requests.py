@@ -1,0 +1,155 @@
+"""The requests of one model, in the order of their numbers, and what became of each.
+
+The SDK numbers a model's requests from 1 and sends them as they are ready: of a call's chunks the first one last. Each
+is answered at once with a *future*, an id under which its result is fetched later. The rules kept here: requests are
+carried out in the order of their numbers, each once, however often it is sent; and one that never comes holds the
+others up for a bounded time only.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime.retry import Clock
+from runtime.worker_thread import Worker
+from state.errors import EpochalError, Refused
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 256 * 1024**2
+"""Requests that wait for their turn; the next in turn is always taken."""
+MAX_PENDING = 8192
+"""Requests of a model that wait for their turn, however small."""
+MAX_RESULT_BYTES = 512 * 1024**2
+MAX_RESULTS = 8192
+"""Results of a model that are kept; the oldest goes first."""
+GAP_TIMEOUT_S = 60.0
+"""How long a missing request is waited for, before those after it go on without it."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a request: `data` of a media type, or the `error` and whose it is, the user's or the server's."""
+
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    data: bytes = b""
+    media_type: str = "application/json"
+    error: str | None = None
+    category: Literal["user", "server"] = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request.
+
+    Attributes:
+        act: what it does, to be run in the worker.
+        media_type: of what comes of it.
+        size: bytes that it holds.
+        is_part: whether it is a part of the next optimizer's step, which fails with it.
+    """
+
+    act: Callable[[], bytes]
+    media_type: str = "application/json"
+    size: int = 0
+    is_part: bool = False
+
+
+class RequestQueue:
+    """One model's requests.
+
+    Args:
+        worker: where they are carried out.
+        failed: told why, when a part of a step fails or a request never came.
+    """
+
+    def __init__(self, worker: Worker, clock: Clock, failed: Callable[[str], None]) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._failed = failed
+        self._next = 0
+        self._pending: dict[int, Request] = {}
+        self._pending_bytes = 0
+        self._results: dict[int, Result] = {}
+        self._finished: deque[int] = deque()
+        self._result_bytes = 0
+        self._running = False
+        self._stuck_since_s: float | None = None
+
+    def submit(self, seq_id: int, request: Request) -> None:
+        """Takes a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
+
+        Raises:
+            Refused: `busy`: too much waits already.
+        """
+        if seq_id < self._next or seq_id in self._pending:
+            return
+        if seq_id != self._next and self._pending_bytes + request.size > MAX_PENDING_BYTES:
+            raise Refused("busy", f"{self._pending_bytes} bytes of requests wait for request {self._next}")
+        if seq_id != self._next and len(self._pending) >= MAX_PENDING:
+            raise Refused("busy", f"{len(self._pending)} requests wait for request {self._next}")
+        self._pending[seq_id] = request
+        self._pending_bytes += request.size
+        self._results[seq_id] = Result()
+
+    async def run(self) -> None:
+        """Carries out the requests whose turn it is; returns at once where that is being done already."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while (request := self._pending.pop(self._next, None)) is not None:
+                self._pending_bytes -= request.size
+                number, self._next = self._next, self._next + 1
+                self._stuck_since_s = None
+                await self._carry_out(number, request)
+        finally:
+            self._running = False
+        if self._pending and self._stuck_since_s is None:
+            self._stuck_since_s = self._clock.monotonic_s()
+
+    async def result(self, seq_id: int, timeout_s: float) -> Result | None:
+        """What became of a request, or None while that is not known after the time.
+
+        Raises:
+            Refused: `unknown-future`: there is no such request, or its result is not kept any more.
+        """
+        found = self._results.get(seq_id)
+        if found is None:
+            raise Refused("unknown-future", f"no result of request {seq_id} is kept")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await found.finished.wait()
+        except TimeoutError:
+            await self._go_on_without_the_missing()
+        return found if found.finished.is_set() else None
+
+    async def _carry_out(self, number: int, request: Request) -> None:
+        result = self._results[number]
+        try:
+            result.data = await self._worker.run(request.act)
+            result.media_type = request.media_type
+        except EpochalError as error:
+            result.error = error.message
+        except Exception as error:
+            log.error("request_failed", exc_info=error)
+            result.error, result.category = "the service failed at this request; its log says more", "server"
+        if result.error is not None and request.is_part:
+            self._failed(result.error)
+        result.finished.set()
+        self._finished.append(number)
+        self._result_bytes += len(result.data)
+        while len(self._finished) > 1 and (self._result_bytes > MAX_RESULT_BYTES or len(self._finished) > MAX_RESULTS):
+            self._result_bytes -= len(self._results.pop(self._finished.popleft()).data)
+
+    async def _go_on_without_the_missing(self) -> None:
+        since_s = self._stuck_since_s
+        if since_s is None or self._running or self._clock.monotonic_s() - since_s < GAP_TIMEOUT_S:
+            return
+        missing, self._next = self._next, min(self._pending)
+        log.warning("request_missing", extra={"request": missing, "next": self._next})
+        self._failed(f"request {missing} never came")
+        await self.run()
