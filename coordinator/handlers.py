@@ -41,6 +41,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.refusals import Refusal
 from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
@@ -83,29 +84,29 @@ class Desk:
         """
         self._check_loaded()
         if not token:
-            raise Refused("unauthorized", "this needs a session token (Authorization: Bearer …)")
+            raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
         claims: Claims = self.identity.check_session(token, self.service.now_s())
         member = self.service.run.members.get(claims.client_id)
         if member is None:
-            raise Refused("unauthorized", f"client {claims.client_id} is not a member; join again")
+            raise Refused(Refusal.UNAUTHORIZED, f"client {claims.client_id} is not a member; join again")
         if _session_of(member) != claims.session:
-            raise Refused("unauthorized", "a later join of the same key has superseded this session")
+            raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
 
     def check_admin(self, token: str | None) -> None:
-        """Raises `Refused("forbidden")` unless it is the operator's token."""
+        """Raises `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
         self.admin.check(token or "")
 
     def check_run(self, run_id: str) -> None:
         """Raises `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
         self._check_loaded()
         if run_id != self.service.run.state_file.run_id:
-            raise Refused("unknown-run", f"this coordinator serves run {self.service.run.state_file.run_id!r}")
+            raise Refused(Refusal.UNKNOWN_RUN, f"this coordinator serves run {self.service.run.state_file.run_id!r}")
 
     def _check_loaded(self) -> None:
         if not self.service.accepting and self.service.failure is None:
-            raise Refused("store-failed", "the run is not being served yet, or no more")
+            raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no more")
 
     async def _submit(self, make: Make) -> None:
         self._check_loaded()
@@ -138,7 +139,7 @@ class Desk:
         member = self.service.run.members.get(client_id)
         if member is None or member.nonce != request.nonce:
             # Two joins of one key were kept together: the session is the later one's alone.
-            raise Refused("unauthorized", "a later join of the same key has superseded this one")
+            raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this one")
         self.service.heard(client_id)
         return self.renew(client_id)
 
@@ -146,7 +147,7 @@ class Desk:
         """A fresh token and data ticket for a member's present session."""
         member = self.service.run.members.get(client_id)
         if member is None:
-            raise Refused("unauthorized", f"client {client_id} is not a member; join again")
+            raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
         now_s = self.service.now_s()
         return Session(
             client_id=client_id,
@@ -178,21 +179,21 @@ class Desk:
         """The canonical JSON of a roster, work list or configuration."""
         found = self.service.immutable(sha256)
         if found is None:
-            raise Refused("not-found", f"no document {sha256} is kept")
+            raise Refused(Refusal.NOT_FOUND, f"no document {sha256} is kept")
         return found
 
     def outcome(self, step: int) -> Outcome:
         """The outcome of a step since the older kept checkpoint."""
         found = self.service.outcome(step)
         if found is None:
-            raise Refused("not-found", f"no outcome of step {step} is kept")
+            raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
 
     def latest_checkpoint(self) -> CheckpointRef:
         """The last verified checkpoint."""
         found = self.service.run.checkpoint
         if found is None:
-            raise Refused("not-found", "there is no checkpoint yet")
+            raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage:
@@ -224,7 +225,7 @@ class Desk:
         layout = await self.layouts.current(self.service.run.checkpoint, self.service.blobs)
         bound = result_size_bound(layout)
         if report.size_bytes > bound:
-            raise Refused("blob-too-large", f"a result of {report.size_bytes} bytes; this model's have at most {bound}")
+            raise Refused(Refusal.BLOB_TOO_LARGE, f"a result of {report.size_bytes} bytes; allowed: at most {bound}")
         await self._submit(
             lambda stamp: ResultCommitted(
                 now_s=stamp.now_s,
@@ -293,7 +294,7 @@ class Desk:
         else:
             bound = checkpoint_size_bound(await self.layouts.current(run.checkpoint, self.service.blobs))
         if size_bytes > bound:
-            raise Refused("blob-too-large", f"a checkpoint of {size_bytes} bytes; at most {bound} are allowed")
+            raise Refused(Refusal.BLOB_TOO_LARGE, f"a checkpoint of {size_bytes} bytes; at most {bound} are allowed")
 
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None

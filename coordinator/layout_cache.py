@@ -5,6 +5,7 @@ import asyncio
 from coordinator.store.protocol import BlobStore
 from state.documents import CheckpointRef
 from state.errors import Refused
+from state.refusals import Refusal
 from state.replica import parse_checkpoint
 from state.tensors import TensorLayout
 
@@ -26,7 +27,7 @@ class Layouts:
             Refused: `not-now`, when the run has no checkpoint yet.
         """
         if checkpoint is None:
-            raise Refused("not-now", "the run has no checkpoint yet")
+            raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading:
             if self._layout is None:
                 self._layout = parse_checkpoint(await blobs.read(checkpoint.blob_sha256)).layout

@@ -11,6 +11,7 @@ from state.errors import InternalError, Refused
 from state.intervals import total_batches
 from state.messages import CommittedResult, MemberView, ResultsPage, RunStatus, Standing
 from state.phases import RunState
+from state.refusals import Refusal
 from state.wire import ClientId, Sha256, canonical_json
 
 MAX_ROUND_DOCUMENTS = 32
@@ -77,7 +78,7 @@ def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
     """
     current = run.round
     if current is None or (current.step, current.attempt) != (step, attempt):
-        raise Refused("stale-round", f"round {step} try {attempt} is not under way")
+        raise Refused(Refusal.STALE_ROUND, f"round {step} try {attempt} is not under way")
     results = tuple(
         CommittedResult(client_id, commitment.result_sha256, commitment.size_bytes)
         for client_id in current.verified[after:]
@@ -95,7 +96,7 @@ def standing_of(run: Run, client_id: ClientId) -> Standing:
     """
     member = run.members.get(client_id)
     if member is None:
-        raise Refused("unauthorized", f"client {client_id} is not a member; join again")
+        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
     current = run.round
     commitment = None if current is None else current.commitments.get(client_id)
     return Standing(

@@ -46,6 +46,7 @@ from state.documents import Outcome, RunDocument
 from state.errors import EpochalError, InvalidInput, Refused, StoreFailed
 from state.messages import ResultsPage, RunStatus, Standing
 from state.phases import RunState
+from state.refusals import Refusal
 from state.wire import ClientId, Seed, Sha256, canonical_json
 
 log = logging.getLogger(__name__)
@@ -200,12 +201,12 @@ class CoordinatorService:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
         """
         if self.failure is not None:
-            raise Refused("store-failed", f"the coordinator cannot keep anything more: {self.failure}")
+            raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {self.failure}")
         waiting = _Waiting(make, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull:
-            raise Refused("overloaded", f"{MAX_QUEUED_STIMULI} messages wait already; try again in a moment") from None
+            raise Refused(Refusal.OVERLOADED, f"{MAX_QUEUED_STIMULI} messages wait already; try again soon") from None
         await waiting.answer
 
     async def _commit_groups(self) -> None:
@@ -224,7 +225,7 @@ class CoordinatorService:
                 await self._persist(run, kept, instructions)
         except StoreFailed as error:
             self.fail(error)
-            refusal = Refused("store-failed", f"the coordinator cannot keep anything more: {error}")
+            refusal = Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}")
             answers = [(waiting, refusal) for waiting, _ in answers]
         for waiting, problem in answers:
             if waiting.answer.done():

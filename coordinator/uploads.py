@@ -17,6 +17,7 @@ from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, Resu
 from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
+from state.refusals import Refusal
 from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.wire import ClientId, Sha256
@@ -62,7 +63,7 @@ class Deliveries:
             return
         expected = _announced(self._service.run, client_id, sha256)
         if length_bytes is not None and length_bytes != expected.size_bytes:
-            kind = "blob-too-large" if length_bytes > expected.size_bytes else "blob-mismatch"
+            kind = Refusal.BLOB_TOO_LARGE if length_bytes > expected.size_bytes else Refusal.BLOB_MISMATCH
             raise Refused(kind, f"{length_bytes} bytes are to come; {expected.size_bytes} were announced")
         try:
             with self._place(client_id):
@@ -73,12 +74,12 @@ class Deliveries:
                 await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
         except StoreFailed as error:
             self._service.fail(error)
-            raise Refused("store-failed", f"the coordinator cannot keep anything more: {error}") from error
+            raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}") from error
 
     @contextmanager
     def _place(self, client_id: ClientId) -> Iterator[None]:
         if self._uploading[client_id] >= MAX_UPLOADS_PER_CLIENT:
-            raise Refused("overloaded", f"{MAX_UPLOADS_PER_CLIENT} uploads of this client are under way already")
+            raise Refused(Refusal.OVERLOADED, f"{MAX_UPLOADS_PER_CLIENT} uploads of this client are under way already")
         self._uploading[client_id] += 1
         try:
             yield
@@ -96,7 +97,7 @@ class Deliveries:
         try:
             await blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
         except Refused as refusal:
-            if refusal.kind == "blobs-full":
+            if refusal.kind == Refusal.BLOBS_FULL:
                 await self._service.note_blobs_near_bound()
             raise
 
@@ -117,7 +118,7 @@ class Deliveries:
         except InvalidResult as error:
             await self._reject_result(expected, error.rule)
             raise Refused(
-                "result-invalid", f"the result breaks rule {error.rule!r}: {error}", rule=error.rule
+                Refusal.RESULT_INVALID, f"the result breaks rule {error.rule!r}: {error}", rule=error.rule
             ) from error
         assert isinstance(found, ResultHeader)
         digest = Sha256(found.replica_digest)
@@ -162,7 +163,7 @@ class Deliveries:
                 )
         except InvalidDocument as error:
             await self._reject_checkpoint(expected, str(error.context.get("rule", "form")))
-            raise Refused("result-invalid", str(error), **error.context) from error
+            raise Refused(Refusal.RESULT_INVALID, str(error), **error.context) from error
         await self._service.submit(
             lambda stamp: CheckpointHeld(
                 now_s=stamp.now_s,
@@ -228,7 +229,9 @@ def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
         return expected
     commitment = _commitment(run, client_id, sha256)
     if commitment is None:
-        raise Refused("not-committed", f"client {client_id} is not expected to deliver blob {sha256}")
+        raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} is not expected to deliver blob {sha256}")
     if commitment.rejected is not None:
-        raise Refused("result-invalid", f"this result broke rule {commitment.rejected!r}", rule=commitment.rejected)
-    raise Refused("late-result", "the result came after the round's training time")
+        raise Refused(
+            Refusal.RESULT_INVALID, f"this result broke rule {commitment.rejected!r}", rule=commitment.rejected
+        )
+    raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")

@@ -32,6 +32,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.refusals import Refusal
 from state.wire import Sha256, canonical_json, parse_document, sha256_hex
 
 log = logging.getLogger(__name__)
@@ -375,7 +376,7 @@ def _error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnre
             retry_after_s = answer.headers.get("retry-after", "")
             if retry_after_s.isascii() and retry_after_s.isdigit():
                 context["retry_after_s"] = float(retry_after_s)
-            return Refused(kind, str(problem.get("detail") or problem.get("title") or kind), **context)
+            return Refused(Refusal.of(kind), str(problem.get("detail") or problem.get("title") or kind), **context)
     status = answer.status_code
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in TEMPORARY_STATUS:
         return CoordinatorUnreachable(f"{request} answered {status}", status=status)

@@ -10,6 +10,7 @@ import httpx
 
 from state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from state.messages import RunStatus
+from state.refusals import Refusal
 from state.wire import parse_document
 
 REQUEST_TIMEOUT_S = 10.0
@@ -129,4 +130,4 @@ def _refused(response: httpx.Response) -> Refused:
     is_problem = response.headers.get("content-type", "").startswith("application/problem+json")
     problem = _json_object(response) if is_problem else {}
     kind = str(problem.get("type", "unknown")).rpartition(":")[2]
-    return Refused(kind, str(problem.get("detail") or f"the coordinator answered {response.status_code}"))
+    return Refused(Refusal.of(kind), str(problem.get("detail") or f"the coordinator answered {response.status_code}"))

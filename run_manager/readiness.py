@@ -13,8 +13,7 @@ from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.session import Member
 from state.errors import Refused
 from state.messages import ReadyReport, Standing
-
-REPLICA_DIFFERS = "replica-differs"
+from state.refusals import Refusal
 
 
 class Readiness:
@@ -54,7 +53,7 @@ class Readiness:
                 try:
                     await self._member.call(partial(_send, report=report))
                 except Refused as refusal:
-                    if refusal.kind != REPLICA_DIFFERS:
+                    if refusal.kind is not Refusal.REPLICA_DIFFERS:
                         raise
                     if self._keeper.held is held:
                         self._keeper.distrust(refusal.message)

@@ -19,6 +19,7 @@ from run_manager.key import ClientKey
 from runtime.retry import MAX_DELAY_S, Patience
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
+from state.refusals import Refusal, Retry
 from state.wire import ClientId
 
 log = logging.getLogger(__name__)
@@ -29,16 +30,6 @@ JOINS_WINDOW_S = 60.0
 MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
-
-UNAUTHORIZED = "unauthorized"
-PASSING_KINDS = frozenset({"overloaded", "store-failed", "run-full", "internal"})
-"""Refusals that say "later", or that the coordinator stumbled over this request."""
-STALE_NONCE_KINDS = frozenset({"nonce-invalid", "nonce-consumed"})
-"""Refusals of a join that another challenge may cure."""
-FATAL_KINDS = frozenset(
-    {"access-denied", "ejected", "fingerprint-differs", "unsupported-protocol", "unknown-run", UNAUTHORIZED}
-)
-"""Refusals after which this client can do nothing more in this run."""
 
 T = TypeVar("T")
 
@@ -105,7 +96,7 @@ class Member:
         """Joins; returns at once when this client has joined before.
 
         Raises:
-            Refused: for good (`FATAL_KINDS`).
+            Refused: for good (`Retry.LEAVE`).
             CoordinatorUnreachable: no answer for as long as patience lasts.
         """
         await self._join_after(0)
@@ -127,9 +118,9 @@ class Member:
                 self._note_lost(error)
                 await backoff.wait(error)
             except Refused as refusal:
-                if refusal.kind == UNAUTHORIZED:
+                if refusal.kind is Refusal.UNAUTHORIZED:
                     await self._join_after(number)
-                elif refusal.kind in PASSING_KINDS:
+                elif refusal.kind.retry is Retry.LATER:
                     await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
                 else:
                     raise
@@ -178,7 +169,7 @@ class Member:
                     self._note_lost(error)
                     await backoff.wait(error)
                 except Refused as refusal:
-                    if refusal.kind not in PASSING_KINDS | STALE_NONCE_KINDS:
+                    if not refusal.kind.may_retry:
                         raise
                     await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
                 else:
@@ -207,7 +198,7 @@ class Member:
         full = len(self._joined_at_s) == MAX_JOINS_IN_WINDOW
         if full and now_s - self._joined_at_s[0] < JOINS_WINDOW_S:
             raise Refused(
-                UNAUTHORIZED,
+                Refusal.UNAUTHORIZED,
                 f"{MAX_JOINS_IN_WINDOW} sessions of client {self.client_id} were superseded within "
                 f"{JOINS_WINDOW_S:g} s: another process uses the same key",
             )

@@ -12,7 +12,6 @@ import logging
 from run_manager.context import Step, StepContext, round_of
 from run_manager.events import StepEntered, StepRefused
 from run_manager.exchange.round_results import RoundResults
-from run_manager.session import FATAL_KINDS
 from run_manager.step_table import StepName, next_step
 from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.training import TrainingStepMetadata
@@ -21,6 +20,7 @@ from run_manager.steps.witness import WitnessStep
 from runtime.background_task import Slot
 from state.documents import RoundHead, RunDocument
 from state.errors import Refused
+from state.refusals import Retry
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class StepStateMachine:
         try:
             await step.run()
         except Refused as refusal:
-            if refusal.kind in FATAL_KINDS:
+            if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("step_refused", extra={"step_name": name.value, "kind": refusal.kind, "reason": refusal.message})
             self._context.observer(StepRefused(name.value, refusal.kind, refusal.message))

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import canonical_json, parse_document
 
 MAX_BODY_BYTES = 64 * 1024
@@ -43,9 +44,9 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
             async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
                 piece = await anext(pieces, None)
         except TimeoutError:
-            raise Refused("body-timeout", f"nothing more of the body came for {BODY_PIECE_TIMEOUT_S:g} s") from None
+            raise Refused(Refusal.BODY_TIMEOUT, f"no more of the body came for {BODY_PIECE_TIMEOUT_S:g} s") from None
         except ClientDisconnect:
-            raise Refused("body-incomplete", "the connection ended before the body did") from None
+            raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended before the body did") from None
         if piece is None:
             return
         yield piece
@@ -67,15 +68,15 @@ async def read_message(request: Request, kind: type[T]) -> T:
     """
     body = bytearray()
     if (content_length(request) or 0) > MAX_BODY_BYTES:
-        raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+        raise Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {MAX_BODY_BYTES} bytes")
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
             async for piece in body_pieces(request):
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
-                    raise Refused("body-too-large", f"a body of more than {MAX_BODY_BYTES} bytes")
+                    raise Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise Refused("body-timeout", f"the body was not whole after {MESSAGE_TIMEOUT_S:g} s") from None
+        raise Refused(Refusal.BODY_TIMEOUT, f"the body was not whole after {MESSAGE_TIMEOUT_S:g} s") from None
     return parse_document(kind, bytes(body))
 
 
@@ -106,7 +107,7 @@ def parse_whole(name: str, text: str) -> int:
     except ValueError:
         number = -2
     if not -1 <= number < 2**63:
-        raise Refused("invalid-parameter", f"{name}={text[:40]} is not a whole number from -1")
+        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a whole number from -1")
     return number
 
 
@@ -117,7 +118,7 @@ def parse_seconds(name: str, text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise Refused("invalid-parameter", f"{name}={text[:40]} is not a number of seconds")
+        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a number of seconds")
     return seconds
 
 

@@ -23,6 +23,8 @@ Context stands in attributes, so that a shell can log it as fields and map it to
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from state.refusals import Refusal
+
 
 class EpochalError(Exception):
     """The root. `context` holds the named facts of the message."""
@@ -95,13 +97,10 @@ class Unsupported(EpochalError):
 class Refused(EpochalError):
     """The coordinator refuses a message and changed nothing.
 
-    `kind` is the stable last part of the problem's `type`; its HTTP status stands in `runtime/problem_json.py`.
-    `retry` says whether the same message may succeed later.
+    `kind` says why; its HTTP status and whether to retry stand in `state/refusals.py`.
     """
 
-    retry: ClassVar[bool] = False
-
-    def __init__(self, kind: str, message: str, **context: Any) -> None:
+    def __init__(self, kind: Refusal, message: str, **context: Any) -> None:
         super().__init__(message, **context)
         self.kind = kind
 

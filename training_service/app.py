@@ -1,7 +1,6 @@
 """The training service's HTTP side: sessions with their bounds, and errors as `application/problem+json` (RFC 9457)."""
 
 import hmac
-import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -15,14 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from runtime.problem_json import handle_error
 from runtime.retry import Clock
 from runtime.worker_thread import Worker
 from state.errors import InvalidInput, Refused
+from state.refusals import Refusal
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
     MAX_PARAMETERS_BYTES,
-    PROBLEM_PREFIX,
     SESSIONS,
     OptimStepRequest,
     ServiceLimits,
@@ -43,26 +43,6 @@ MAX_WAITING = 512
 """Requests that may wait for the arithmetic at a time."""
 MAX_KEY_CHARACTERS = 128
 RETRY_AFTER_S = 1
-STATUS_OF_KIND = {
-    "invalid-body": 422,
-    "invalid-parameters": 422,
-    "untrainable": 422,
-    "unauthorized": 401,
-    "unknown-session": 404,
-    "unknown-model": 404,
-    "not-found": 404,
-    "method-not-allowed": 405,
-    "stale-step": 409,
-    "incomplete-step": 409,
-    "gone": 410,
-    "unknown-future": 410,
-    "too-large": 413,
-    "not-saved": 422,
-    "busy": 503,
-    "internal": 500,
-}
-"""Every kind of `Refused` that this service sends, and its status."""
-
 DEFAULT_LIMITS = ServiceLimits()
 
 T = TypeVar("T")
@@ -99,11 +79,11 @@ class TrainingService:
         self._waiting = 0
 
     def open(self, request: SessionRequest) -> SessionOpened:
-        """A new session. Raises `Refused`: `busy`, when there are as many as may be; `too-large`."""
+        """A new session. Raises `Refused`: `overloaded`, when there are as many as may be; `body-too-large`."""
         check_model_size(request.model)
         self._forget_idle()
         if len(self._sessions) >= self.parts.max_sessions:
-            raise Refused("busy", f"{self.parts.max_sessions} sessions are open, which is as many as may be")
+            raise Refused(Refusal.OVERLOADED, f"{self.parts.max_sessions} sessions are open, the maximum")
         session_id = secrets.token_hex(16)
         self._sessions[session_id] = TrainingSession(request, self.parts.clock.monotonic_s())
         log.info("session_opened", extra={"sessions": len(self._sessions)})
@@ -117,13 +97,13 @@ class TrainingService:
         """What `act` makes of the session, in the worker, in the order of the requests.
 
         Raises:
-            Refused: `unknown-session`; `busy`; and what `act` raises.
+            Refused: `unknown-session`; `overloaded`; and what `act` raises.
         """
         session = self._sessions.get(session_id)
         if session is None:
-            raise Refused("unknown-session", "no such session; it may have expired, or the service started anew")
+            raise Refused(Refusal.UNKNOWN_SESSION, "no such session; it may have expired, or the service started anew")
         if self._waiting >= MAX_WAITING:
-            raise Refused("busy", "too many requests wait already")
+            raise Refused(Refusal.OVERLOADED, "too many requests wait already")
         self._waiting += 1
         try:
             session.used_at_s = self.parts.clock.monotonic_s()
@@ -139,7 +119,7 @@ class TrainingService:
         """Raises `Refused`: `unauthorized`."""
         wanted = self.parts.token
         if wanted is not None and not hmac.compare_digest((authorization or "").encode(), f"Bearer {wanted}".encode()):
-            raise Refused("unauthorized", "this training service asks for its token")
+            raise Refused(Refusal.UNAUTHORIZED, "this training service asks for its token")
 
     def _forget_idle(self) -> None:
         oldest_s = self.parts.clock.monotonic_s() - self.parts.idle_session_s
@@ -152,7 +132,7 @@ def create_app(parts: ServiceParts) -> FastAPI:
     service = TrainingService(parts)
     app = FastAPI(title="Epochal training service")
     for kind in (Refused, InvalidInput, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _problem)
+        app.add_exception_handler(kind, handle_error)
     _add_routes(app, service)
     if parts.tinker:
         from training_service.tinker.routes import TinkerParts, add_tinker_routes
@@ -257,26 +237,3 @@ def _answer(body: bytes) -> Response:
 
 def _json(document: Any, status: int = 200) -> Response:
     return Response(canonical_json(document), status, media_type="application/json")
-
-
-async def _problem(_: Request, error: Exception) -> Response:
-    kind, detail = _kind_of(error)
-    status = STATUS_OF_KIND.get(kind, 500)
-    if kind == "internal":
-        log.error("request_failed", exc_info=error)
-    body = {"type": PROBLEM_PREFIX + kind, "title": kind.replace("-", " "), "status": status, "detail": detail}
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
-    return Response(json.dumps(body), status, headers, media_type="application/problem+json")
-
-
-def _kind_of(error: Exception) -> tuple[str, str]:
-    if isinstance(error, Refused):
-        return error.kind, error.message
-    if isinstance(error, InvalidInput):
-        return "invalid-body", error.message
-    if isinstance(error, RequestValidationError):
-        return "invalid-body", "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-    if isinstance(error, HTTPException):
-        kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "internal")
-        return kind, "there is no such route, or not with this method"
-    return "internal", "the service failed at this request; its log says more"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from batching.micro_batches import Document
 from state.config.model import NgramConfig
 from state.errors import Refused, TrainerFailed
+from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
 from trainers.ngram.adamw import AdamWState
 from trainers.ngram.learner import Learner
@@ -23,10 +24,10 @@ MAX_REMEMBERED_ANSWERS = 4096
 
 
 def check_model_size(model: NgramConfig) -> None:
-    """Raises `Refused`: `too-large`, for a model whose parameters no message could carry."""
+    """Raises `Refused`: `body-too-large`, for a model whose parameters no message could carry."""
     size = 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
     if size > MAX_PARAMETERS_BYTES:
-        raise Refused("too-large", f"a model of {size} bytes; at most {MAX_PARAMETERS_BYTES}")
+        raise Refused(Refusal.BODY_TOO_LARGE, f"a model of {size} bytes; at most {MAX_PARAMETERS_BYTES}")
 
 
 @dataclass
@@ -65,18 +66,18 @@ class TrainingSession:
             keep_last: whether the optimizer's state of the last round is the one to go on with (its result counts).
 
         Raises:
-            Refused: `invalid-parameters`.
+            Refused: `invalid-tensors`.
         """
         try:
             tensors = parse_tensor_file(parameters).tensors()
         except InvalidTensorFile as error:
-            raise Refused("invalid-parameters", error.message) from error
+            raise Refused(Refusal.INVALID_TENSORS, error.message) from error
         shapes = {name: values.shape for name, values in tensors.items()}
         if shapes != parameter_shapes(self.request.model):
-            raise Refused("invalid-parameters", f"tensors {shapes}; allowed: {parameter_shapes(self.request.model)}")
+            raise Refused(Refusal.INVALID_TENSORS, f"tensors {shapes}; allowed: {parameter_shapes(self.request.model)}")
         for name, values in tensors.items():
             if check_values(values.reshape(-1), math.inf) is not None:
-                raise Refused("invalid-parameters", f"{name!a} has values that are not finite")
+                raise Refused(Refusal.INVALID_TENSORS, f"{name!a} has values that are not finite")
         if keep_last and self._learner is not None and self.request.inner_state == "keep":
             self._committed = self._learner.state
         state = self._committed.copy()
@@ -95,7 +96,7 @@ class TrainingSession:
         except TrainerFailed as error:
             learner.discard()
             self._items = 0
-            raise Refused("untrainable", error.message) from error
+            raise Refused(Refusal.UNTRAINABLE, error.message) from error
         self._items += len(documents)
         per_example = learnt.loss_sum / len(documents) if documents else 0.0
         metrics = {
@@ -114,7 +115,7 @@ class TrainingSession:
         learner = self._at(request.round_key, request.local_step)
         if self._items != request.items:
             raise Refused(
-                "incomplete-step", f"{self._items} examples arrived of the {request.items} that the step is for"
+                Refusal.INCOMPLETE_STEP, f"{self._items} examples arrived of the {request.items} that the step is for"
             )
         tokens, items = learner.token_count, self._items
         learner.step(request.learning_rate)
@@ -132,7 +133,7 @@ class TrainingSession:
     def _at(self, round_key: str, local_step: int) -> Learner:
         if self._learner is None or self._round_key != round_key or self._local_step != local_step:
             raise Refused(
-                "stale-step",
+                Refusal.STALE_STEP,
                 f"round {round_key}, local step {local_step}; the session is at "
                 + ("no round" if self._learner is None else f"round {self._round_key}, local step {self._local_step}"),
             )

@@ -46,6 +46,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 
 DOCUMENTS: tuple[Any, ...] = (
@@ -120,7 +121,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 def _sha256(text: str) -> Sha256:
     if len(text) != 64 or not _HEX.issuperset(text):
-        raise Refused("not-found", f"{text[:80]!r} is no SHA-256 in lowercase hex")
+        raise Refused(Refusal.NOT_FOUND, f"{text[:80]!r} is no SHA-256 in lowercase hex")
     return Sha256(text)
 
 
@@ -252,7 +253,7 @@ def _add_blobs(router: APIRouter, desk: Desk) -> None:
         digest = _sha256(sha256)
         size = await desk.service.blobs.size(digest)
         if size is None:
-            raise Refused("not-found", f"no blob {digest} is held")
+            raise Refused(Refusal.NOT_FOUND, f"no blob {digest} is held")
         start, stop, partial = _range(request.headers.get("range"), size)
         headers = {
             "Content-Length": str(stop - start),
@@ -277,7 +278,7 @@ def _range(header: str | None, size: int) -> tuple[int, int, bool]:
     else:
         start, stop = max(0, size - int(last)), size
     if start >= stop:
-        raise Refused("range-not-satisfiable", f"the blob has {size} bytes", size_bytes=size)
+        raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"the blob has {size} bytes", size_bytes=size)
     return start, stop, True
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import ClientId
 
 MAX_LONG_POLLS = 20_000
@@ -33,7 +34,7 @@ class LongPolls:
         """
         most = MAX_ANONYMOUS_LONG_POLLS if client_id is None else MAX_LONG_POLLS_PER_CLIENT
         if self.count >= MAX_LONG_POLLS or self._waiting[client_id] >= most:
-            raise Refused("overloaded", "too many requests wait already; try again in a moment")
+            raise Refused(Refusal.OVERLOADED, "too many requests wait already; try again in a moment")
         self.count += 1
         self._waiting[client_id] += 1
         try:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from runtime.durable_files import sync_folder
 from state.errors import Refused, StoreFailed
 from state.messages import JoinRequest, join_message
+from state.refusals import Refusal
 from state.wire import ClientId
 
 CHALLENGE_LIFETIME_S = 60.0
@@ -78,13 +79,13 @@ class Identity:
         """
         expires_ms = self._checked_nonce(request.nonce, request.public_key)
         if expires_ms / 1000 < now_s:
-            raise Refused("nonce-invalid", "the nonce has expired; ask for another challenge")
+            raise Refused(Refusal.NONCE_INVALID, "the nonce has expired; ask for another challenge")
         message = join_message(self._run_id, request.nonce, request.public_key)
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.public_key))
             key.verify(bytes.fromhex(request.signature), message)
         except (InvalidSignature, ValueError):
-            raise Refused("unauthorized", "the signature is not this key's over this run and nonce") from None
+            raise Refused(Refusal.UNAUTHORIZED, "the signature is not this key's over this run and nonce") from None
         return expires_ms / 1000
 
     def _mac(self, client_key_hex: str, expires_ms: int, salt: str) -> str:
@@ -97,7 +98,7 @@ class Identity:
             expected = self._mac(client_key_hex, int(parts[0]), parts[1])
             if hmac.compare_digest(expected.encode(), parts[2].encode()):
                 return int(parts[0])
-        raise Refused("nonce-invalid", "the nonce was not made by this coordinator for this key and run")
+        raise Refused(Refusal.NONCE_INVALID, "the nonce was not made by this coordinator for this key and run")
 
     def session_token(self, client_id: ClientId, session: int, now_s: float) -> str:
         """A signed token for the client's requests, valid for `SESSION_LIFETIME_S`."""
@@ -124,7 +125,7 @@ class Identity:
             if len(self._checked) > MAX_CACHED_TOKENS:
                 self._checked.popitem(last=False)
         if claims.expires_s <= now_s:
-            raise Refused("unauthorized", "the session token has expired; join again")
+            raise Refused(Refusal.UNAUTHORIZED, "the session token has expired; join again")
         return claims
 
     def _verified(self, token: str) -> Claims:
@@ -137,10 +138,10 @@ class Identity:
                 options={"require": ["exp", "sub", "aud"], "verify_exp": False},
             )
             if found["run"] != self._run_id:
-                raise Refused("unauthorized", "the session token is for another run")
+                raise Refused(Refusal.UNAUTHORIZED, "the session token is for another run")
             return Claims(ClientId(str(found["sub"])), int(found["sid"]), float(found["exp"]))
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
-            raise Refused("unauthorized", "the session token is not one of this coordinator's") from None
+            raise Refused(Refusal.UNAUTHORIZED, "the session token is not one of this coordinator's") from None
 
 
 def load_or_create_key(folder: Path) -> bytes:
@@ -206,10 +207,10 @@ class AdminToken:
         return cls(digest), token
 
     def check(self, token: str) -> None:
-        """Raises `Refused("forbidden")` unless it is the operator's token; takes the same time for any wrong one."""
+        """Raises `Refused(Refusal.FORBIDDEN)` unless it is the operator's token, in constant time."""
         if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256):
             raise Refused(
-                "forbidden",
+                Refusal.FORBIDDEN,
                 "this needs the admin token that the coordinator printed at its first start, or at its last start with "
                 "--new-admin-token",
             )

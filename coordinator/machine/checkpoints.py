@@ -17,6 +17,7 @@ from coordinator.machine.run import (
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, Instruction, SweepBlobs
 from state.documents import CheckpointRef, Roster, RosterEntry
 from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import Seed
 
 
@@ -50,13 +51,15 @@ def report(run: Run, event: CheckpointReported, instructions: list[Instruction])
     """
     making = _making(run, event.step)
     if all(entry.client_id != event.client_id for entry in making.roster.clients):
-        raise Refused("not-in-roster", f"client {event.client_id} is not among those who are asked for this checkpoint")
+        raise Refused(
+            Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not among those who are asked for this checkpoint"
+        )
     claim = CheckpointClaim(event.replica_digest, event.blob_sha256, event.size_bytes)
     before = making.claims.get(event.client_id)
     if before == claim:
         return run
     if event.client_id in making.held:
-        raise Refused("already-committed", "the bytes of this client's checkpoint are held; the claim binds")
+        raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
     making = replace(making, claims={**making.claims, event.client_id: claim})
     return _verified(replace(run, checkpointing=making), making, instructions)
 
@@ -70,7 +73,7 @@ def hold(run: Run, event: CheckpointHeld, instructions: list[Instruction]) -> Ru
     making = _making(run, event.step)
     claim = making.claims.get(event.client_id)
     if claim is None or claim.blob_sha256 != event.blob_sha256:
-        raise Refused("not-committed", f"client {event.client_id} did not announce blob {event.blob_sha256}")
+        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not announce blob {event.blob_sha256}")
     ref = CheckpointRef(event.step, event.blob_sha256, event.size_bytes, event.replica_digest)
     if making.held.get(event.client_id) == ref:
         return run
@@ -88,7 +91,7 @@ def reject(run: Run, event: CheckpointRejected, instructions: list[Instruction])
     making = _making(run, event.step)
     claim = making.claims.get(event.client_id)
     if claim is None or claim.blob_sha256 != event.blob_sha256:
-        raise Refused("not-committed", f"client {event.client_id} did not announce blob {event.blob_sha256}")
+        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not announce blob {event.blob_sha256}")
     if event.client_id in making.rejected:
         return run
     return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id}))
@@ -97,9 +100,9 @@ def reject(run: Run, event: CheckpointRejected, instructions: list[Instruction])
 def _making(run: Run, step: int) -> Checkpointing:
     making = run.checkpointing
     if making is None:
-        raise Refused("not-now", f"no checkpoint is asked for in {run.phase.value}")
+        raise Refused(Refusal.NOT_NOW, f"no checkpoint is asked for in {run.phase.value}")
     if making.step != step:
-        raise Refused("stale-round", f"replica {making.step} is asked for, not {step}")
+        raise Refused(Refusal.STALE_ROUND, f"replica {making.step} is asked for, not {step}")
     return making
 
 

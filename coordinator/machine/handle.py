@@ -1,9 +1,9 @@
 """The run's machine: `handle(run, stimulus) -> (run', instructions)`. No clock, no I/O, no randomness.
 
-Theory of operation. A stimulus first changes what it is about (a member, a commitment, an attestation, a claim), or is
-refused; then the run makes every move that it can (`coordinator/machine/transitions.py`), each through the phase table. A refused
-stimulus raises `Refused` and changes nothing: the run is a value, and the caller keeps the old one. When nothing
-changed, the very same object comes back, so that the shell need not keep or publish anything.
+Theory of operation. A stimulus first changes what it is about (a member, a commitment, an attestation, a claim), or
+is refused; then the run makes every move that it can (`coordinator/machine/transitions.py`), each through the phase
+table. A refused stimulus raises `Refused` and changes nothing: the run is a value, and the caller keeps the old one.
+When nothing changed, the very same object comes back, so that the shell need not keep or publish anything.
 
 Time comes with the stimulus and never goes back. Random bytes come with it too; each use derives its own.
 """
@@ -47,6 +47,7 @@ from coordinator.machine.stimuli import (
 from coordinator.machine.transitions import decide, round_over_reason
 from state.errors import InternalError, Refused
 from state.phases import RunState
+from state.refusals import Refusal
 from state.wire import Seed, document_digest
 
 MAX_MOVES_PER_STIMULUS = 16
@@ -174,13 +175,13 @@ def _eject(run: Run, event: ClientEjected, instructions: list[Instruction]) -> R
 
 def _pause(run: Run, event: PauseRequested, instructions: list[Instruction]) -> Run:
     if run.phase is RunState.FINISHED:
-        raise Refused("not-now", "the run is finished")
+        raise Refused(Refusal.NOT_NOW, "the run is finished")
     return run if run.pause_pending else replace(run, pause_pending=True)
 
 
 def _resume(run: Run, event: ResumeRequested, instructions: list[Instruction]) -> Run:
     if run.phase is RunState.FINISHED:
-        raise Refused("not-now", "the run is finished")
+        raise Refused(Refusal.NOT_NOW, "the run is finished")
     return replace(run, pause_pending=False) if run.pause_pending else run
 
 

@@ -9,6 +9,7 @@ from state.config.state_file import StateFile
 from state.errors import Refused
 from state.messages import PROTOCOL_VERSION
 from state.phases import RunState
+from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 
 MAX_MEMBERS = 20_000
@@ -25,7 +26,7 @@ def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
     _check_join(run, event)
     used = {nonce: expires for nonce, expires in run.used_nonces.items() if expires > run.now_s}
     if len(used) >= MAX_USED_NONCES:
-        raise Refused("overloaded", f"{len(used)} joins within the life of a nonce; try again in a moment")
+        raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the life of a nonce; try again in a moment")
     used[event.nonce] = event.nonce_expires_s
     invitations = run.invitations_used
     offered = event.invitation_sha256
@@ -48,19 +49,19 @@ def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
 
 def _check_join(run: Run, event: ClientJoined) -> None:
     if event.nonce in run.used_nonces:
-        raise Refused("nonce-consumed", "this nonce was used for a join already; ask for another challenge")
+        raise Refused(Refusal.NONCE_CONSUMED, "this nonce was used for a join already; ask for another challenge")
     if event.capabilities.protocol != PROTOCOL_VERSION:
         raise Refused(
-            "unsupported-protocol",
+            Refusal.UNSUPPORTED_PROTOCOL,
             f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
         )
     if event.client_id in run.ejected:
-        raise Refused("ejected", f"client {event.client_id} was ejected from this run")
+        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
     denied = _denial(run, run.state_file, event)
     if denied is not None:
-        raise Refused("access-denied", denied)
+        raise Refused(Refusal.ACCESS_DENIED, denied)
     if event.client_id not in run.members and len(run.members) >= MAX_MEMBERS:
-        raise Refused("run-full", f"the run has {MAX_MEMBERS} members, which is its limit")
+        raise Refused(Refusal.RUN_FULL, f"the run has {MAX_MEMBERS} members, which is its limit")
 
 
 def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
@@ -108,9 +109,9 @@ def _claimed_still(run: Run, members: Mapping[ClientId, Member]) -> str | None:
 def eject(run: Run, client_id: ClientId, instructions: list[Instruction]) -> Run:
     """The run without the member, whose key may not join again."""
     if client_id not in run.members and client_id not in run.ejected:
-        raise Refused("not-found", f"there is no member {client_id}")
+        raise Refused(Refusal.NOT_FOUND, f"there is no member {client_id}")
     if len(run.ejected) >= MAX_EJECTED:
-        raise Refused("overloaded", f"{MAX_EJECTED} clients are ejected already; use [access] keys instead")
+        raise Refused(Refusal.OVERLOADED, f"{MAX_EJECTED} clients are ejected already; use [access] keys instead")
     run = leave(run, (client_id,), "ejected", instructions)
     return run if client_id in run.ejected else replace(run, ejected=run.ejected | {client_id})
 
@@ -131,25 +132,25 @@ def become_ready(run: Run, event: ClientBecameReady, instructions: list[Instruct
     """
     member = run.members.get(event.client_id)
     if member is None:
-        raise Refused("unauthorized", f"client {event.client_id} is not a member; join again")
+        raise Refused(Refusal.UNAUTHORIZED, f"client {event.client_id} is not a member; join again")
     if run.checkpoint is None or run.phase is RunState.FINISHED:
-        raise Refused("not-now", f"nobody can be ready in {run.phase.value} without a checkpoint")
+        raise Refused(Refusal.NOT_NOW, f"nobody can be ready in {run.phase.value} without a checkpoint")
     if event.step not in (run.replica_step, run.replica_step - 1):
         raise Refused(
-            "behind",
+            Refusal.BEHIND,
             f"the client holds replica {event.step}, the run is at replica {run.replica_step}",
             step=run.replica_step,
         )
     known = _known_digest(run, event.step)
     if known is not None and known != event.replica_digest:
         raise Refused(
-            "replica-differs",
+            Refusal.REPLICA_DIFFERS,
             f"replica {event.step} has digest {event.replica_digest}; the run agreed on {known}",
             expected=known,
         )
     if run.data_fingerprint is not None and event.data_fingerprint != run.data_fingerprint:
         raise Refused(
-            "fingerprint-differs",
+            Refusal.FINGERPRINT_DIFFERS,
             f"the client's dataset has fingerprint {event.data_fingerprint}, the run's has {run.data_fingerprint}",
             expected=run.data_fingerprint,
         )

@@ -2,9 +2,9 @@
 
 Theory of operation. A run waits for members, warms up until they hold the model and the data, and then alternates
 RoundTrain (clients train and publish) with RoundWitness (the elected witnesses say what arrived in time) until the
-epoch ends; Cooldown makes the epoch's checkpoint. `coordinator/machine/transitions.py` decides *whether* to move, and names a
-trigger from this table; the table alone says *where to*. A trigger that the table does not allow from the present
-phase is a bug of ours, never something that a peer can cause.
+epoch ends; Cooldown makes the epoch's checkpoint. `coordinator/machine/transitions.py` decides *whether* to move, and
+names a trigger from this table; the table alone says *where to*. A trigger that the table does not allow from the
+present phase is a bug of ours, never something that a peer can cause.
 
 The table is data of the `transitions` library; no callbacks hang on it. `state_diagram()` draws it for `docs/`.
 """

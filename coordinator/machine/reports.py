@@ -18,10 +18,11 @@ from coordinator.machine.stimuli import (
 )
 from state.errors import Refused
 from state.phases import ROUND_PHASES, RunState
+from state.refusals import Refusal
 from state.wire import ClientId
 
 
-def _round_of(run: Run, step: int, attempt: int, *, late_kind: str) -> Round:
+def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round:
     current = run.round
     if run.phase not in ROUND_PHASES or current is None or (current.step, current.attempt) != (step, attempt):
         found = "no round is under way" if current is None else f"round {current.step} try {current.attempt} is"
@@ -30,11 +31,11 @@ def _round_of(run: Run, step: int, attempt: int, *, late_kind: str) -> Round:
 
 
 def _training_round(run: Run, step: int, attempt: int, client_id: ClientId, what: str) -> Round:
-    current = _round_of(run, step, attempt, late_kind="late-result")
+    current = _round_of(run, step, attempt, late_kind=Refusal.LATE_RESULT)
     if run.phase is not RunState.ROUND_TRAIN:
-        raise Refused("late-result", f"the {what} of round {step} try {attempt} came after the round's training time")
+        raise Refused(Refusal.LATE_RESULT, f"the {what} of round {step} try {attempt} came too late")
     if not plan_of(current).assignments.get(client_id):
-        raise Refused("not-in-roster", f"client {client_id} has no assignment in round {step} try {attempt}")
+        raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} has no assignment in round {step} try {attempt}")
     return current
 
 
@@ -53,13 +54,13 @@ def commit_result(run: Run, event: ResultCommitted, instructions: list[Instructi
     if before is not None:
         if before.result_sha256 != event.result_sha256:
             raise Refused(
-                "already-committed",
+                Refusal.ALREADY_COMMITTED,
                 f"client {event.client_id} is bound to result {before.result_sha256} in this round",
                 committed=before.result_sha256,
             )
         return run
     if event.client_id in current.failures:
-        raise Refused("already-committed", f"client {event.client_id} reported that it failed in this round")
+        raise Refused(Refusal.ALREADY_COMMITTED, f"client {event.client_id} reported that it failed in this round")
     commitment = Commitment(event.result_sha256, event.size_bytes, event.metrics)
     return _with_round(run, replace(current, commitments={**current.commitments, event.client_id: commitment}))
 
@@ -73,7 +74,7 @@ def verify_result(run: Run, event: ResultVerified, instructions: list[Instructio
     current = _training_round(run, event.step, event.attempt, event.client_id, "result")
     before = current.commitments.get(event.client_id)
     if before is None or before.result_sha256 != event.result_sha256:
-        raise Refused("not-committed", f"client {event.client_id} did not commit to {event.result_sha256}")
+        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not commit to {event.result_sha256}")
     if before.replica_digest is not None:
         return run
     commitment = replace(before, replica_digest=event.replica_digest, rejected=None)
@@ -97,7 +98,7 @@ def reject_result(run: Run, event: ResultRejected, instructions: list[Instructio
     current = _training_round(run, event.step, event.attempt, event.client_id, "result")
     before = current.commitments.get(event.client_id)
     if before is None or before.result_sha256 != event.result_sha256:
-        raise Refused("not-committed", f"client {event.client_id} did not commit to {event.result_sha256}")
+        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not commit to {event.result_sha256}")
     if before.replica_digest is not None or before.rejected is not None:
         return run
     return _with_round(
@@ -116,10 +117,10 @@ def attest(run: Run, event: AttestationReceived, instructions: list[Instruction]
     Raises:
         Refused: `stale-round` or `not-in-roster`.
     """
-    current = _round_of(run, event.step, event.attempt, late_kind="stale-round")
+    current = _round_of(run, event.step, event.attempt, late_kind=Refusal.STALE_ROUND)
     plan = plan_of(current)
     if event.client_id not in plan.witnesses:
-        raise Refused("not-in-roster", f"client {event.client_id} is no witness of round {event.step}")
+        raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is no witness of round {event.step}")
     held = 0
     for client_id in current.verified:
         held |= 1 << plan.positions[client_id]
@@ -140,7 +141,7 @@ def fail_step(run: Run, event: StepFailed, instructions: list[Instruction]) -> R
     if event.client_id in current.failures:
         return run
     if event.client_id in current.verified:
-        raise Refused("already-committed", f"the result of client {event.client_id} is held already")
+        raise Refused(Refusal.ALREADY_COMMITTED, f"the result of client {event.client_id} is held already")
     failure = Failure(event.kind, event.message, event.batch_id)
     return _with_round(
         run,

@@ -1,6 +1,7 @@
 """The run as the coordinator holds it: one immutable value, and its snapshot.
 
-Mappings inside are never changed in place: `coordinator/machine/handle.py` makes a new `Run` that shares what stayed the same.
+Mappings inside are never changed in place: `coordinator/machine/handle.py` makes a new `Run` that shares what stayed
+the same.
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 

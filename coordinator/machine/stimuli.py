@@ -1,8 +1,8 @@
 """What can happen to a run, in the past tense, and what the run tells its shell to do.
 
-A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part of the
-journal's format and changes only together with `RULES_VERSION`. Every stimulus carries the time of the coordinator's
-clock and fresh random bytes, so that the machine reads neither.
+A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part
+of the journal's format and changes only together with `RULES_VERSION`. Every stimulus carries the time of the
+coordinator's clock and fresh random bytes, so that the machine reads neither.
 """
 
 from dataclasses import dataclass

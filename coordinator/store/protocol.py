@@ -117,11 +117,11 @@ class BlobStore(Protocol):
         ...
 
     def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        """The bytes `[start, stop)` in pieces. Raises `Refused("not-found")` when the blob is not held."""
+        """The bytes `[start, stop)` in pieces. Raises `Refused(Refusal.NOT_FOUND)` when the blob is not held."""
         ...
 
     async def read(self, sha256: Sha256) -> bytes:
-        """The whole blob. Raises `Refused("not-found")` when it is not held."""
+        """The whole blob. Raises `Refused(Refusal.NOT_FOUND)` when it is not held."""
         ...
 
     async def delete(self, sha256: Sha256) -> None:

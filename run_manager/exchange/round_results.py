@@ -11,10 +11,10 @@ import logging
 from coordinator_client.http import ResultsQuery
 from run_manager.context import StepContext
 from run_manager.events import Attested
-from run_manager.session import FATAL_KINDS
 from state.documents import RoundHead
 from state.errors import Refused
 from state.messages import Attestation, CommittedResult, ResultsPage
+from state.refusals import Retry
 from state.wire import ClientId
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RoundResults:
             if complete and self._known and self._received == self._known:
                 await self.attest_what_is_held()
         except Refused as refusal:
-            if refusal.kind in FATAL_KINDS:
+            if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("round_results_over", extra={"step": self._head.step, "kind": refusal.kind})
         finally:
@@ -90,7 +90,7 @@ class RoundResults:
         try:
             return await self._context.member.call(lambda api: api.results(query))
         except Refused as refusal:
-            if refusal.kind in FATAL_KINDS:
+            if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("round_results_over", extra={"step": self._head.step, "kind": refusal.kind})
             return None

@@ -24,6 +24,7 @@ from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import Desync, InvalidDocument, Refused
 from state.intervals import total_batches
 from state.merging import Contribution
+from state.refusals import Refusal
 from state.replica import Replica, parse_checkpoint
 from state.results import decode_result
 from state.wire import Sha256, document_digest
@@ -31,7 +32,6 @@ from state.wire import Sha256, document_digest
 log = logging.getLogger(__name__)
 
 MAX_REBUILDS_PER_STEP = 3
-NOT_FOUND = "not-found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class ReplicaKeeper:
         try:
             data = await self._exchange.fetch(checkpoint.blob_sha256)
         except Refused as refusal:
-            if refusal.kind != NOT_FOUND:
+            if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("checkpoint_not_found", extra={"step": checkpoint.step})
             return False
@@ -217,14 +217,14 @@ class ReplicaKeeper:
         try:
             outcome = await self._member.call(lambda api: api.outcome(step))
             if step == aim.step and aim.outcome_sha256 not in (None, document_digest(outcome)):
-                raise Refused(NOT_FOUND, "the outcome is not the one that the run document names")
+                raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
                 return
             contributions = await self._contributions(outcome)
         except Refused as refusal:
-            if refusal.kind != NOT_FOUND:
+            if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step

@@ -20,6 +20,7 @@ from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
+from state.refusals import Refusal
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
 from state.wire import Sha256, sha256_hex
@@ -28,7 +29,14 @@ from trainers.protocol import TrainedRound
 log = logging.getLogger(__name__)
 
 UNDELIVERED_KINDS = frozenset(
-    {"already-committed", "blobs-full", "blob-too-large", "blob-mismatch", "body-incomplete", "body-timeout"}
+    {
+        Refusal.ALREADY_COMMITTED,
+        Refusal.BLOBS_FULL,
+        Refusal.BLOB_TOO_LARGE,
+        Refusal.BLOB_MISMATCH,
+        Refusal.BODY_INCOMPLETE,
+        Refusal.BODY_TIMEOUT,
+    }
 )
 """Refusals of a result after which the coordinator still waits for one, until it is told that none comes.
 

@@ -48,6 +48,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.refusals import Refusal
 from state.replica import parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.tensors import TensorLayout
@@ -150,9 +151,9 @@ class FakeCoordinator:
         if expected is None:
             if sha256 in self.blobs:
                 return
-            raise Refused("not-committed", f"nobody announced {sha256}")
+            raise Refused(Refusal.NOT_COMMITTED, f"nobody announced {sha256}")
         if len(data) != expected.size_bytes or sha256_hex(data) != sha256:
-            raise Refused("blob-mismatch", "other bytes than announced")
+            raise Refused(Refusal.BLOB_MISMATCH, "other bytes than announced")
         self.blobs[sha256] = data
         if expected.kind == "checkpoint":
             replica = parse_checkpoint(data)
@@ -175,7 +176,7 @@ class FakeCoordinator:
             header = check_result(data, wanted, self._layout, self.run.state_file.merge.max_abs)
         except InvalidResult as error:
             self.submit(ResultRejected, **at, rule=error.rule)
-            raise Refused("result-invalid", error.message, rule=error.rule) from error
+            raise Refused(Refusal.RESULT_INVALID, error.message, rule=error.rule) from error
         self.submit(ResultVerified, **at, replica_digest=header.replica_digest)
 
 
@@ -215,7 +216,7 @@ class FakeApi(CoordinatorApi):
     def _client(self) -> ClientId:
         client_id = self._coordinator.sessions.get(self._token or "")
         if client_id is None or client_id not in self._coordinator.run.members:
-            raise Refused("unauthorized", "join again")
+            raise Refused(Refusal.UNAUTHORIZED, "join again")
         return client_id
 
     async def _tell(self, name: str, make: Callable[..., Stimulus], **fields: Any) -> Standing:
@@ -308,7 +309,7 @@ class FakeApi(CoordinatorApi):
         async def act() -> Outcome:
             found = self._coordinator.run.outcomes.get(step)
             if found is None:
-                raise Refused("not-found", f"no outcome of step {step} is kept")
+                raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
             return found
 
         return await self._once("outcome", act, member=False)
@@ -380,7 +381,7 @@ class FakeApi(CoordinatorApi):
     async def get_blob(self, sha256: Sha256) -> bytes:
         async def act() -> bytes:
             if sha256 not in self._coordinator.blobs:
-                raise Refused("not-found", f"no blob {sha256}")
+                raise Refused(Refusal.NOT_FOUND, f"no blob {sha256}")
             return self._coordinator.blobs[sha256]
 
         return await self._once("get_blob", act)

@@ -21,10 +21,11 @@ from coordinator.service import CoordinatorService, ServiceParts
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import BlobStore, Store
 from runtime.clock import SystemClock
-from runtime.problem_json import STATUS_OF_KIND, TYPE_PREFIX
+from runtime.problem_json import TYPE_PREFIX
 from state.config.state_file import StateFile
 from state.messages import Capabilities, JoinRequest, join_message
 from state.phases import RunState
+from state.refusals import Refusal
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
@@ -164,7 +165,7 @@ def problem(answer: httpx.Response) -> str:
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
     kind = str(body["type"]).removeprefix(TYPE_PREFIX)
-    assert (body["status"], answer.status_code) == (STATUS_OF_KIND[kind],) * 2
+    assert (body["status"], answer.status_code) == (Refusal.of(kind).status,) * 2
     assert body["detail"]
     return kind
 

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import httpx
 
 from coordinator_client.http import trust_of
+from runtime.problem_json import TYPE_PREFIX
 from runtime.retry import Patience
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
-    PROBLEM_PREFIX,
     SESSIONS,
     ChunkAnswer,
     OptimStepRequest,
@@ -188,7 +188,7 @@ def _plain(request: SessionRequest) -> dict[str, Any]:
 def _problem_of(answer: httpx.Response) -> tuple[str, str]:
     try:
         problem = answer.json()
-        return str(problem["type"]).removeprefix(PROBLEM_PREFIX), str(problem["detail"])[:MAX_DETAIL_CHARACTERS]
+        return str(problem["type"]).removeprefix(TYPE_PREFIX), str(problem["detail"])[:MAX_DETAIL_CHARACTERS]
     except (ValueError, KeyError, TypeError):
         return str(answer.status_code), answer.text[:MAX_DETAIL_CHARACTERS] or answer.reason_phrase
 

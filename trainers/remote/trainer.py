@@ -22,6 +22,7 @@ from data_providers.protocol import TokenBatch
 from runtime.worker_thread import Worker
 from state.config.model import NgramConfig
 from state.errors import EpochalError, InvalidInput, TrainerFailed
+from state.refusals import Refusal
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
 from trainers.ngram.model import VOCABULARY, initial_parameters, parameter_shapes
 from trainers.ngram.trainer import difference_of
@@ -166,7 +167,7 @@ class RemoteTrainer:
                 )
                 break
             except ServiceRefused as refused:
-                if refused.kind != "unknown-session" or is_last:
+                if refused.kind != Refusal.UNKNOWN_SESSION or is_last:
                     raise
                 if self._request.inner_state == "keep":
                     log.warning("inner_state_lost", extra={"reason": refused.message})

@@ -22,11 +22,11 @@ from batching.micro_batches import Document, documents_of
 from data_providers.protocol import CorruptData, TokenBatch
 from state.config.model import AdamW, NgramConfig
 from state.errors import InvalidDocument, Refused, TrainerFailed
+from state.refusals import Refusal
 from state.wire import WIRE_CONFIG
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
-PROBLEM_PREFIX = "urn:epochal:training:"
 MAX_PARAMETERS_BYTES = 2**30
 MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 """The largest request of examples; they take less than their estimate, unless labels are many bytes wide."""
@@ -130,7 +130,7 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
         if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
             raise ValueError("labels are signed and as many as the tokens")
         if offsets.size > most + 1:  # a million empty ones fit into a request, and each takes time
-            raise Refused("too-large", f"{offsets.size - 1} examples; at most {most} in one request")
+            raise Refused(Refusal.BODY_TOO_LARGE, f"{offsets.size - 1} examples; at most {most} in one request")
         batch = TokenBatch(tokens, offsets, labels)
     except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error

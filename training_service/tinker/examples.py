@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as proto
 
 from state.errors import Refused
+from state.refusals import Refusal
 from trainers.ngram.model import VOCABULARY
 
 LOSS = "cross_entropy"
@@ -65,7 +66,7 @@ def decode_request(body: bytes) -> ForwardBackward:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise Refused("invalid-body", "the body is no ForwardBackwardRequest") from error
+        raise Refused(Refusal.INVALID_BODY, "the body is no ForwardBackwardRequest") from error
     return ForwardBackward(message.model_id, message.seq_id, message)
 
 
@@ -124,4 +125,4 @@ def _array(where: str, name: str, tensor: Any) -> NDArray[Any]:
 
 
 def _untrainable(message: str) -> Refused:
-    return Refused("untrainable", message)
+    return Refused(Refusal.UNTRAINABLE, message)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from batching.micro_batches import Document
 from state.config.model import AdamW, NgramConfig
 from state.errors import Refused
+from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
 from trainers.ngram.adamw import AdamWState, adamw_step
 from trainers.ngram.model import (
@@ -45,16 +46,16 @@ def parse_base_model(name: str) -> NgramConfig:
     """The model of a name such as `epochal-ngram` or `epochal-ngram:context=4,hidden=32`.
 
     Raises:
-        Refused: `invalid-body`: there is no such model; `too-large`.
+        Refused: `invalid-body`: there is no such model; `body-too-large`.
     """
     found = _BASE_MODEL.fullmatch(name)
     if found is None:
-        raise Refused("invalid-body", f"base model {name!r}; allowed: {BASE_MODEL}, or {BASE_MODEL}:hidden=32")
+        raise Refused(Refusal.INVALID_BODY, f"base model {name!r}; allowed: {BASE_MODEL}, or {BASE_MODEL}:hidden=32")
     sizes = dict(part.split("=") for part in found[1].split(",")) if found[1] else {}
     try:
         model = NgramConfig.model_validate({size: int(value) for size, value in sizes.items()})
     except ValidationError as error:
-        raise Refused("invalid-body", f"base model {name!r}: {error.errors()[0]['msg']}") from error
+        raise Refused(Refusal.INVALID_BODY, f"base model {name!r}: {error.errors()[0]['msg']}") from error
     check_model_size(model)
     return model
 
@@ -98,7 +99,7 @@ class TinkerModel:
         with np.errstate(all="ignore"):  # a loss that is not finite is found below
             loss_sum, count = add_gradient(self._parameters, padded, targets, gradient, lambda: None, weights, logprobs)
         if not math.isfinite(loss_sum):
-            raise Refused("untrainable", f"the loss is {loss_sum}")
+            raise Refused(Refusal.UNTRAINABLE, f"the loss is {loss_sum}")
         return encode_output([logprobs[place] for place in places], {"loss:sum": loss_sum, "tokens:sum": float(count)})
 
     def fail(self, message: str) -> None:
@@ -114,7 +115,7 @@ class TinkerModel:
         gradient, self._gradient = self._gradient, {}
         failed, self._failed = self._failed, None
         if failed is not None:
-            raise Refused("incomplete-step", f"the gradient was discarded, since a request failed: {failed}")
+            raise Refused(Refusal.INCOMPLETE_STEP, f"the gradient was discarded, since a request failed: {failed}")
         if not gradient:
             return {}
         norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
@@ -131,19 +132,19 @@ class TinkerModel:
         """
         _check_name(name)
         if not overwrite and (folder / (name + WEIGHTS_SUFFIX)).exists():
-            raise Refused("not-saved", f"{name!r} is saved already, and `overwrite` is not set")
+            raise Refused(Refusal.NOT_SAVED, f"{name!r} is saved already, and `overwrite` is not set")
         moments = {_FIRST + key: array for key, array in self._state.first.items()}
         moments |= {_SECOND + key: array for key, array in self._state.second.items()}
         steps = {_STEPS: str(self._state.step_count)}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if sum(1 for _ in folder.iterdir()) >= MAX_SAVED:
-                raise Refused("not-saved", f"{MAX_SAVED} files are saved of this model, which is as many as may be")
+                raise Refused(Refusal.NOT_SAVED, f"{MAX_SAVED} files are saved of this model, the maximum")
             _write(folder / (name + OPTIMIZER_SUFFIX), encode_tensor_file(moments, steps))
             named = {_MODEL: self.base_model}
             _write(folder / (name + WEIGHTS_SUFFIX), encode_tensor_file(self._parameters, named))
         except OSError as error:
-            raise Refused("not-saved", f"{name!r} cannot be saved: {error.strerror}") from error
+            raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be saved: {error.strerror}") from error
 
     def load(self, folder: Path, name: str, *, optimizer: bool) -> None:
         """Takes over what `save` wrote. Raises `Refused`: `not-saved`."""
@@ -152,12 +153,12 @@ class TinkerModel:
             weights = parse_tensor_file((folder / (name + WEIGHTS_SUFFIX)).read_bytes())
             kept = parse_tensor_file((folder / (name + OPTIMIZER_SUFFIX)).read_bytes())
         except OSError as error:
-            raise Refused("not-saved", f"{name!r} cannot be read: {error.strerror}") from error
+            raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be read: {error.strerror}") from error
         except InvalidTensorFile as error:
-            raise Refused("not-saved", f"{name!r}: {error.message}") from error
+            raise Refused(Refusal.NOT_SAVED, f"{name!r}: {error.message}") from error
         tensors = {key: array.copy() for key, array in weights.tensors().items()}
         if {key: array.shape for key, array in tensors.items()} != parameter_shapes(self._config):
-            raise Refused("not-saved", f"{name!r} holds another model than {self.base_model}")
+            raise Refused(Refusal.NOT_SAVED, f"{name!r} holds another model than {self.base_model}")
         self._parameters, self._state, self._gradient = tensors, AdamWState(), {}
         if optimizer:
             moments = kept.tensors()
@@ -174,13 +175,13 @@ def saved_base_model(folder: Path, name: str) -> str:
     try:
         return parse_tensor_file((folder / (name + WEIGHTS_SUFFIX)).read_bytes()).metadata[_MODEL]
     except (OSError, InvalidTensorFile, KeyError) as error:
-        raise Refused("not-saved", f"there are no weights {name!r}") from error
+        raise Refused(Refusal.NOT_SAVED, f"there are no weights {name!r}") from error
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or (name + WEIGHTS_SUFFIX).endswith(OPTIMIZER_SUFFIX):
         raise Refused(
-            "not-saved",
+            Refusal.NOT_SAVED,
             f"the name {name!r}; allowed: letters, digits, '.', '_' and '-', up to 128, not ending in '.optimizer'",
         )
 

@@ -16,6 +16,7 @@ from typing import Literal
 from runtime.retry import Clock
 from runtime.worker_thread import Worker
 from state.errors import EpochalError, Refused
+from state.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +84,14 @@ class RequestQueue:
         """Takes a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
 
         Raises:
-            Refused: `busy`: too much waits already.
+            Refused: `overloaded`: too much waits already.
         """
         if seq_id < self._next or seq_id in self._pending:
             return
         if seq_id != self._next and self._pending_bytes + request.size > MAX_PENDING_BYTES:
-            raise Refused("busy", f"{self._pending_bytes} bytes of requests wait for request {self._next}")
+            raise Refused(Refusal.OVERLOADED, f"{self._pending_bytes} bytes of requests wait for request {self._next}")
         if seq_id != self._next and len(self._pending) >= MAX_PENDING:
-            raise Refused("busy", f"{len(self._pending)} requests wait for request {self._next}")
+            raise Refused(Refusal.OVERLOADED, f"{len(self._pending)} requests wait for request {self._next}")
         self._pending[seq_id] = request
         self._pending_bytes += request.size
         self._results[seq_id] = Result()
@@ -119,7 +120,7 @@ class RequestQueue:
         """
         found = self._results.get(seq_id)
         if found is None:
-            raise Refused("unknown-future", f"no result of request {seq_id} is kept")
+            raise Refused(Refusal.UNKNOWN_FUTURE, f"no result of request {seq_id} is kept")
         try:
             async with asyncio.timeout(timeout_s):
                 await found.finished.wait()

@@ -24,6 +24,7 @@ from runtime.retry import Clock
 from runtime.worker_thread import Worker
 from state.config.model import AdamW
 from state.errors import Refused
+from state.refusals import Refusal
 from trainers.remote.wire import ServiceLimits
 from training_service.bodies import read_body
 from training_service.tinker.examples import decode_request
@@ -154,12 +155,12 @@ class TinkerService:
         self._sessions: dict[str, _Session] = {}
 
     def open(self) -> str:
-        """A new session. Raises `Refused`: `busy`."""
+        """A new session. Raises `Refused`: `overloaded`."""
         oldest_s = self.parts.clock.monotonic_s() - self.parts.idle_session_s
         for session_id in [key for key, session in self._sessions.items() if session.used_at_s < oldest_s]:
             self.close(session_id)
         if len(self._sessions) >= self.parts.max_sessions:
-            raise Refused("busy", f"{self.parts.max_sessions} sessions are open, which is as many as may be")
+            raise Refused(Refusal.OVERLOADED, f"{self.parts.max_sessions} sessions are open, the maximum")
         session_id = secrets.token_hex(16)
         self._sessions[session_id] = _Session(self.parts.clock.monotonic_s())
         log.info("tinker_session_opened", extra={"sessions": len(self._sessions)})
@@ -173,7 +174,7 @@ class TinkerService:
         """A session. Raises `Refused`: `gone`, after which the SDK stops its heartbeat."""
         found = self._sessions.get(session_id)
         if found is None:
-            raise Refused("gone", "no such session; it may have expired, or the service started anew")
+            raise Refused(Refusal.GONE, "no such session; it may have expired, or the service started anew")
         found.used_at_s = self.parts.clock.monotonic_s()
         return found
 
@@ -192,7 +193,7 @@ class TinkerService:
         session_id, _, number = model_id.partition(":train:")
         found = self.session(session_id).models.get(_number_of(number))
         if found is None:
-            raise Refused("unknown-model", f"no model {model_id!r}")
+            raise Refused(Refusal.UNKNOWN_MODEL, f"no model {model_id!r}")
         return found
 
     def check_key(self, key: str | None) -> None:
@@ -202,12 +203,14 @@ class TinkerService:
             return
         shown = (key or "").encode()
         if not hmac.compare_digest(shown.removeprefix(KEY_PREFIX.encode()), wanted.encode()):
-            raise Refused("unauthorized", f"this training service asks for its token, as the API key {KEY_PREFIX}TOKEN")
+            raise Refused(
+                Refusal.UNAUTHORIZED, f"this training service needs its token as the API key {KEY_PREFIX}TOKEN"
+            )
 
     def weights_dir(self) -> Path:
         """Raises `Refused`: `not-saved`."""
         if self.parts.weights_dir is None:
-            raise Refused("not-saved", "this service saves no weights; start it with --weights-dir DIR")
+            raise Refused(Refusal.NOT_SAVED, "this service saves no weights; start it with --weights-dir DIR")
         return self.parts.weights_dir
 
 
@@ -280,7 +283,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
     async def create_model(request: HttpRequest) -> Response:
         message = await _message(service, request, _CreateModel)
         if message.optimizer_config.type != "adamw":
-            raise Refused("invalid-body", f"the optimizer {message.optimizer_config.type!r}; allowed: adamw")
+            raise Refused(Refusal.INVALID_BODY, f"the optimizer {message.optimizer_config.type!r}; allowed: adamw")
         parse_base_model(message.base_model)
         model_id, served = service.create(message.session_id, message.model_seq_id, message.base_model)
         seed = message.lora_config.seed if message.lora_config is not None else None
@@ -302,7 +305,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
         elif message.model_id is not None and message.seq_id is not None:
             model_id, served, number = message.model_id, service.model(message.model_id), message.seq_id
         else:
-            raise Refused("invalid-body", "a load names session_id and model_seq_id, or model_id and seq_id")
+            raise Refused(Refusal.INVALID_BODY, "a load names session_id and model_seq_id, or model_id and seq_id")
 
         def act() -> bytes:
             served.model.load(*_parse_path(service, message.path), optimizer=message.optimizer)
@@ -352,7 +355,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
         def act() -> bytes:
             examples = sent.examples()
             if len(examples) > limits.items:
-                raise Refused("too-large", f"{len(examples)} examples; at most {limits.items} in one request")
+                raise Refused(Refusal.BODY_TOO_LARGE, f"{len(examples)} examples; at most {limits.items} a request")
             return served.model.forward(examples, backward=not sent.forward_only)
 
         return _accepted(served, sent.model_id, sent.seq_id, Request(act, PROTOBUF, len(body), not sent.forward_only))
@@ -373,7 +376,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
         message = await _message(service, request, _Retrieve)
         model_id, _, number = message.request_id.rpartition("/")
         if _number_of(number) < 0:
-            raise Refused("unknown-future", f"no request {message.request_id!r}")
+            raise Refused(Refusal.UNKNOWN_FUTURE, f"no request {message.request_id!r}")
         result = await service.model(model_id).queue.result(_number_of(number), RETRIEVE_WAIT_S)
         if result is None:
             return _json({"type": "try_again", "request_id": message.request_id, "queue_state": "active"}, 408)
@@ -383,7 +386,7 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
 
 
 def _refuse_to_sample() -> NoReturn:
-    raise Refused("not-found", "this service does not sample; train, save the weights, and sample elsewhere")
+    raise Refused(Refusal.NOT_FOUND, "this service does not sample; train, save the weights, and sample elsewhere")
 
 
 def _number_of(text: str) -> int:
@@ -392,14 +395,14 @@ def _number_of(text: str) -> int:
 
 
 async def _message(service: TinkerService, request: HttpRequest, kind: type[M]) -> M:
-    """A request's message. Raises `Refused`: `unauthorized`, `too-large`, `invalid-body`."""
+    """A request's message. Raises `Refused`: `unauthorized`, `body-too-large`, `invalid-body`."""
     service.check_key(request.headers.get("X-API-Key"))
     try:
         return kind.model_validate_json(await read_body(request, MAX_MESSAGE_BYTES))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise Refused("invalid-body", f"{where or 'the message'}: {problem['msg']}") from error
+        raise Refused(Refusal.INVALID_BODY, f"{where or 'the message'}: {problem['msg']}") from error
 
 
 def _accepted(served: _Served, model_id: str, number: int, request: Request) -> Response:
@@ -413,7 +416,7 @@ def _accepted(served: _Served, model_id: str, number: int, request: Request) -> 
 
 def _adamw(params: _AdamParams) -> AdamW:
     if params.learning_rate < 0:
-        raise Refused("invalid-body", f"the learning rate {params.learning_rate:g}; allowed: 0 or more")
+        raise Refused(Refusal.INVALID_BODY, f"the learning rate {params.learning_rate:g}; allowed: 0 or more")
     try:
         return AdamW(
             betas=(params.beta1, params.beta2),
@@ -423,7 +426,7 @@ def _adamw(params: _AdamParams) -> AdamW:
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        raise Refused("invalid-body", f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        raise Refused(Refusal.INVALID_BODY, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
 
 
 def _parse_path(service: TinkerService, path: str) -> tuple[Path, str]:
@@ -435,7 +438,7 @@ def _parse_path(service: TinkerService, path: str) -> tuple[Path, str]:
 def _folder_of(weights_dir: Path, model_id: str) -> Path:
     session_id, _, number = model_id.partition(":train:")
     if not session_id.isalnum() or not number.isdecimal():
-        raise Refused("not-saved", f"there are no weights of a model {model_id!r}")
+        raise Refused(Refusal.NOT_SAVED, f"there are no weights of a model {model_id!r}")
     return weights_dir / f"{session_id}-{number}"
 
 

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.machine.run import parse_snapshot, snapshot_bytes
 from runtime.http_bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
-from runtime.problem_json import STATUS_OF_KIND
 from state.errors import Refused
 from state.messages import ReadyReport
+from state.refusals import Refusal
 from state.replica import replica_digest
 from state.wire import sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, problem, served, training
@@ -165,7 +165,7 @@ async def test_waiting_readers_are_answered_at_once_when_the_service_stops(coord
 def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
     page = (Path(__file__).parents[3] / "docs" / "rest-api.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", page, re.MULTILINE))
-    assert listed == {kind: str(status) for kind, status in STATUS_OF_KIND.items()}
+    assert listed == {kind.value: str(kind.status) for kind in Refusal if kind is not Refusal.UNKNOWN}
 
 
 async def take_round(clients: list[HandClient], metrics: bytes) -> list[httpx.Response]:

@@ -233,7 +233,7 @@ async def test_saved_state_goes_on_in_another_client_with_its_optimizer(
 def sdk_is_refused(url: str, text: Text) -> None:
     import tinker
 
-    with pytest.raises(tinker.APIStatusError, match="asks for its token"):
+    with pytest.raises(tinker.APIStatusError, match="needs its token"):
         tinker.ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
     with client_of(url) as client:
         with pytest.raises(tinker.APIStatusError, match="base model 'Qwen/Qwen3-8B'; allowed: epochal-ngram"):

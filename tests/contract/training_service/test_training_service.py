@@ -472,7 +472,7 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
                 body = json.dumps({"round_key": "r", "local_step": 2, "items": 0, **wrong})
                 refused = await http.post(optim, content=body, headers={"Idempotency-Key": "step"})
                 assert refused.status_code == 422, wrong
-            assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:training:not-found"
+            assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:problem:not-found"
             assert "session" in (await http.get("/openapi.json")).text
 
 
@@ -673,7 +673,7 @@ def test_examples_are_counted_before_they_are_looked_at() -> None:
     assert len(decode_examples(body, 4)) == 4
     with pytest.raises(Refused, match="4 examples; at most 3 in one request") as refused:
         decode_examples(body, 3)
-    assert refused.value.kind == "too-large"
+    assert refused.value.kind == "body-too-large"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "nowhere", "http://", "http://[::1"])

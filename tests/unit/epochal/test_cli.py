@@ -25,6 +25,7 @@ from run_manager.events import CoordinatorLost
 from state.errors import InvalidInput, Refused
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
+from state.refusals import Refusal
 from state.wire import ClientId
 from tests.support.states import state_text
 
@@ -222,7 +223,7 @@ def test_operator_client_takes_the_run_from_its_url() -> None:
 
 
 def test_first_error_of_nested_groups_is_the_known_one() -> None:
-    known = Refused("ejected", "no")
+    known = Refused(Refusal.EJECTED, "no")
     group = BaseExceptionGroup("outer", [ValueError("noise"), BaseExceptionGroup("inner", [known])])
     assert first_error(group) is known
     assert str(first_error(BaseExceptionGroup("outer", [ValueError("noise")]))) == "noise"

@@ -43,6 +43,7 @@ from state.intervals import BatchId
 from state.merging import OuterStep
 from state.messages import Capabilities
 from state.phases import RunState
+from state.refusals import Refusal
 from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_digest
 from state.wire import Seed, Sha256, sha256_hex
 from tests.support.fake_clients import ClientSpec, FakeClient, fake_client, key_of
@@ -173,7 +174,7 @@ def test_run_result_that_is_not_taken_is_reported_and_the_round_goes_on(kind: st
 
             def no_result_taken(name: str, leg: str) -> None:
                 if name == "put_blob" and coordinator.run.round is not None:
-                    raise Refused(kind, "there is no room")
+                    raise Refused(Refusal.of(kind), "there is no room")
 
             specs = [ClientSpec(), ClientSpec(), ClientSpec(faults=no_result_taken)]
             clients = [fake_client(coordinator, number, spec) for number, spec in enumerate(specs, start=1)]

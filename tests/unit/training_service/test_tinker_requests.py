@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.worker_thread import InlineWorker
 from state.errors import Refused, TrainerFailed
+from state.refusals import Refusal
 from tests.support.heavy import need_module
 from tests.support.virtual_time import VirtualClock, run_virtually
 from training_service.tinker import requests
@@ -70,7 +71,7 @@ def test_failed_part_is_reported_and_others_are_not() -> None:
     async def main() -> None:
         log = Log()
         await log.send(0, error=TrainerFailed("no"), is_part=False)
-        await log.send(1, error=Refused("untrainable", "bad"))
+        await log.send(1, error=Refused(Refusal.UNTRAINABLE, "bad"))
         await log.send(2, error=KeyError("a bug"))
         found = [await log.queue.result(number, 1) for number in range(3)]
         assert [result.error for result in found if result is not None] == [
@@ -94,7 +95,7 @@ def test_what_waits_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch)
         await log.send(1, 6)
         with pytest.raises(Refused, match="6 bytes of requests wait for request 0") as busy:
             await log.send(2, 5)
-        assert busy.value.kind == "busy"
+        assert busy.value.kind == "overloaded"
         await log.send(0, 100)  # the next in turn is always taken
         assert log.done == [0, 1]
         with pytest.raises(Refused) as gone:
@@ -119,7 +120,7 @@ def test_number_of_requests_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatch
         await log.send(2, 0)
         with pytest.raises(Refused, match="2 requests wait for request 0") as busy:
             await log.send(3, 0)
-        assert busy.value.kind == "busy"
+        assert busy.value.kind == "overloaded"
         await log.send(2, 0)  # taken before
         await log.send(0, 0)  # the next in turn is always taken
         await log.send(3, 0)
