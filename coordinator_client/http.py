@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
@@ -132,18 +132,18 @@ class HttpCoordinatorClient:
         self._headers: dict[str, str] = {}
 
     @classmethod
-    async def connect(cls, url: str, patience: Patience, verify: bool | str = True) -> "HttpCoordinatorClient":
+    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: bool | str = True) -> "HttpCoordinatorClient":
         """A client for the one run that the coordinator at `url` serves; waits for a coordinator that is not up yet.
 
         Args:
             url: the coordinator's base URL, such as `http://127.0.0.1:8080`.
-            patience: for how long to try.
+            retry_policy: for how long to try.
             verify: whether to verify TLS certificates, or a file with the authorities to trust.
 
         Raises:
             InvalidInput: no such URL, a certificate that is not trusted, or another number of runs than one; the
                 user's fault.
-            CoordinatorUnreachable: nobody answered within `patience`.
+            CoordinatorUnreachable: nobody answered within `retry_policy`.
         """
         try:
             parsed = httpx.URL(url)
@@ -158,7 +158,7 @@ class HttpCoordinatorClient:
         except (httpx.InvalidURL, ValueError, OSError) as error:
             raise InvalidInput(f"coordinator URL {url}: {error}", url=url) from error
         found = cls(http, "")
-        backoff = patience.begin()
+        backoff = retry_policy.begin()
         said = False
         try:
             while True:

@@ -17,7 +17,7 @@ from run_manager.events import DocumentArrived
 from run_manager.key import ClientKey
 from run_manager.run_manager import Equipment, RunManager
 from run_manager.session import Admission, Member
-from runtime.retry import DEFAULT_BOUND_S, Patience
+from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from state.documents import RunDocument
 from state.phases import RunState
 from state.wire import Sha256
@@ -101,8 +101,8 @@ class Agent:
         reconnect_bound_s: float = DEFAULT_BOUND_S,
     ) -> None:
         self._equipment = equipment
-        patience = Patience(equipment.clock, equipment.jitter, reconnect_bound_s)
-        self._member = Member(api, key, admission, patience, equipment.observer)
+        retry_policy = RetryPolicy(equipment.clock, equipment.jitter, reconnect_bound_s)
+        self._member = Member(api, key, admission, retry_policy, equipment.observer)
         self._leaving = asyncio.Event()
         self._ended = asyncio.Event()
         self._reason = EndReason.FINISHED

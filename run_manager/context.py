@@ -14,7 +14,7 @@ from run_manager.exchange.star import Exchange
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.session import Member
-from runtime.retry import Clock
+from runtime.clock import Clock
 from runtime.worker_thread import Worker
 from state.assignment import DataAssignments, assign_data_for_state
 from state.config.state_file import StateFile

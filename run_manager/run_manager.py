@@ -23,8 +23,9 @@ from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.session import Member
 from run_manager.step_state_machine import StepStateMachine
-from runtime.background_task import Slot
-from runtime.retry import Clock, Jitter
+from runtime.background_task import BackgroundTask
+from runtime.clock import Clock
+from runtime.retry import Jitter
 from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.documents import RunDocument
@@ -106,8 +107,8 @@ class RunManager:
         self._member = member
         self._equipment = equipment
         self._group = group
-        self._init_slot = Slot(group, "init_run")
-        self._keeper_slot = Slot(group, "replica")
+        self._init_task = BackgroundTask(group, "init_run")
+        self._keeper_task = BackgroundTask(group, "replica")
         self._opened: _Opened | None = None
         self._latest: RunDocument | None = None
         self._lineage: str | None = None
@@ -118,7 +119,7 @@ class RunManager:
         """How far the run is opened."""
         if self._opened is not None:
             return Stage.RUNNING
-        return Stage.INITIALISING if self._init_slot.is_busy else Stage.NOT_INITIALISED
+        return Stage.INITIALISING if self._init_task.is_busy else Stage.NOT_INITIALISED
 
     @property
     def held(self) -> HeldReplica | None:
@@ -135,8 +136,8 @@ class RunManager:
             self._latest = document
             if self._opened is not None:
                 await self._apply(self._opened, document)
-            elif not self._init_slot.is_busy and document.run_state in EPOCH_PHASES:
-                await self._init_slot.replace(self._initialise(document))
+            elif not self._init_task.is_busy and document.run_state in EPOCH_PHASES:
+                await self._init_task.replace(self._initialise(document))
 
     async def init_run(self, document: RunDocument) -> None:
         """Reads the run's configuration, and opens data provider, trainer and merger.
@@ -145,7 +146,7 @@ class RunManager:
             document: names the configuration.
 
         Raises:
-            DataError: the data cannot be opened, for good or for as long as patience lasts.
+            DataError: the data cannot be opened, for good or for as long as the retry policy allows.
             UnsoundArithmetic: this machine must not merge.
             InvalidInput, Unsupported: no such trainer, or one that cannot train this model; the user's fault.
         """
@@ -186,7 +187,7 @@ class RunManager:
             packing=packing,
         )
         machine = StepStateMachine(context, self._group)
-        await self._keeper_slot.replace(keeper.run())
+        await self._keeper_task.replace(keeper.run())
         self._opened = _Opened(context, machine, provider, merger, document.config_sha256)
 
     async def replica_at(self, step: int) -> HeldReplica | None:
@@ -200,13 +201,13 @@ class RunManager:
 
     async def aclose(self) -> None:
         """Ends all background work and closes provider, trainer and merger; bounded."""
-        await self._init_slot.replace(None)
+        await self._init_task.replace(None)
         opened = self._opened
         if opened is None:
             return
         self._opened = None
         await opened.machine.stop()
-        await self._keeper_slot.replace(None)
+        await self._keeper_task.replace(None)
         await opened.provider.aclose()
         await opened.context.trainer.aclose()
         await opened.merger.aclose()
@@ -246,7 +247,7 @@ class RunManager:
 
     async def _open_provider(self, state: StateFile) -> DataProvider:
         """The run's data; a source that does not answer yet is waited for."""
-        backoff = self._member.patience.begin()
+        backoff = self._member.retry_policy.begin()
         while True:
             try:
                 return await self._equipment.open_provider(RunAccess(state, self._member.data_ticket))

@@ -1,7 +1,7 @@
 """A client's membership: joining, the session token, and every request that needs one.
 
 Theory of operation. `Member.call` is the one place where requests to the coordinator are repeated: after a failed
-connection or a refusal that passes, with backoff, for `Patience.bound_s` at the most; after `unauthorized` (an expired
+connection or a refusal that passes, with backoff, within its `RetryPolicy`; after `unauthorized` (an expired
 or superseded token, or a coordinator that dropped this client), by joining again first. Several requests may find that
 out at once, so a join is made once per session number. The token is renewed at half its age.
 """
@@ -16,7 +16,7 @@ from typing import TypeVar
 from coordinator_client.http import CoordinatorApi
 from run_manager.events import CoordinatorFound, CoordinatorLost, Joined, Observer
 from run_manager.key import ClientKey
-from runtime.retry import MAX_DELAY_S, Patience
+from runtime.retry import MAX_DELAY_S, RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
 from state.refusals import Refusal, Retry
@@ -49,17 +49,17 @@ class Member:
         api: the coordinator.
         key: who this client is.
         admission: what it says when it joins.
-        patience: how long a request is tried again.
+        retry_policy: how long a request is tried again.
         observer: told of joins and of a coordinator lost and found.
     """
 
     def __init__(
-        self, api: CoordinatorApi, key: ClientKey, admission: Admission, patience: Patience, observer: Observer
+        self, api: CoordinatorApi, key: ClientKey, admission: Admission, retry_policy: RetryPolicy, observer: Observer
     ) -> None:
         self._api = api
         self._key = key
         self._admission = admission
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._observer = observer
         self._session: Session | None = None
         self._joining = asyncio.Lock()
@@ -79,9 +79,9 @@ class Member:
         return self._api.run_id
 
     @property
-    def patience(self) -> Patience:
+    def retry_policy(self) -> RetryPolicy:
         """How long anything that the run depends on is tried again."""
-        return self._patience
+        return self._retry_policy
 
     @property
     def wait_s(self) -> float:
@@ -97,7 +97,7 @@ class Member:
 
         Raises:
             Refused: for good (`Retry.LEAVE`).
-            CoordinatorUnreachable: no answer for as long as patience lasts.
+            CoordinatorUnreachable: no answer for as long as the retry policy allows.
         """
         await self._join_after(0)
 
@@ -106,10 +106,10 @@ class Member:
 
         Raises:
             Refused: the coordinator's word, unless it passes.
-            CoordinatorUnreachable: no answer for as long as patience lasts.
+            CoordinatorUnreachable: no answer for as long as the retry policy allows.
         """
         # Seldomer tries would cost a member its place: a coordinator that comes back counts its silence from then on.
-        backoff = self._patience.begin(self.wait_s or MAX_DELAY_S)
+        backoff = self._retry_policy.begin(self.wait_s or MAX_DELAY_S)
         while True:
             number = self.session_number
             try:
@@ -161,7 +161,7 @@ class Member:
         async with self._joining:
             if self.session_number > number:
                 return
-            backoff = self._patience.begin()
+            backoff = self._retry_policy.begin()
             while True:
                 try:
                     session = await self._join_once()
@@ -194,7 +194,7 @@ class Member:
         )
 
     def _count_join(self) -> None:
-        now_s = self._patience.clock.monotonic_s()
+        now_s = self._retry_policy.clock.monotonic_s()
         full = len(self._joined_at_s) == MAX_JOINS_IN_WINDOW
         if full and now_s - self._joined_at_s[0] < JOINS_WINDOW_S:
             raise Refused(

@@ -17,7 +17,7 @@ from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.training import TrainingStepMetadata
 from run_manager.steps.warmup import WarmupStep
 from run_manager.steps.witness import WitnessStep
-from runtime.background_task import Slot
+from runtime.background_task import BackgroundTask
 from state.documents import RoundHead, RunDocument
 from state.errors import Refused
 from state.refusals import Retry
@@ -35,8 +35,8 @@ class StepStateMachine:
 
     def __init__(self, context: StepContext, group: asyncio.TaskGroup) -> None:
         self._context = context
-        self._step_slot = Slot(group, "step")
-        self._results_slot = Slot(group, "round results")
+        self._step_task = BackgroundTask(group, "step")
+        self._results_task = BackgroundTask(group, "round results")
         self._results: RoundResults | None = None
         self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
@@ -56,13 +56,13 @@ class StepStateMachine:
         if goal is self.step and key == self._key:
             return
         self.step, self._key = goal, key
-        await self._step_slot.replace(None)
+        await self._step_task.replace(None)
         await self._follow_results(document)
         step = self._make(goal, document)
         self._context.observer(StepEntered(goal.value, document))
         log.debug("step_entered", extra={"step_name": goal.value, "version": document.version})
         if step is not None:
-            await self._step_slot.replace(self._run(goal, step))
+            await self._step_task.replace(self._run(goal, step))
 
     async def start_anew(self) -> None:
         """Forgets every round that was seen; the next document is the first."""
@@ -79,8 +79,8 @@ class StepStateMachine:
 
     async def stop(self) -> None:
         """Cancels the present step and waits until it has ended; bounded."""
-        await self._step_slot.replace(None)
-        await self._results_slot.replace(None)
+        await self._step_task.replace(None)
+        await self._results_task.replace(None)
 
     def _key_of(self, goal: StepName, document: RunDocument) -> tuple[object, ...]:
         """What of the document the step depends on: another key starts it again."""
@@ -99,11 +99,11 @@ class StepStateMachine:
         head = document.round
         if head is None:
             self._results = None
-            await self._results_slot.replace(None)
+            await self._results_task.replace(None)
         elif self._results is None or head != self._last_round:
             self._last_round = head
             self._results = RoundResults(self._context, head)
-            await self._results_slot.replace(self._results.run())
+            await self._results_task.replace(self._results.run())
 
     def _make(self, goal: StepName, document: RunDocument) -> Step | None:
         match goal:

@@ -1,4 +1,4 @@
-"""A place for one background activity, which the next one replaces."""
+"""One background activity at a time, which the next one replaces."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ STOP_TIMEOUT_S = 30.0
 """An activity that was cancelled and does not end within this is our bug: arithmetic runs elsewhere (`Worker`)."""
 
 
-class Slot:
+class BackgroundTask:
     """Runs at most one coroutine at a time, in a task group that outlives it.
 
     An error that the coroutine raises is the task group's: it ends everything in the group.
@@ -27,7 +27,7 @@ class Slot:
         return self._task is not None and not self._task.done()
 
     async def replace(self, activity: Coroutine[Any, Any, None] | None) -> None:
-        """Ends what runs, and only then starts `activity`; with None, nothing follows.
+        """End what runs, and only then start `activity`; with None, nothing follows.
 
         Raises:
             InternalError: what runs does not let itself be cancelled.

@@ -1,18 +1,18 @@
-"""The coordinator's clock: seconds that never go back, however the machine's own clock is set while it runs."""
+"""Where every program gets time from (a simulation brings its own), and a run's time, which never goes back."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the shell gets time from; a simulation brings its own."""
+    """A source of time."""
 
     def wall_s(self) -> float:
-        """Seconds since 1970 by the machine's clock; may jump."""
+        """Return the seconds since 1970 by the machine's clock, which may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds from some start; never goes back."""
+        """Return the seconds from some start; they never go back."""
         ...
 
 
@@ -34,5 +34,5 @@ class RunClock:
         self._base_s = max(clock.wall_s(), not_before_s) - clock.monotonic_s()
 
     def now_s(self) -> float:
-        """Seconds on the run's clock."""
+        """Return the seconds on the run's clock."""
         return self._base_s + self._clock.monotonic_s()

@@ -6,10 +6,10 @@ met by clients that spread out, and no retry goes on for ever.
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+
+from runtime.clock import Clock
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
@@ -20,28 +20,13 @@ Jitter = Callable[[], float]
 """Where a client's randomness comes from: a number in [0, 1)."""
 
 
-class Clock(Protocol):
-    """Where the client gets time from; a simulation brings its own."""
-
-    def monotonic_s(self) -> float:
-        """Seconds from some start; never goes back."""
-        ...
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    def monotonic_s(self) -> float:
-        return time.monotonic()
-
-
 def system_jitter() -> Jitter:
     """The operating system's randomness."""
     return secrets.SystemRandom().random
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long something is tried again: for `bound_s` seconds after its first failure."""
 
     clock: Clock
@@ -56,8 +41,8 @@ class Patience:
 class Backoff:
     """The waits between the tries of one undertaking: 0.1 s, then twice as long each time up to 5 s, each × [½, 1)."""
 
-    def __init__(self, patience: Patience, max_delay_s: float = MAX_DELAY_S) -> None:
-        self._patience = patience
+    def __init__(self, retry_policy: RetryPolicy, max_delay_s: float = MAX_DELAY_S) -> None:
+        self._retry_policy = retry_policy
         self._max_delay_s = max_delay_s
         self._failed_since_s: float | None = None
         self._delay_s = FIRST_DELAY_S
@@ -72,11 +57,11 @@ class Backoff:
         Raises:
             Exception: `error` itself, once `bound_s` has passed since the first failure.
         """
-        now_s = self._patience.clock.monotonic_s()
+        now_s = self._retry_policy.clock.monotonic_s()
         if self._failed_since_s is None:
             self._failed_since_s = now_s
-        elif now_s - self._failed_since_s >= self._patience.bound_s:
+        elif now_s - self._failed_since_s >= self._retry_policy.bound_s:
             raise error
-        delay_s = max(self._delay_s * (0.5 + self._patience.jitter() / 2), min(at_least_s, MAX_DELAY_S))
+        delay_s = max(self._delay_s * (0.5 + self._retry_policy.jitter() / 2), min(at_least_s, MAX_DELAY_S))
         self._delay_s = min(2 * self._delay_s, self._max_delay_s)
         await asyncio.sleep(delay_s)

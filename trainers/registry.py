@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from batching.chunking.policies import POLICIES
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer
 from state.config.state_file import StateFile
@@ -25,14 +25,14 @@ class RemoteOptions:
 
     Attributes:
         url: the training service's.
-        patience: for how long a request to it is tried again.
+        retry_policy: for how long a request to it is tried again.
         token: what the service asks for; None shows none.
         policy: how chunks are measured, one of `chunking.POLICIES`.
         verify: whether to verify TLS certificates, or a file with the authorities to trust.
     """
 
     url: str
-    patience: Patience
+    retry_policy: RetryPolicy
     token: str | None = None
     policy: str = "bytes"
     verify: bool | str = True
@@ -100,7 +100,7 @@ def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None)
     if remote is None:
         raise InvalidInput("the remote trainer needs the URL of its training service")
     request = SessionRequest(state.model.LLM.ngram, _optimizer_of(REMOTE, state), state.merge.inner_state)
-    service = TrainingServiceClient(remote.url, remote.patience, remote.token, remote.verify)
+    service = TrainingServiceClient(remote.url, remote.retry_policy, remote.token, remote.verify)
     return RemoteTrainer(service, request, worker, POLICIES[remote.policy])
 
 

@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from runtime.clock import Clock
 from runtime.problem_json import handle_error
-from runtime.retry import Clock
 from runtime.worker_thread import Worker
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal

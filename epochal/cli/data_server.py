@@ -15,7 +15,7 @@ from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from state.config.data_location import Server
 from state.config.state_file import StateFile, check_together
 from state.errors import InvalidInput
@@ -70,9 +70,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def run_configuration(url: str, patience: Patience, verify: bool | str) -> StateFile:
+async def run_configuration(url: str, retry_policy: RetryPolicy, verify: bool | str) -> StateFile:
     """The configuration of the run that a coordinator serves; waits for a coordinator that is not up yet."""
-    client = await HttpCoordinatorClient.connect(url, patience, verify)
+    client = await HttpCoordinatorClient.connect(url, retry_policy, verify)
     try:
         document = await client.run_document(None, 0.0)
         if document is None:

@@ -24,7 +24,8 @@ from run_manager.events import DocumentArrived, Event, StepEntered
 from run_manager.key import ClientKey, load_or_create_key
 from run_manager.run_manager import Equipment, RunAccess
 from run_manager.session import Admission
-from runtime.retry import DEFAULT_BOUND_S, Patience, SystemClock, system_jitter
+from runtime.clock import SystemClock
+from runtime.retry import DEFAULT_BOUND_S, RetryPolicy, system_jitter
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
 from state.messages import Capabilities
@@ -130,8 +131,8 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     if url is None:
         return None
     check_service_url(url)
-    patience = Patience(SystemClock(), system_jitter(), TRAINER_BOUND_S)
-    return RemoteOptions(url, patience, trainer_token(), policy, verify)
+    retry_policy = RetryPolicy(SystemClock(), system_jitter(), TRAINER_BOUND_S)
+    return RemoteOptions(url, retry_policy, trainer_token(), policy, verify)
 
 
 def trainer_token() -> str | None:
@@ -169,8 +170,8 @@ def base_url(url: str) -> str:
 async def _run(options: ClientOptions) -> None:
     equipment = _equipment(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
-    patience = Patience(SystemClock(), system_jitter(), options.reconnect_bound_s)
-    api = await HttpCoordinatorClient.connect(base_url(options.url), patience, options.verify)
+    retry_policy = RetryPolicy(SystemClock(), system_jitter(), options.reconnect_bound_s)
+    api = await HttpCoordinatorClient.connect(base_url(options.url), retry_policy, options.verify)
     try:
         agent = Agent(
             api,

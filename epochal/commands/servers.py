@@ -16,8 +16,9 @@ from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
 from epochal.testnet.children import LISTENING
+from runtime.clock import SystemClock
 from runtime.http_server import Endpoint, allow_connections
-from runtime.retry import Patience, SystemClock, system_jitter
+from runtime.retry import RetryPolicy, system_jitter
 from state.config.state_file import StateFile, check_together
 from state.errors import EpochalError
 
@@ -122,8 +123,8 @@ def data_server(
 
 async def _serve_data(options: DataServerOptions, verify: bool | str) -> None:
     allow_connections()
-    patience = Patience(SystemClock(), system_jitter())
-    state = await run_configuration(options.coordinator_url, patience, verify)
+    retry_policy = RetryPolicy(SystemClock(), system_jitter())
+    state = await run_configuration(options.coordinator_url, retry_policy, verify)
     async with serving_data(state, options) as (host, port):
         with interruption() as stop:
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")

@@ -15,8 +15,8 @@ from epochal.cli.shutdown import interruption
 from epochal.commands.client import trainer_token
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from epochal.testnet.children import LISTENING
+from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
-from runtime.retry import SystemClock
 from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
 from trainers.remote.wire import FRAME_BYTES, ServiceLimits

@@ -39,7 +39,7 @@ from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_d
 from state.results import ResultHeader, decode_result, encode_result
 from state.tensors import Tensors
 from state.wire import ClientId, Sha256, sha256_hex
-from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, patience
+from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, retry_policy
 from trainers.ngram.model import initial_parameters
 
 NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
@@ -206,7 +206,7 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 @contextlib.asynccontextmanager
 async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
     """A member with the key of this number. Leaving the context does not withdraw."""
-    api = await HttpCoordinatorClient.connect(run.url, patience(), verify)
+    api = await HttpCoordinatorClient.connect(run.url, retry_policy(), verify)
     try:
         key = ClientKey.from_seed(bytes([number]) * 32)
         session = await api.join(await _join_request(api, key, None))

@@ -23,7 +23,8 @@ from epochal.commands.audit import audit_run_directory
 from epochal.testnet.children import LISTENING, Child, Children
 from epochal.testnet.testnet import compare_digests
 from run_manager.key import ClientKey
-from runtime.retry import Patience, SystemClock, system_jitter
+from runtime.clock import SystemClock
+from runtime.retry import RetryPolicy, system_jitter
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
@@ -49,9 +50,9 @@ QUICK = {
 Condition = Callable[[RunDocument], bool]
 
 
-def patience(bound_s: float = BOUND_S) -> Patience:
+def retry_policy(bound_s: float = BOUND_S) -> RetryPolicy:
     """Tries again for so long."""
-    return Patience(SystemClock(), system_jitter(), bound_s)
+    return RetryPolicy(SystemClock(), system_jitter(), bound_s)
 
 
 def in_phase(*phases: RunState) -> Condition:
@@ -96,7 +97,7 @@ class DocumentWatch:
 
     async def next(self) -> RunDocument:
         """The next document, newer than any seen before."""
-        backoff = patience().begin()
+        backoff = retry_policy().begin()
         while True:
             mark = DocumentMark(self.seen[-1].lineage, self.seen[-1].version) if self.seen else None
             try:
@@ -147,7 +148,7 @@ class RealRun:
             self.http = await self._stack.enter_async_context(
                 httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
             )
-            api = await HttpCoordinatorClient.connect(address, patience(), True if verify is None else verify)
+            api = await HttpCoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
             self._stack.push_async_callback(api.aclose)
             self.watch = DocumentWatch(api)
         for line in self.printed:

@@ -41,7 +41,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The coordinator's clock protocol over a virtual loop; `step_s` shifts the wall clock, as an operator might."""
+    """`runtime.clock.Clock` over a virtual loop; `step_s` shifts the wall clock, as an operator might."""
 
     def __init__(self) -> None:
         self.step_s = 1_000_000.0

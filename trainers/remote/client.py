@@ -15,7 +15,7 @@ import httpx
 
 from coordinator_client.http import trust_of
 from runtime.problem_json import TYPE_PREFIX
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
@@ -61,7 +61,7 @@ class TrainingServiceClient:
 
     Args:
         url: the service's base URL.
-        patience: for how long a request is tried again.
+        retry: for how long a request is tried again.
         token: what the service asks for; None shows none.
         verify: whether to verify TLS certificates, or a file with the authorities to trust.
 
@@ -69,7 +69,7 @@ class TrainingServiceClient:
         InvalidInput: no such URL; the user's fault.
     """
 
-    def __init__(self, url: str, patience: Patience, token: str | None = None, verify: bool | str = True) -> None:
+    def __init__(self, url: str, retry: RetryPolicy, token: str | None = None, verify: bool | str = True) -> None:
         check_service_url(url)
         try:
             self._http = httpx.AsyncClient(
@@ -80,7 +80,7 @@ class TrainingServiceClient:
             )
         except (httpx.InvalidURL, ValueError, OSError) as error:
             raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
-        self._patience = patience
+        self._retry = retry
         self.requests = 0
         """Requests that were sent, repetitions included."""
 
@@ -130,18 +130,18 @@ class TrainingServiceClient:
 
         Raises:
             ServiceRefused: the service's word.
-            TrainerFailed: no answer for as long as patience lasts.
+            TrainerFailed: no answer for as long as the retry policy allows.
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
-        backoff = self._patience.begin()
+        backoff = self._retry.begin()
         failed_since_s: float | None = None
         while True:
             try:
                 return await self._once(method, path, content, headers, ANSWER_TIMEOUT_S)
             except _Later as later:
-                now_s = self._patience.clock.monotonic_s()
+                now_s = self._retry.clock.monotonic_s()
                 failed_since_s = now_s if failed_since_s is None else failed_since_s
-                left_s = self._patience.bound_s - (now_s - failed_since_s)
+                left_s = self._retry.bound_s - (now_s - failed_since_s)
                 if later.retry_after_s > left_s:
                     raise TrainerFailed(f"training service: {later.message}") from later
                 log.info("training_service_asked_again", extra={"path": path, "reason": later.message})

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime.retry import Clock
+from runtime.clock import Clock
 from runtime.worker_thread import Worker
 from state.errors import EpochalError, Refused
 from state.refusals import Refusal

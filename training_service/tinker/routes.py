@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from runtime.retry import Clock
+from runtime.clock import Clock
 from runtime.worker_thread import Worker
 from state.config.model import AdamW
 from state.errors import Refused

@@ -19,8 +19,9 @@ from batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
 from batching.micro_batches import Document
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
+from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
-from runtime.retry import Patience, SystemClock
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, WorkerThread
 from state.config.model import AdamW, NgramConfig
 from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
@@ -109,7 +110,7 @@ async def service(**parts: Any) -> AsyncIterator[tuple[str, Faults]]:
 
 
 def client_of(url: str, token: str | None = None, bound_s: float = BOUND_S) -> TrainingServiceClient:
-    return TrainingServiceClient(url, Patience(SystemClock(), lambda: 0.0, bound_s), token)
+    return TrainingServiceClient(url, RetryPolicy(SystemClock(), lambda: 0.0, bound_s), token)
 
 
 def remote(url: str, inner_state: Any = "reset", **options: Any) -> RemoteTrainer:
@@ -345,7 +346,7 @@ async def test_answer_that_took_longer_than_the_patience_is_asked_for_again() ->
         await answering(504)(faults, scope, receive, send)
 
     async with service() as (url, faults):
-        client = TrainingServiceClient(url, Patience(clock, lambda: 0.0, BOUND_S))
+        client = TrainingServiceClient(url, RetryPolicy(clock, lambda: 0.0, BOUND_S))
         trainer = RemoteTrainer(client, SessionRequest(MODEL, ADAMW), InlineWorker())
         faults.plan = [gateway_gives_up]
         assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
@@ -372,6 +373,9 @@ class HandClock:
     """Time that a test sets."""
 
     now_s: float = 0.0
+
+    def wall_s(self) -> float:
+        return self.now_s
 
     def monotonic_s(self) -> float:
         return self.now_s

@@ -19,7 +19,7 @@ from run_manager.events import Event, Joined
 from run_manager.exchange.star import StarExchange
 from run_manager.key import load_or_create_key
 from run_manager.session import Admission, Member
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
@@ -149,7 +149,7 @@ def test_connect_finds_the_one_run_once_the_coordinator_is_up(
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
 
     async def main() -> None:
-        api = await HttpCoordinatorClient.connect("http://coordinator/", Patience(VirtualClock(), lambda: 0.0))
+        api = await HttpCoordinatorClient.connect("http://coordinator/", RetryPolicy(VirtualClock(), lambda: 0.0))
         assert api.run_id == "found"
         assert asked == 3
         await api.aclose()
@@ -165,15 +165,15 @@ async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: p
     real = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
     with pytest.raises(InvalidInput):
-        await HttpCoordinatorClient.connect("http://coordinator", Patience(VirtualClock(), lambda: 0.0))
+        await HttpCoordinatorClient.connect("http://coordinator", RetryPolicy(VirtualClock(), lambda: 0.0))
 
 
 def member(
     coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0
 ) -> tuple[Member, list[Event]]:
     events: list[Event] = []
-    patience = Patience(VirtualClock(), lambda: 0.5, bound_s)
-    return Member(coordinator.api(faults), key_of(1), Admission(Capabilities()), patience, events.append), events
+    retry_policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s)
+    return Member(coordinator.api(faults), key_of(1), Admission(Capabilities()), retry_policy, events.append), events
 
 
 def test_call_lost_requests_and_answers_are_repeated_until_one_gets_through() -> None:
@@ -402,4 +402,4 @@ def test_exchange_cache_stays_within_its_bytes() -> None:
 )
 async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
-        await HttpCoordinatorClient.connect(url, Patience(VirtualClock(), lambda: 0.0))
+        await HttpCoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))

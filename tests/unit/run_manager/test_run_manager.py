@@ -33,7 +33,7 @@ from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.run_manager import RunAccess
 from run_manager.session import Admission, Member
-from runtime.retry import Patience
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
 from state.config.model import NgramConfig
 from state.config.state_file import StateFile
@@ -637,8 +637,8 @@ def test_keeper_replica_other_than_the_verified_checkpoint_is_exchanged_for_it()
         blob, digest = sha256_hex(data), Sha256(replica_digest(right))
         coordinator.blobs[blob] = data
         events: list[Event] = []
-        patience = Patience(VirtualClock(), lambda: 0.5)
-        member = Member(coordinator.api(), key_of(1), Admission(Capabilities()), patience, events.append)
+        retry_policy = RetryPolicy(VirtualClock(), lambda: 0.5)
+        member = Member(coordinator.api(), key_of(1), Admission(Capabilities()), retry_policy, events.append)
         await member.join()
         worker = InlineWorker()
         merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(member, worker)

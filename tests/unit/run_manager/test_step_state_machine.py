@@ -10,8 +10,7 @@ from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from run_manager.events import RoundTrained, StepEntered
 from run_manager.run_manager import RunAccess
 from run_manager.step_table import News, StepName, destination, news_of, next_step
-from runtime.background_task import STOP_TIMEOUT_S, Slot
-from state.errors import Desync, InternalError
+from state.errors import Desync
 from state.intervals import BatchId
 from state.phases import RunState
 from state.wire import Seed
@@ -86,57 +85,6 @@ def test_next_step_document_that_goes_back_is_a_desync_that_names_both() -> None
 def test_next_step_round_phase_without_a_round_is_a_desync() -> None:
     with pytest.raises(Desync):
         next_step(StepName.OBSERVING, run_document(RunState.ROUND_TRAIN, 1, round=None), None)
-
-
-def test_slot_replacement_starts_only_after_the_old_activity_has_ended() -> None:
-    seen: list[str] = []
-
-    async def activity(name: str) -> None:
-        seen.append(f"{name} begins")
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(1)
-            seen.append(f"{name} ended")
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            slot = Slot(group, "test")
-            await slot.replace(activity("first"))
-            await asyncio.sleep(1)
-            await slot.replace(activity("second"))
-            assert slot.is_busy
-            await asyncio.sleep(1)
-            await slot.replace(None)
-            assert not slot.is_busy
-
-    run_virtually(main())
-    assert seen == ["first begins", "first ended", "second begins", "second ended"]
-
-
-def test_slot_activity_that_ignores_cancellation_is_an_internal_error_within_the_bound() -> None:
-    async def stubborn(release: asyncio.Event) -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-
-    async def never() -> None:
-        raise AssertionError("started beside an activity that still runs")
-
-    async def main() -> None:
-        release = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            slot = Slot(group, "test")
-            await slot.replace(stubborn(release))
-            await asyncio.sleep(0)
-            with pytest.raises(InternalError):
-                await slot.replace(never())
-            assert asyncio.get_running_loop().time() == STOP_TIMEOUT_S
-            release.set()
-
-    run_virtually(main())
 
 
 class _HangingProvider(DummyDataProvider):
