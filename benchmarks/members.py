@@ -13,7 +13,7 @@ from benchmarks.load import Connection, all_answered, connections, request_bytes
 from benchmarks.servers import RUN_ID, CoordinatorProcess, bare_process, coordinator_process
 from coordinator.machine.records import replay
 from coordinator.store.directory.journal import RunDirectory
-from run_manager.key import ClientKey
+from coordinator_client.client_key import ClientKey
 from state.errors import EpochalError
 from state.messages import Capabilities, JoinRequest, join_message
 from state.wire import canonical_json

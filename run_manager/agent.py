@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from coordinator_client.http import CoordinatorApi, DocumentMark
+from coordinator_client.api import CoordinatorApi, DocumentMark
+from coordinator_client.client_key import ClientKey
+from coordinator_client.session import Admission, Member
 from run_manager.events import DocumentArrived
-from run_manager.key import ClientKey
 from run_manager.run_manager import Equipment, RunManager
-from run_manager.session import Admission, Member
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from state.documents import RunDocument
 from state.phases import RunState

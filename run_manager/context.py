@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from batching.packing.packed_batches import Packing
-from coordinator_client.http import CoordinatorApi
+from coordinator_client.api import CoordinatorApi
+from coordinator_client.session import Member
 from data_providers.fetcher import DataFetcher
 from run_manager.events import Observer
 from run_manager.exchange.star import Exchange
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import ReplicaKeeper
-from run_manager.session import Member
 from runtime.clock import Clock
 from runtime.worker_thread import Worker
 from state.assignment import DataAssignments, assign_data_for_state

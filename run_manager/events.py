@@ -7,29 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coordinator_client.session import SessionEvent
 from state.documents import RunDocument
 from state.intervals import BatchId
-from state.wire import ClientId, Sha256
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The client is a member. `session_number` counts its joins from 1."""
-
-    client_id: ClientId
-    session_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorLost:
-    """The coordinator does not answer; the client keeps trying."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorFound:
-    """The coordinator answers again."""
+from state.wire import Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +101,7 @@ class StepRefused:
 
 
 Event: TypeAlias = (
-    Joined
-    | CoordinatorLost
-    | CoordinatorFound
+    SessionEvent
     | DocumentArrived
     | StepEntered
     | BecameReady

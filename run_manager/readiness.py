@@ -7,10 +7,10 @@ coordinator's knowledge anew; and by a client that is not in the roster once per
 import asyncio
 from functools import partial
 
-from coordinator_client.http import CoordinatorApi
+from coordinator_client.api import CoordinatorApi
+from coordinator_client.session import Member
 from run_manager.events import BecameReady, Observer
 from run_manager.replica.keeper import ReplicaKeeper
-from run_manager.session import Member
 from state.errors import Refused
 from state.messages import ReadyReport, Standing
 from state.refusals import Refusal

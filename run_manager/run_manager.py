@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from batching.packing.packed_batches import Packing
+from coordinator_client.session import Member
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.context import RoundViews, StepContext, TentativeState
@@ -21,7 +22,6 @@ from run_manager.exchange.star import StarExchange
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
-from run_manager.session import Member
 from run_manager.step_state_machine import StepStateMachine
 from runtime.background_task import BackgroundTask
 from runtime.clock import Clock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from coordinator_client.http import HttpCoordinatorClient
+from coordinator_client.http import CoordinatorClient
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.server import DataServer
@@ -72,7 +72,7 @@ def _is_loopback(host: str) -> bool:
 
 async def run_configuration(url: str, retry_policy: RetryPolicy, verify: bool | str) -> StateFile:
     """The configuration of the run that a coordinator serves; waits for a coordinator that is not up yet."""
-    client = await HttpCoordinatorClient.connect(url, retry_policy, verify)
+    client = await CoordinatorClient.connect(url, retry_policy, verify)
     try:
         document = await client.run_document(None, 0.0)
         if document is None:

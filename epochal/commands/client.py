@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from batching.mesh.layout import parse_mesh
-from coordinator_client.http import HttpCoordinatorClient
+from coordinator_client.client_key import ClientKey, load_or_create_key
+from coordinator_client.http import CoordinatorClient
+from coordinator_client.session import Admission
 from data_providers.opening import open_provider, parse_location
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
@@ -21,9 +23,7 @@ from epochal.cli.shutdown import Interrupts
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from run_manager.agent import Agent, EndReason
 from run_manager.events import DocumentArrived, Event, StepEntered
-from run_manager.key import ClientKey, load_or_create_key
 from run_manager.run_manager import Equipment, RunAccess
-from run_manager.session import Admission
 from runtime.clock import SystemClock
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy, system_jitter
 from runtime.worker_thread import Worker, WorkerThread
@@ -171,7 +171,7 @@ async def _run(options: ClientOptions) -> None:
     equipment = _equipment(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
     retry_policy = RetryPolicy(SystemClock(), system_jitter(), options.reconnect_bound_s)
-    api = await HttpCoordinatorClient.connect(base_url(options.url), retry_policy, options.verify)
+    api = await CoordinatorClient.connect(base_url(options.url), retry_policy, options.verify)
     try:
         agent = Agent(
             api,

@@ -8,7 +8,7 @@ runs out, and a fuller attestation may follow.
 import asyncio
 import logging
 
-from coordinator_client.http import ResultsQuery
+from coordinator_client.api import ResultsQuery
 from run_manager.context import StepContext
 from run_manager.events import Attested
 from state.documents import RoundHead

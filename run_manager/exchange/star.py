@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from run_manager.session import Member
+from coordinator_client.session import Member
 from runtime.worker_thread import Worker
 from state.errors import InvalidDocument
 from state.wire import Sha256, sha256_hex

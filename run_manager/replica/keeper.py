@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from coordinator_client.session import Member
 from run_manager.events import Observer, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.star import Exchange
 from run_manager.replica.merger import Merger
-from run_manager.session import Member
 from runtime.worker_thread import Worker
 from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import Desync, InvalidDocument, Refused

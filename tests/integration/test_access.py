@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from coordinator_client.client_key import ClientKey
 from data_providers.protocol import Rejected
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
-from run_manager.key import ClientKey
 from state.wire import sha256_hex
 from tests.integration.test_data_failures import SEQ_LEN, free_port
 from tests.support.processes import prepared_run, real_run, run_command

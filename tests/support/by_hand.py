@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator_client.http import HttpCoordinatorClient, ResultsQuery
+from coordinator_client.api import ResultsQuery
+from coordinator_client.client_key import ClientKey
+from coordinator_client.http import CoordinatorClient
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
 from run_manager.context import round_of
-from run_manager.key import ClientKey
 from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
 from state.documents import RoundHead, RunDocument
@@ -49,7 +50,7 @@ NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
 class ByHand:
     """One member, by hand. Its watch of the run document is its heartbeat."""
 
-    api: HttpCoordinatorClient
+    api: CoordinatorClient
     key: ClientKey
     watch: DocumentWatch
     session: Session
@@ -206,7 +207,7 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 @contextlib.asynccontextmanager
 async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
     """A member with the key of this number. Leaving the context does not withdraw."""
-    api = await HttpCoordinatorClient.connect(run.url, retry_policy(), verify)
+    api = await CoordinatorClient.connect(run.url, retry_policy(), verify)
     try:
         key = ClientKey.from_seed(bytes([number]) * 32)
         session = await api.join(await _join_request(api, key, None))
@@ -218,7 +219,7 @@ async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -
         await api.aclose()
 
 
-async def _join_request(api: HttpCoordinatorClient, key: ClientKey, invitation: str | None) -> JoinRequest:
+async def _join_request(api: CoordinatorClient, key: ClientKey, invitation: str | None) -> JoinRequest:
     challenge = await api.challenge(ChallengeRequest(key.public_key))
     signature = key.sign(join_message(api.run_id, challenge.nonce, key.public_key))
     return JoinRequest(key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from coordinator_client.client_key import ClientKey
+from coordinator_client.session import Admission
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from run_manager.agent import Agent
 from run_manager.events import Event
-from run_manager.key import ClientKey
 from run_manager.run_manager import Equipment, RunAccess
-from run_manager.session import Admission
 from runtime.worker_thread import InlineWorker, Worker
 from state.config.state_file import StateFile
 from state.messages import Capabilities

@@ -30,7 +30,7 @@ from coordinator.machine.stimuli import (
 )
 from coordinator.machine.views import document_of, expected_blob
 from coordinator.publication import results_page, standing_of
-from coordinator_client.http import CoordinatorApi, DocumentMark, ResultsQuery
+from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidResult, Refused

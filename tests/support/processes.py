@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 
 from coordinator.audit import AuditReport
-from coordinator_client.http import DocumentMark, HttpCoordinatorClient
+from coordinator_client.api import DocumentMark
+from coordinator_client.client_key import ClientKey
+from coordinator_client.http import CoordinatorClient
 from epochal.commands.audit import audit_run_directory
 from epochal.testnet.children import LISTENING, Child, Children
 from epochal.testnet.testnet import compare_digests
-from run_manager.key import ClientKey
 from runtime.clock import SystemClock
 from runtime.retry import RetryPolicy, system_jitter
 from state.documents import RunDocument
@@ -74,7 +75,7 @@ def at_round(step: int, phase: RunState = RunState.ROUND_TRAIN) -> Condition:
 class DocumentWatch:
     """Run documents from one reader, each newer than the last, however often the coordinator goes away."""
 
-    api: HttpCoordinatorClient
+    api: CoordinatorClient
     seen: list[RunDocument] = field(default_factory=list)
 
     async def until(self, condition: Condition) -> RunDocument:
@@ -148,7 +149,7 @@ class RealRun:
             self.http = await self._stack.enter_async_context(
                 httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
             )
-            api = await HttpCoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
+            api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
             self._stack.push_async_callback(api.aclose)
             self.watch = DocumentWatch(api)
         for line in self.printed:

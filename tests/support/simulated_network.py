@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from coordinator.handlers import Desk
-from coordinator_client.http import ANSWER_TIMEOUT_S, CoordinatorApi, DocumentMark, ResultsQuery
+from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
+from coordinator_client.http import ANSWER_TIMEOUT_S
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError

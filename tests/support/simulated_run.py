@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from coordinator.audit import AuditReport, audit
+from coordinator_client.client_key import ClientKey
+from coordinator_client.session import Admission
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import Agent, ClientEnd
 from run_manager.events import Event, ReplicaHeld
-from run_manager.key import ClientKey
 from run_manager.run_manager import Equipment, RunAccess
-from run_manager.session import Admission
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.documents import RunDocument

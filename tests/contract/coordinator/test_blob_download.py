@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from coordinator_client.http import MAX_BLOB_ANSWERS, HttpCoordinatorClient
+from coordinator_client.http import MAX_BLOB_ANSWERS, CoordinatorClient
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.wire import sha256_hex
 from tests.support.data_http import HttpReply, HttpRequest, http_server
@@ -31,7 +31,7 @@ class BlobServer:
 
 async def download(server: BlobServer) -> bytes:
     async with http_server(server) as url, httpx.AsyncClient(base_url=url) as http:
-        return await HttpCoordinatorClient(http, "run").get_blob(SHA256)
+        return await CoordinatorClient(http, "run").get_blob(SHA256)
 
 
 async def test_blob_whose_body_breaks_is_continued_where_it_broke() -> None:
@@ -74,7 +74,7 @@ async def test_blob_that_is_refused_or_answered_wrongly_is_said() -> None:
 
     async with http_server(refuse) as url, httpx.AsyncClient(base_url=url) as http:
         with pytest.raises(Refused, match="no blob"):
-            await HttpCoordinatorClient(http, "run").get_blob(SHA256)
+            await CoordinatorClient(http, "run").get_blob(SHA256)
     async with http_server(mislead) as url, httpx.AsyncClient(base_url=url) as http:
         with pytest.raises(InvalidDocument, match="another range"):
-            await HttpCoordinatorClient(http, "run").get_blob(SHA256)
+            await CoordinatorClient(http, "run").get_blob(SHA256)

@@ -13,12 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.machine.stimuli import ClientEjected
-from coordinator_client.http import DocumentMark, HttpCoordinatorClient, ResultsQuery
+from coordinator_client.api import DocumentMark, ResultsQuery
+from coordinator_client.client_key import load_or_create_key
+from coordinator_client.http import CoordinatorClient
+from coordinator_client.session import Admission, Joined, Member
 from run_manager.agent import DocumentFeed
-from run_manager.events import Event, Joined
+from run_manager.events import Event
 from run_manager.exchange.star import StarExchange
-from run_manager.key import load_or_create_key
-from run_manager.session import Admission, Member
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.documents import Roster, RosterEntry
@@ -38,10 +39,10 @@ READY = ReadyReport(0, Sha256("aa" * 32), "ff")
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
-def client(answer: Answer) -> HttpCoordinatorClient:
+def client(answer: Answer) -> CoordinatorClient:
     """A client whose connection ends in `answer`."""
     http = httpx.AsyncClient(base_url="http://coordinator", transport=httpx.MockTransport(answer))
-    return HttpCoordinatorClient(http, "test-run")
+    return CoordinatorClient(http, "test-run")
 
 
 def problem(status: int, kind: str, headers: dict[str, str] | None = None, **context: Any) -> httpx.Response:
@@ -149,7 +150,7 @@ def test_connect_finds_the_one_run_once_the_coordinator_is_up(
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
 
     async def main() -> None:
-        api = await HttpCoordinatorClient.connect("http://coordinator/", RetryPolicy(VirtualClock(), lambda: 0.0))
+        api = await CoordinatorClient.connect("http://coordinator/", RetryPolicy(VirtualClock(), lambda: 0.0))
         assert api.run_id == "found"
         assert asked == 3
         await api.aclose()
@@ -165,7 +166,7 @@ async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: p
     real = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
     with pytest.raises(InvalidInput):
-        await HttpCoordinatorClient.connect("http://coordinator", RetryPolicy(VirtualClock(), lambda: 0.0))
+        await CoordinatorClient.connect("http://coordinator", RetryPolicy(VirtualClock(), lambda: 0.0))
 
 
 def member(
@@ -402,4 +403,4 @@ def test_exchange_cache_stays_within_its_bytes() -> None:
 )
 async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
-        await HttpCoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))
+        await CoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from coordinator_client.operator import OperatorClient
+from coordinator_client.session import CoordinatorLost
 from epochal import __version__
 from epochal.cli.logs import JsonFormatter, TextFormatter
 from epochal.cli.main import app, main
@@ -21,7 +22,6 @@ from epochal.cli.state_files import MAX_CONFIG_BYTES
 from epochal.commands.client import base_url, log_event
 from epochal.commands.servers import first_error
 from epochal.display import curve, status_line, status_panel
-from run_manager.events import CoordinatorLost
 from state.errors import InvalidInput, Refused
 from state.messages import MemberView, RunStatus
 from state.phases import RunState

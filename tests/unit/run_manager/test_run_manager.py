@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.machine.stimuli import ClientsFellSilent
+from coordinator_client.session import Admission, CoordinatorFound, CoordinatorLost, Joined, Member
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import ClientEnd, EndReason
@@ -17,11 +18,8 @@ from run_manager.context import TentativeState
 from run_manager.events import (
     Attested,
     BecameReady,
-    CoordinatorFound,
-    CoordinatorLost,
     DocumentArrived,
     Event,
-    Joined,
     ReplicaDistrusted,
     ReplicaHeld,
     RoundFailed,
@@ -32,7 +30,6 @@ from run_manager.exchange.star import StarExchange
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.run_manager import RunAccess
-from run_manager.session import Admission, Member
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
 from state.config.model import NgramConfig

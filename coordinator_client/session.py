@@ -11,11 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from coordinator_client.http import CoordinatorApi
-from run_manager.events import CoordinatorFound, CoordinatorLost, Joined, Observer
-from run_manager.key import ClientKey
+from coordinator_client.api import CoordinatorApi
+from coordinator_client.client_key import ClientKey
 from runtime.retry import MAX_DELAY_S, RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
@@ -32,6 +31,30 @@ MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The client is a member. `session_number` counts its joins from 1."""
+
+    client_id: ClientId
+    session_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The coordinator does not answer; the client keeps trying."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFound:
+    """The coordinator answers again."""
+
+
+SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound
+SessionObserver = Callable[[SessionEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +77,12 @@ class Member:
     """
 
     def __init__(
-        self, api: CoordinatorApi, key: ClientKey, admission: Admission, retry_policy: RetryPolicy, observer: Observer
+        self,
+        api: CoordinatorApi,
+        key: ClientKey,
+        admission: Admission,
+        retry_policy: RetryPolicy,
+        observer: SessionObserver,
     ) -> None:
         self._api = api
         self._key = key
