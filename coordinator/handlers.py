@@ -1,6 +1,6 @@
 """What clients and operators ask of a coordinator, whatever carries their messages: HTTP, or a simulated network.
 
-The desk authenticates, checks what needs bytes or signatures, turns messages into stimuli, and answers. It decides
+They authenticate, check what needs bytes or signatures, turn messages into stimuli, and answer. They decide
 nothing about the run: the machine does.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from coordinator.auth.identity import CHALLENGE_LIFETIME_S, SESSION_LIFETIME_S, AdminToken, Claims, Identity
-from coordinator.layout_cache import Layouts
+from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import Member
 from coordinator.machine.stimuli import (
     AttestationReceived,
@@ -24,7 +24,7 @@ from coordinator.machine.stimuli import (
 )
 from coordinator.publication import Published
 from coordinator.service import CoordinatorService, Make
-from coordinator.uploads import Deliveries, RunHeavy
+from coordinator.uploads import RunHeavy, Uploads
 from state.documents import CheckpointRef, Outcome
 from state.errors import Refused
 from state.messages import (
@@ -55,23 +55,23 @@ LONG_POLLS_PER_TIMEOUT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Handlers:
     """The front of one coordinator.
 
     Attributes:
         run_heavy: for the check of a result's bytes.
-        deliveries: takes the bytes of results and checkpoints.
+        uploads: takes the bytes of results and checkpoints.
     """
 
     service: CoordinatorService
     identity: Identity
     admin: AdminToken
-    layouts: Layouts
+    layouts: LayoutCache
     run_heavy: RunHeavy
-    deliveries: Deliveries = field(init=False)
+    uploads: Uploads = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "deliveries", Deliveries(self.service, self.layouts, self.run_heavy))
+        object.__setattr__(self, "uploads", Uploads(self.service, self.layouts, self.run_heavy))
 
     # Who is asking
 
@@ -299,8 +299,8 @@ class Desk:
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
     ) -> None:
-        """Take the bytes of a result or checkpoint that this member announced (`Deliveries.receive`)."""
-        await self.deliveries.receive(client_id, sha256, body, length_bytes)
+        """Take the bytes of a result or checkpoint that this member announced (`Uploads.receive`)."""
+        await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # What an operator does
 

@@ -10,7 +10,7 @@ from state.replica import parse_checkpoint
 from state.tensors import TensorLayout
 
 
-class Layouts:
+class LayoutCache:
     """Reads one checkpoint, however many clients ask at once.
 
     A checkpoint is taken only if it has the layout of the one before, so that what was read once holds for the run.

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from state.wire import ClientId
 
 
-class Presence:
+class Liveness:
     """The last-heard times of the members, in seconds on the run's clock."""
 
     def __init__(self, now_s: float) -> None:

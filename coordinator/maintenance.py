@@ -13,7 +13,7 @@ from state.errors import StoreFailed
 log = logging.getLogger(__name__)
 
 
-class Housekeeping:
+class Maintenance:
     """Does the house work of one service.
 
     Args:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from coordinator.liveness import Presence
+from coordinator.liveness import Liveness
 from coordinator.machine.round import plan_of
 from coordinator.machine.run import Run
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
@@ -118,7 +118,7 @@ def status_of(
     version: int,
     *,
     now_s: float,
-    presence: Presence,
+    liveness: Liveness,
     tokens_per_s: float,
     blob_bytes: int,
     journal_bytes: int,
@@ -134,7 +134,7 @@ def status_of(
             in_roster=member.client_id in positions,
             share=member.share,
             trainer=member.trainer,
-            silent_s=round(presence.silent_s(member.client_id, now_s), 3),
+            silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
             last_loss=member.last_loss,
         )
         for member in shown

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from coordinator.api.app import create_app
 from coordinator.auth.identity import AdminToken, Identity, load_or_create_key
-from coordinator.handlers import Desk
-from coordinator.layout_cache import Layouts
-from coordinator.service import CoordinatorService, ServiceParts
+from coordinator.handlers import Handlers
+from coordinator.layout_cache import LayoutCache
+from coordinator.service import CoordinatorService, ServiceOptions
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.directory.journal import KEYS_FOLDER, RunDirectory
 from runtime.clock import SystemClock
@@ -49,7 +49,7 @@ class Serving:
     """
 
     url: str
-    desk: Desk
+    handlers: Handlers
     admin_token: str | None
 
 
@@ -73,19 +73,19 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         keys = options.run_dir / KEYS_FOLDER
         identity = Identity(load_or_create_key(keys), state_file.run_id)
         blobs = await DirectoryBlobs.open(options.run_dir, state_file.blobs.max_total_bytes)
-        parts = ServiceParts(store, blobs, SystemClock(), identity.public_key_hex, options.source)
+        parts = ServiceOptions(store, blobs, SystemClock(), identity.public_key_hex, options.source)
         service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = AdminToken.load_or_create(keys, anew=options.new_admin_token)
-            desk = Desk(service, identity, admin, Layouts(), _in_thread)
-            server = endpoint.server(create_app(desk, options.version))
+            handlers = Handlers(service, identity, admin, LayoutCache(), _in_thread)
+            server = endpoint.server(create_app(handlers, options.version))
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
                 await service.started.wait()
                 try:
-                    yield Serving(endpoint.url_of(listener), desk, admin_token)
+                    yield Serving(endpoint.url_of(listener), handlers, admin_token)
                 finally:
                     server.should_exit = True
                     service.release_readers()

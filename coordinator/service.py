@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.liveness import Presence
+from coordinator.liveness import Liveness
 from coordinator.machine.handle import handle
 from coordinator.machine.records import encode_record, encode_snapshot, replay
 from coordinator.machine.run import Run, config_json, lineage_of, new_run
@@ -36,7 +36,7 @@ from coordinator.machine.stimuli import (
     Ticked,
 )
 from coordinator.machine.views import document_of
-from coordinator.maintenance import Housekeeping
+from coordinator.maintenance import Maintenance
 from coordinator.publication import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
 from coordinator.store.protocol import BlobStore, Store
 from runtime.clock import Clock, RunClock
@@ -69,7 +69,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceParts:
+class ServiceOptions:
     """What a service is made of.
 
     Attributes:
@@ -89,7 +89,7 @@ class ServiceParts:
 class CoordinatorService:
     """Owns a run. Use `open`, then keep `serve` running in a task group."""
 
-    def __init__(self, parts: ServiceParts, run: Run, version: int, sequence: int) -> None:
+    def __init__(self, parts: ServiceOptions, run: Run, version: int, sequence: int) -> None:
         self.blobs = parts.blobs
         self._parts = parts
         self._store = parts.store
@@ -97,14 +97,14 @@ class CoordinatorService:
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
         self._sequence = sequence
         self._records_in_segment = 0
-        self._presence = Presence(self._clock.now_s())
+        self._liveness = Liveness(self._clock.now_s())
         self._news = asyncio.Event()
         self._results_news = asyncio.Event()
         self._documents = RoundDocuments()
         self._rate = TokenRate()
         self._edited: StateFile | None = None
         self._is_restored = False
-        self._house = Housekeeping(parts.store, parts.blobs, lambda: self.run, self.fail)
+        self._maintenance = Maintenance(parts.store, parts.blobs, lambda: self.run, self.fail)
         self._readers_released = False
         self.run = run
         self.published = Published.of(document_of(run, version))
@@ -115,7 +115,7 @@ class CoordinatorService:
 
     @classmethod
     async def open(
-        cls, parts: ServiceParts, state_file: StateFile, *, is_restored: bool = False
+        cls, parts: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
     ) -> "CoordinatorService":
         """The service of the run that the store holds, or of a new one.
 
@@ -168,7 +168,7 @@ class CoordinatorService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commit_groups())
                 tasks.create_task(self._tick())
-                tasks.create_task(self._house.run())
+                tasks.create_task(self._maintenance.run())
         finally:
             self.accepting = False
 
@@ -293,7 +293,7 @@ class CoordinatorService:
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
-                self._house.state_file_changed()
+                self._maintenance.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
                 self._rate.add(self._clock.now_s(), self._tokens_applied())
@@ -306,7 +306,7 @@ class CoordinatorService:
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SweepBlobs():
-                self._house.sweep()
+                self._maintenance.sweep()
             case SegmentEnded(epoch=epoch):
                 log.debug("segment_ended", extra={"epoch": epoch})
 
@@ -317,7 +317,7 @@ class CoordinatorService:
             StoreFailed: it could not be written.
         """
         if self.failure is None:
-            await self._house.save_state_file()
+            await self._maintenance.save_state_file()
 
     async def _tick(self) -> None:
         while True:
@@ -325,7 +325,7 @@ class CoordinatorService:
             if self.failure is not None:
                 continue
             now_s = self._clock.now_s()
-            silent = self._presence.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
+            silent = self._liveness.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
             bound = self.run.state_file.blobs.max_total_bytes * BLOBS_NEAR_BOUND_PERCENT // 100
             try:
                 if silent:
@@ -356,7 +356,7 @@ class CoordinatorService:
 
     def heard(self, client_id: ClientId) -> None:
         """A request of this member arrived."""
-        self._presence.heard(client_id, self._clock.now_s())
+        self._liveness.heard(client_id, self._clock.now_s())
 
     async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
         """What is published, once its version is above `after` or its lineage another; None if nothing came."""
@@ -409,7 +409,7 @@ class CoordinatorService:
             self.run,
             self.published.version,
             now_s=self._clock.now_s(),
-            presence=self._presence,
+            liveness=self._liveness,
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
             journal_bytes=self._store.journal_bytes,

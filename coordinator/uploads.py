@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from coordinator.layout_cache import Layouts
+from coordinator.layout_cache import LayoutCache
 from coordinator.machine.round import Commitment
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
@@ -33,10 +33,10 @@ RunHeavy = Callable[[Callable[[], object]], Awaitable[object]]
 """Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
 
 
-class Deliveries:
+class Uploads:
     """Takes announced blobs for one service."""
 
-    def __init__(self, service: CoordinatorService, layouts: Layouts, run_heavy: RunHeavy) -> None:
+    def __init__(self, service: CoordinatorService, layouts: LayoutCache, run_heavy: RunHeavy) -> None:
         self._service = service
         self._layouts = layouts
         self._run_heavy = run_heavy

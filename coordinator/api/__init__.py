@@ -1,1 +1,1 @@
-"""The REST routes of DESIGN section 5, thin over the desk."""
+"""The REST routes of DESIGN section 5, thin over the handlers."""

@@ -1,4 +1,4 @@
-"""The REST service of DESIGN section 5, as a FastAPI application. Routes translate; the desk does the work."""
+"""The REST service of DESIGN section 5, as a FastAPI application. Routes translate; the handlers do the work."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from coordinator.api.limits import LongPolls, RequestCounts
 from coordinator.api.long_poll import RUN, RunDocumentEndpoint
 from coordinator.api.metrics import metrics_text
-from coordinator.handlers import Desk
+from coordinator.handlers import Handlers
 from runtime.http_bodies import (
     IMMUTABLE,
     bearer_token,
@@ -72,8 +72,8 @@ DOCUMENTS: tuple[Any, ...] = (
 _HEX = frozenset("0123456789abcdef")
 
 
-def create_app(desk: Desk, version: str) -> FastAPI:
-    """The application over a desk."""
+def create_app(handlers: Handlers, version: str) -> FastAPI:
+    """The application over a handlers."""
     app = FastAPI(
         title="Epochal coordinator",
         version=version,
@@ -85,14 +85,14 @@ def create_app(desk: Desk, version: str) -> FastAPI:
     polls, answers = LongPolls(), Counter[tuple[str, str, int]]()
     app.add_middleware(RequestCounts, answers=answers)
     router = APIRouter()
-    _add_reading(router, desk, polls)
-    _add_membership(router, desk)
-    _add_reports(router, desk)
-    _add_blobs(router, desk)
-    _add_operator(router, desk)
-    _add_health(router, desk, lambda: metrics_text(desk.service, polls.count, answers))
+    _add_reading(router, handlers, polls)
+    _add_membership(router, handlers)
+    _add_reports(router, handlers)
+    _add_blobs(router, handlers)
+    _add_operator(router, handlers)
+    _add_health(router, handlers, lambda: metrics_text(handlers.service, polls.count, answers))
     app.include_router(router)
-    app.router.routes.append(Route(RUN, RunDocumentEndpoint(desk, polls), methods=["GET"], name="run_document"))
+    app.router.routes.append(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -125,21 +125,21 @@ def _sha256(text: str) -> Sha256:
     return Sha256(text)
 
 
-def _caller(desk: Desk, request: Request) -> ClientId:
+def _caller(handlers: Handlers, request: Request) -> ClientId:
     run_id = request.path_params.get("run_id")
     if run_id is not None:
-        desk.check_run(run_id)
-    return desk.authenticate(bearer_token(request.headers))
+        handlers.check_run(run_id)
+    return handlers.authenticate(bearer_token(request.headers))
 
 
-def _add_reading(router: APIRouter, desk: Desk, polls: LongPolls) -> None:
+def _add_reading(router: APIRouter, handlers: Handlers, polls: LongPolls) -> None:
     @router.get("/v1/runs", summary="The run that this coordinator serves")
     async def runs() -> Response:
-        return document_response({"runs": [desk.service.run.state_file.run_id]})
+        return document_response({"runs": [handlers.service.run.state_file.run_id]})
 
     async def immutable(run_id: str, sha256: str) -> Response:
-        desk.check_run(run_id)
-        return json_response(desk.immutable(_sha256(sha256)), IMMUTABLE)
+        handlers.check_run(run_id)
+        return json_response(handlers.immutable(_sha256(sha256)), IMMUTABLE)
 
     for place, kind in (("rosters", Roster), ("work", WorkList)):
         path = f"{RUN}/{place}/{{sha256}}"
@@ -148,8 +148,8 @@ def _add_reading(router: APIRouter, desk: Desk, polls: LongPolls) -> None:
 
     @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="What step applied", responses=openapi_answer(Outcome))
     async def outcome(run_id: str, step: int) -> Response:
-        desk.check_run(run_id)
-        return document_response(desk.outcome(step), IMMUTABLE)
+        handlers.check_run(run_id)
+        return document_response(handlers.outcome(step), IMMUTABLE)
 
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
@@ -157,25 +157,25 @@ def _add_reading(router: APIRouter, desk: Desk, polls: LongPolls) -> None:
         responses=openapi_answer(ResultsPage),
     )
     async def results(run_id: str, step: int, request: Request) -> Response:
-        desk.check_run(run_id)
+        handlers.check_run(run_id)
         token = bearer_token(request.headers)
-        client_id = None if token is None else desk.authenticate(token)
+        client_id = None if token is None else handlers.authenticate(token)
         attempt, after = whole_number(request, "attempt", 0), max(0, whole_number(request, "after", 0))
         with polls.place(client_id):
-            page = await desk.results(step, attempt, after, seconds(request, "wait_s", 0.0))
+            page = await handlers.results(step, attempt, after, seconds(request, "wait_s", 0.0))
         if client_id is not None:
-            desk.service.heard(client_id)
+            handlers.service.heard(client_id)
         return document_response(page)
 
     @router.get(
         f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)
     )
     async def latest_checkpoint(run_id: str) -> Response:
-        desk.check_run(run_id)
-        return document_response(desk.latest_checkpoint(), "no-cache")
+        handlers.check_run(run_id)
+        return document_response(handlers.latest_checkpoint(), "no-cache")
 
 
-def _add_membership(router: APIRouter, desk: Desk) -> None:
+def _add_membership(router: APIRouter, handlers: Handlers) -> None:
     clients = f"{RUN}/clients"
 
     @router.post(
@@ -185,44 +185,44 @@ def _add_membership(router: APIRouter, desk: Desk) -> None:
         responses=openapi_answer(Challenge),
     )
     async def challenge(run_id: str, request: Request) -> Response:
-        desk.check_run(run_id)
-        return document_response(desk.challenge(await read_message(request, ChallengeRequest)))
+        handlers.check_run(run_id)
+        return document_response(handlers.challenge(await read_message(request, ChallengeRequest)))
 
     @router.post(clients, summary="Join", openapi_extra=openapi_body(JoinRequest), responses=openapi_answer(Session))
     async def join(run_id: str, request: Request) -> Response:
-        desk.check_run(run_id)
-        return document_response(await desk.join(await read_message(request, JoinRequest)))
+        handlers.check_run(run_id)
+        return document_response(await handlers.join(await read_message(request, JoinRequest)))
 
     @router.get(f"{clients}/me", summary="What has arrived of mine", responses=openapi_answer(Standing))
     async def standing(run_id: str, request: Request) -> Response:
         del run_id
-        return document_response(desk.standing(_caller(desk, request)))
+        return document_response(handlers.standing(_caller(handlers, request)))
 
     @router.delete(f"{clients}/me", summary="Withdraw", status_code=204)
     async def withdraw(run_id: str, request: Request) -> Response:
         del run_id
-        await desk.withdraw(_caller(desk, request))
+        await handlers.withdraw(_caller(handlers, request))
         return Response(status_code=204)
 
     @router.post(f"{clients}/me/token", summary="Renew the token and the ticket", responses=openapi_answer(Session))
     async def renew(run_id: str, request: Request) -> Response:
         del run_id
-        return document_response(desk.renew(_caller(desk, request)))
+        return document_response(handlers.renew(_caller(handlers, request)))
 
 
-def _add_reports(router: APIRouter, desk: Desk) -> None:
+def _add_reports(router: APIRouter, handlers: Handlers) -> None:
     reports: tuple[tuple[str, Any, Any, str], ...] = (
-        ("ready", ReadyReport, desk.report_ready, "I hold the model and the data"),
-        ("results", ResultCommitment, desk.commit_result, "Commit to a result"),
-        ("attestations", Attestation, desk.attest, "Attest what arrived in time"),
-        ("checkpoints", CheckpointReport, desk.report_checkpoint, "Claim a replica's digest"),
-        ("failures", FailureReport, desk.report_failure, "I cannot take this step"),
+        ("ready", ReadyReport, handlers.report_ready, "I hold the model and the data"),
+        ("results", ResultCommitment, handlers.commit_result, "Commit to a result"),
+        ("attestations", Attestation, handlers.attest, "Attest what arrived in time"),
+        ("checkpoints", CheckpointReport, handlers.report_checkpoint, "Claim a replica's digest"),
+        ("failures", FailureReport, handlers.report_failure, "I cannot take this step"),
     )
 
     def add(place: str, kind: Any, take: Any, summary: str) -> None:
         async def report(run_id: str, request: Request) -> Response:
             del run_id
-            client_id = _caller(desk, request)
+            client_id = _caller(handlers, request)
             return document_response(await take(client_id, await read_message(request, kind)))
 
         router.add_api_route(
@@ -239,19 +239,19 @@ def _add_reports(router: APIRouter, desk: Desk) -> None:
         add(place, kind, take, summary)
 
 
-def _add_blobs(router: APIRouter, desk: Desk) -> None:
+def _add_blobs(router: APIRouter, handlers: Handlers) -> None:
     @router.put("/v1/blobs/{sha256}", summary="Deliver an announced result or checkpoint", status_code=201)
     async def put_blob(sha256: str, request: Request) -> Response:
-        client_id = _caller(desk, request)
+        client_id = _caller(handlers, request)
         digest = _sha256(sha256)
-        await desk.receive_blob(client_id, digest, body_pieces(request), content_length(request))
+        await handlers.receive_blob(client_id, digest, body_pieces(request), content_length(request))
         return Response(status_code=201)
 
     @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint by content; ranges are served")
     async def get_blob(sha256: str, request: Request) -> Response:
-        _caller(desk, request)
+        _caller(handlers, request)
         digest = _sha256(sha256)
-        size = await desk.service.blobs.size(digest)
+        size = await handlers.service.blobs.size(digest)
         if size is None:
             raise Refused(Refusal.NOT_FOUND, f"no blob {digest} is held")
         start, stop, partial = _range(request.headers.get("range"), size)
@@ -263,7 +263,7 @@ def _add_blobs(router: APIRouter, desk: Desk) -> None:
         }
         if partial:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        body: AsyncIterator[bytes] = desk.service.blobs.stream(digest, start, stop)
+        body: AsyncIterator[bytes] = handlers.service.blobs.stream(digest, start, stop)
         return StreamingResponse(body, 206 if partial else 200, headers, media_type="application/octet-stream")
 
 
@@ -282,43 +282,43 @@ def _range(header: str | None, size: int) -> tuple[int, int, bool]:
     return start, stop, True
 
 
-def _add_operator(router: APIRouter, desk: Desk) -> None:
+def _add_operator(router: APIRouter, handlers: Handlers) -> None:
     def check(run_id: str, request: Request) -> None:
-        desk.check_run(run_id)
-        desk.check_admin(bearer_token(request.headers))
+        handlers.check_run(run_id)
+        handlers.check_admin(bearer_token(request.headers))
 
     @router.get(f"{RUN}/status", summary="What an operator asks", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
-        desk.check_run(run_id)
-        return document_response(desk.status())
+        handlers.check_run(run_id)
+        return document_response(handlers.status())
 
     @router.post(f"{RUN}/pause", summary="Hold after this round (admin token)", status_code=204)
     async def pause(run_id: str, request: Request) -> Response:
         check(run_id, request)
-        await desk.pause()
+        await handlers.pause()
         return Response(status_code=204)
 
     @router.post(f"{RUN}/resume", summary="Go on (admin token)", status_code=204)
     async def resume(run_id: str, request: Request) -> Response:
         check(run_id, request)
-        await desk.resume()
+        await handlers.resume()
         return Response(status_code=204)
 
     @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client (admin token)", status_code=204)
     async def eject(run_id: str, client_id: str, request: Request) -> Response:
         check(run_id, request)
-        await desk.eject(ClientId(client_id))
+        await handlers.eject(ClientId(client_id))
         return Response(status_code=204)
 
 
-def _add_health(router: APIRouter, desk: Desk, metrics_now: Callable[[], str]) -> None:
+def _add_health(router: APIRouter, handlers: Handlers, metrics_now: Callable[[], str]) -> None:
     @router.get("/healthz", summary="The process lives")
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
 
     @router.get("/readyz", summary="The run is loaded and can be kept")
     async def readyz() -> Response:
-        service = desk.service
+        service = handlers.service
         if service.accepting:
             return PlainTextResponse("ready\n")
         return PlainTextResponse(f"not accepting: {service.failure or 'the run is not loaded yet'}\n", 503)

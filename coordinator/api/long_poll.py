@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.limits import LongPolls
-from coordinator.handlers import Desk
+from coordinator.handlers import Handlers
 from coordinator.publication import Published
 from runtime.http_bodies import bearer_token, parse_seconds, parse_whole
 from runtime.problem_json import problem_response
@@ -25,8 +25,8 @@ class RunDocumentEndpoint:
 
     path = RUN
 
-    def __init__(self, desk: Desk, polls: LongPolls) -> None:
-        self._desk = desk
+    def __init__(self, handlers: Handlers, polls: LongPolls) -> None:
+        self._handlers = handlers
         self._polls = polls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,25 +37,25 @@ class RunDocumentEndpoint:
             await problem_response(error)(scope, _no_body, send)
             return
         if published is None or published.etag == seen:
-            etag = self._desk.service.published.etag if published is None else published.etag
+            etag = self._handlers.service.published.etag if published is None else published.etag
             await Response(status_code=304, headers={"ETag": etag})(scope, _no_body, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": _headers(published)})
         await send({"type": "http.response.body", "body": published.body})
 
     async def _published(self, scope: Scope) -> tuple[Published | None, str | None]:
-        desk = self._desk
-        desk.check_run(scope["path_params"]["run_id"])
+        handlers = self._handlers
+        handlers.check_run(scope["path_params"]["run_id"])
         headers = Headers(scope=scope)
         token = bearer_token(headers)
-        client_id = None if token is None else desk.authenticate(token)
+        client_id = None if token is None else handlers.authenticate(token)
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         after = parse_whole("after", query.get("after", "-1"))
         wait_s = parse_seconds("wait_s", query.get("wait_s", "0"))
         with self._polls.place(client_id):
-            published = await desk.wait_published(after, query.get("lineage"), wait_s)
+            published = await handlers.wait_published(after, query.get("lineage"), wait_s)
         if client_id is not None:
-            desk.service.heard(client_id)
+            handlers.service.heard(client_id)
         return published, headers.get("if-none-match")
 
 

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.app import create_app
 from coordinator.auth.identity import AdminToken, Identity
-from coordinator.handlers import Desk
-from coordinator.layout_cache import Layouts
+from coordinator.handlers import Handlers
+from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import current_checkpointer
-from coordinator.service import CoordinatorService, ServiceParts
+from coordinator.service import CoordinatorService, ServiceOptions
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import BlobStore, Store
 from runtime.clock import SystemClock
@@ -45,7 +45,7 @@ class Served:
     """A coordinator that is served."""
 
     service: CoordinatorService
-    desk: Desk
+    handlers: Handlers
     http: httpx.AsyncClient
     run_url: str
 
@@ -55,17 +55,17 @@ async def served(state: StateFile, store: Store | None = None, blobs: BlobStore 
     """Serve a run in this process until the context is left."""
     identity = Identity(bytes(range(32)), state.run_id)
     kept_blobs = blobs or MemoryBlobs(state.blobs.max_total_bytes)
-    parts = ServiceParts(store or MemoryStore(), kept_blobs, SystemClock(), identity.public_key_hex)
+    parts = ServiceOptions(store or MemoryStore(), kept_blobs, SystemClock(), identity.public_key_hex)
     service = await CoordinatorService.open(parts, state)
-    desk = Desk(service, identity, AdminToken(hashlib.sha256(ADMIN.encode()).digest()), Layouts(), in_place)
-    transport = httpx.ASGITransport(create_app(desk, "test"), raise_app_exceptions=False)
+    handlers = Handlers(service, identity, AdminToken(hashlib.sha256(ADMIN.encode()).digest()), LayoutCache(), in_place)
+    transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,
         asyncio.TaskGroup() as tasks,
     ):
         serving = tasks.create_task(service.serve())
         await service.started.wait()
-        yield Served(service, desk, http, f"/v1/runs/{state.run_id}")
+        yield Served(service, handlers, http, f"/v1/runs/{state.run_id}")
         serving.cancel()
 
 

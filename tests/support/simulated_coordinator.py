@@ -1,4 +1,4 @@
-"""A coordinator that dies and comes back, in virtual time: the real service and desk over a store that outlives them.
+"""A coordinator that dies and comes back, in virtual time: the real service over a store that outlives it.
 
 What a kill may interrupt is made wide: keeping a record takes a while before it counts and a while after, so that a
 kill finds records that are not kept, and records that are kept and not published.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.auth.identity import AdminToken, Identity
-from coordinator.handlers import Desk
-from coordinator.layout_cache import Layouts
+from coordinator.handlers import Handlers
+from coordinator.layout_cache import LayoutCache
 from coordinator.machine.records import RecordBody, SnapshotBody
-from coordinator.service import CoordinatorService, ServiceParts
+from coordinator.service import CoordinatorService, ServiceOptions
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import JournalRecord, Snapshot
 from state.config.state_file import StateFile
@@ -65,7 +65,7 @@ class JournalInMemory(MemoryStore):
 class _Life:
     """One process: from a start to its kill."""
 
-    desk: Desk
+    handlers: Handlers
     tasks: asyncio.TaskGroup
 
 
@@ -95,7 +95,7 @@ class SimulatedCoordinator:
     def service(self) -> CoordinatorService:
         """The living process's service."""
         assert self._life is not None, "the coordinator is down"
-        return self._life.desk.service
+        return self._life.handlers.service
 
     async def run(self) -> None:
         """Lives until cancelled. After a kill it starts again when `start` is called."""
@@ -131,16 +131,16 @@ class SimulatedCoordinator:
 
         key = self._identity.public_key_hex
         service = await CoordinatorService.open(
-            ServiceParts(self.store, self.blobs, self.clock, key, new_seed=new_seed), self.state
+            ServiceOptions(self.store, self.blobs, self.clock, key, new_seed=new_seed), self.state
         )
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-        desk = Desk(service, self._identity, admin, Layouts(), _in_place)
+        handlers = Handlers(service, self._identity, admin, LayoutCache(), _in_place)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             tasks.create_task(self._watch(service))
             await service.started.wait()
             self.starts += 1
-            self._life = _Life(desk, tasks)
+            self._life = _Life(handlers, tasks)
             self._tell()
 
     async def _watch(self, service: CoordinatorService) -> None:
@@ -154,7 +154,7 @@ class SimulatedCoordinator:
                     self.phases.append(published.document.run_state)
                 self._tell()
 
-    async def ask(self, act: Callable[[Desk], Awaitable[T]]) -> T:
+    async def ask(self, act: Callable[[Handlers], Awaitable[T]]) -> T:
         """Lets the living process answer. A request outlives an asker who goes away, and dies with the process.
 
         Raises:
@@ -167,7 +167,7 @@ class SimulatedCoordinator:
 
         async def answer() -> T | EpochalError:
             try:
-                return await act(life.desk)
+                return await act(life.handlers)
             except EpochalError as error:
                 return error
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coordinator.handlers import Desk
+from coordinator.handlers import Handlers
 from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
 from coordinator_client.http import ANSWER_TIMEOUT_S
 from state.config.state_file import StateFile
@@ -98,7 +98,7 @@ class SimulatedApi(CoordinatorApi):
     def use_token(self, token: str | None) -> None:
         self._token = token
 
-    async def _ask(self, act: Callable[[Desk], Awaitable[T]]) -> T:
+    async def _ask(self, act: Callable[[Handlers], Awaitable[T]]) -> T:
         await self._link.pass_leg()
         if self._link.repeats():
             self._tasks.create_task(self._repeat(act))
@@ -106,7 +106,7 @@ class SimulatedApi(CoordinatorApi):
         await self._link.pass_leg()
         return answer
 
-    async def _repeat(self, act: Callable[[Desk], Awaitable[object]]) -> None:
+    async def _repeat(self, act: Callable[[Handlers], Awaitable[object]]) -> None:
         """The same request once more, later; nobody hears the answer."""
         await asyncio.sleep(self._link.chance.uniform(0, MAX_REPEAT_DELAY_S))
         try:
@@ -114,13 +114,13 @@ class SimulatedApi(CoordinatorApi):
         except EpochalError:
             return
 
-    async def _as_member(self, act: Callable[[Desk, ClientId], Awaitable[T]]) -> T:
+    async def _as_member(self, act: Callable[[Handlers, ClientId], Awaitable[T]]) -> T:
         token = self._token
 
-        async def authenticated(desk: Desk) -> T:
-            client_id = desk.authenticate(token)
-            answer = await act(desk, client_id)
-            desk.service.heard(client_id)
+        async def authenticated(handlers: Handlers) -> T:
+            client_id = handlers.authenticate(token)
+            answer = await act(handlers, client_id)
+            handlers.service.heard(client_id)
             return answer
 
         return await self._ask(authenticated)
@@ -128,8 +128,8 @@ class SimulatedApi(CoordinatorApi):
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         version, lineage = (-1, None) if after is None else (after.version, after.lineage)
 
-        async def act(desk: Desk, client_id: ClientId) -> RunDocument | None:
-            published = await desk.wait_published(version, lineage, wait_s)
+        async def act(handlers: Handlers, client_id: ClientId) -> RunDocument | None:
+            published = await handlers.wait_published(version, lineage, wait_s)
             return None if published is None else published.document
 
         document = await self._as_member(act)
@@ -138,22 +138,22 @@ class SimulatedApi(CoordinatorApi):
         return document
 
     async def challenge(self, request: ChallengeRequest) -> Challenge:
-        async def act(desk: Desk) -> Challenge:
-            return desk.challenge(request)
+        async def act(handlers: Handlers) -> Challenge:
+            return handlers.challenge(request)
 
         return await self._ask(act)
 
     async def join(self, request: JoinRequest) -> Session:
-        return await self._ask(lambda desk: desk.join(request))
+        return await self._ask(lambda handlers: handlers.join(request))
 
     async def renew(self) -> Session:
-        async def act(desk: Desk, client_id: ClientId) -> Session:
-            return desk.renew(client_id)
+        async def act(handlers: Handlers, client_id: ClientId) -> Session:
+            return handlers.renew(client_id)
 
         return await self._as_member(act)
 
     async def withdraw(self) -> None:
-        await self._as_member(lambda desk, client_id: desk.withdraw(client_id))
+        await self._as_member(lambda handlers, client_id: handlers.withdraw(client_id))
 
     async def config(self, sha256: Sha256) -> StateFile:
         return await self._immutable(StateFile, sha256)
@@ -165,40 +165,40 @@ class SimulatedApi(CoordinatorApi):
         return await self._immutable(WorkList, sha256)
 
     async def _immutable(self, kind: type[T], sha256: Sha256) -> T:
-        async def act(desk: Desk) -> bytes:
-            return desk.immutable(sha256)
+        async def act(handlers: Handlers) -> bytes:
+            return handlers.immutable(sha256)
 
         return parse_document(kind, await self._ask(act))
 
     async def outcome(self, step: int) -> Outcome:
-        async def act(desk: Desk) -> Outcome:
-            return desk.outcome(step)
+        async def act(handlers: Handlers) -> Outcome:
+            return handlers.outcome(step)
 
         return await self._ask(act)
 
     async def results(self, query: ResultsQuery) -> ResultsPage:
         return await self._as_member(
-            lambda desk, client_id: desk.results(query.step, query.attempt, query.after, query.wait_s)
+            lambda handlers, client_id: handlers.results(query.step, query.attempt, query.after, query.wait_s)
         )
 
     async def report_ready(self, report: ReadyReport) -> Standing:
-        return await self._as_member(lambda desk, client_id: desk.report_ready(client_id, report))
+        return await self._as_member(lambda handlers, client_id: handlers.report_ready(client_id, report))
 
     async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._as_member(lambda desk, client_id: desk.commit_result(client_id, commitment))
+        return await self._as_member(lambda handlers, client_id: handlers.commit_result(client_id, commitment))
 
     async def attest(self, attestation: Attestation) -> Standing:
-        return await self._as_member(lambda desk, client_id: desk.attest(client_id, attestation))
+        return await self._as_member(lambda handlers, client_id: handlers.attest(client_id, attestation))
 
     async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._as_member(lambda desk, client_id: desk.report_checkpoint(client_id, report))
+        return await self._as_member(lambda handlers, client_id: handlers.report_checkpoint(client_id, report))
 
     async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._as_member(lambda desk, client_id: desk.report_failure(client_id, report))
+        return await self._as_member(lambda handlers, client_id: handlers.report_failure(client_id, report))
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._as_member(
-            lambda desk, client_id: desk.receive_blob(client_id, sha256, self._upload(data), len(data))
+            lambda handlers, client_id: handlers.receive_blob(client_id, sha256, self._upload(data), len(data))
         )
 
     async def _upload(self, data: bytes) -> AsyncIterator[bytes]:
@@ -211,4 +211,4 @@ class SimulatedApi(CoordinatorApi):
             yield data[start : start + size]
 
     async def get_blob(self, sha256: Sha256) -> bytes:
-        return await self._as_member(lambda desk, client_id: desk.service.blobs.read(sha256))
+        return await self._as_member(lambda handlers, client_id: handlers.service.blobs.read(sha256))

@@ -156,7 +156,7 @@ async def test_expired_token_is_unauthorized(coordinator: Served) -> None:
     client = HandClient(coordinator, 1)
     await client.join()
     long_ago = coordinator.service.now_s() - SESSION_LIFETIME_S - 1
-    expired = coordinator.desk.identity.session_token(client.client_id, 1, long_ago)
+    expired = coordinator.handlers.identity.session_token(client.client_id, 1, long_ago)
     assert problem(await client.send("GET", "/clients/me", token=expired)) == "unauthorized"
 
 

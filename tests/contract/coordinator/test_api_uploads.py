@@ -97,7 +97,7 @@ async def test_delivery_of_another_length_is_refused_before_it_is_read(coordinat
 async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: Served) -> None:
     clients = await training(coordinator, 6)
     checking = most = 0
-    run_heavy = coordinator.desk.deliveries._run_heavy
+    run_heavy = coordinator.handlers.uploads._run_heavy
 
     async def watched(work: object) -> object:
         nonlocal checking, most
@@ -108,7 +108,7 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
         checking -= 1
         return found
 
-    coordinator.desk.deliveries._run_heavy = watched
+    coordinator.handlers.uploads._run_heavy = watched
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
             tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))

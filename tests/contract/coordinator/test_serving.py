@@ -84,7 +84,7 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
         async with asyncio.TaskGroup() as tasks:
             async with serving(state_file(config__init_min_clients=1), options) as running:
                 http.base_url = httpx.URL(running.url)
-                client = HandClient(Served(running.desk.service, running.desk, http, "/v1/runs/test-run"), 1)
+                client = HandClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)
                 version = (await http.get("/v1/runs/test-run")).json()["version"]
                 url = "/v1/runs/test-run?wait_s=6&after="
                 first = [tasks.create_task(http.get(f"{url}{version}")) for _ in range(POLLS)]
@@ -93,8 +93,8 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
                 bodies = {(await answer).content for answer in first}
                 assert len(bodies) == 1
                 assert (
-                    running.desk.service.published.body in bodies
-                    or running.desk.service.published.version > version + 1
+                    running.handlers.service.published.body in bodies
+                    or running.handlers.service.published.version > version + 1
                 )
                 last = [tasks.create_task(http.get(f"{url}{version + 1_000}")) for _ in range(POLLS)]
                 await all_wait(http, POLLS)
