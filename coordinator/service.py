@@ -39,6 +39,7 @@ from coordinator.machine.views import document_of
 from coordinator.maintenance import Maintenance
 from coordinator.publication import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
 from coordinator.store.protocol import BlobStore, Store
+from runtime.broadcast import Broadcast
 from runtime.clock import Clock, RunClock
 from state.config.changes import runtime_changes
 from state.config.state_file import StateFile
@@ -98,8 +99,8 @@ class CoordinatorService:
         self._sequence = sequence
         self._records_in_segment = 0
         self._liveness = Liveness(self._clock.now_s())
-        self._news = asyncio.Event()
-        self._results_news = asyncio.Event()
+        self._news = Broadcast()
+        self._results_news = Broadcast()
         self._documents = RoundDocuments()
         self._rate = TokenRate()
         self._edited: StateFile | None = None
@@ -275,12 +276,10 @@ class CoordinatorService:
         before, self.run = self.run, run
         if run.round is not before.round or run.phase is not before.phase:
             self._documents.remember(run)
-            self._results_news.set()
-            self._results_news = asyncio.Event()
+            self._results_news.notify()
         if document.version != self.published.version:
             self.published = Published.of(document)
-            self._news.set()
-            self._news = asyncio.Event()
+            self._news.notify()
 
     def fail(self, error: StoreFailed) -> None:
         """Stop accepting: something could not be kept. Also called by whoever sees a blob fail."""
@@ -347,8 +346,8 @@ class CoordinatorService:
     def release_readers(self) -> None:
         """Answer everyone who waits, because the service stops."""
         self._readers_released = True
-        self._news.set()
-        self._results_news.set()
+        self._news.close()
+        self._results_news.close()
 
     def now_s(self) -> float:
         """Seconds on the run's clock."""
@@ -362,10 +361,9 @@ class CoordinatorService:
         """What is published, once its version is above `after` or its lineage another; None if nothing came."""
         if self.published.is_news(after, lineage):
             return self.published
-        news = self._news
         try:
             async with asyncio.timeout(timeout_s):
-                await news.wait()
+                await self._news.wait()
         except TimeoutError:
             return None
         return self.published if self.published.is_news(after, lineage) else None
@@ -378,14 +376,13 @@ class CoordinatorService:
         """
         deadline_s = self._clock.now_s() + timeout_s
         while True:
-            news = self._results_news
             page = results_page(self.run, step, attempt, after)
             remaining_s = deadline_s - self._clock.now_s()
             if page.results or page.complete or remaining_s <= 0 or self._readers_released:
                 return page
             try:
                 async with asyncio.timeout(remaining_s):
-                    await news.wait()
+                    await self._results_news.wait()
             except TimeoutError:
                 return results_page(self.run, step, attempt, after)
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from coordinator_client.api import CoordinatorApi
 from coordinator_client.client_key import ClientKey
+from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
@@ -93,7 +94,7 @@ class Member:
         self._joining = asyncio.Lock()
         self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
         self._lost = False
-        self._news = asyncio.Event()
+        self._news = Broadcast()
         self.session_number = 0
 
     @property
@@ -205,8 +206,7 @@ class Member:
             self._count_join()
             self.session_number += 1
             self._take(session)
-            self._news.set()
-            self._news = asyncio.Event()
+            self._news.notify()
             self._note_found()
             self._observer(Joined(self.client_id, self.session_number))
 

@@ -20,6 +20,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from data_providers.protocol import Rejected, SourceUnavailable
+from runtime.broadcast import Broadcast
 from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
 from state.documents import Roster, RoundHead, RunDocument, WorkList
@@ -77,7 +78,7 @@ class CoordinatorGate:
         self._config: StateFile | None = None
         self._hears = False
         self._rounds: OrderedDict[tuple[str, int, int], Readable] = OrderedDict()
-        self._news = asyncio.Event()
+        self._news = Broadcast()
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """As `Gate.admit`; the ticket is a JWT that the run's coordinator signed for data servers (EdDSA, RFC 8037).
@@ -158,8 +159,7 @@ class CoordinatorGate:
                 while len(self._rounds) > KEPT_ROUNDS:
                     self._rounds.popitem(last=False)
         self._document = document
-        self._news.set()
-        self._news = asyncio.Event()
+        self._news.notify()
 
     async def _readable(self, client: httpx.AsyncClient, head: RoundHead, config: StateFile) -> Readable:
         roster = await self._immutable(client, Roster, "rosters", head.roster_sha256)

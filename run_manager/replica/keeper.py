@@ -19,6 +19,7 @@ from coordinator_client.session import Member
 from run_manager.events import Observer, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.star import Exchange
 from run_manager.replica.merger import Merger
+from runtime.broadcast import Broadcast
 from runtime.worker_thread import Worker
 from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import Desync, InvalidDocument, Refused
@@ -105,7 +106,7 @@ class ReplicaKeeper:
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
         self._history = 0
-        self._changed = asyncio.Event()
+        self._changed = Broadcast()
 
     @property
     def held(self) -> HeldReplica | None:
@@ -118,7 +119,7 @@ class ReplicaKeeper:
         if aim != self._aim:
             self._aim = aim
             self._missing = None
-            self._announce()
+            self._changed.notify()
 
     def adopt(self, held: HeldReplica) -> None:
         """Holds the run's initial replica, which this client made."""
@@ -163,7 +164,7 @@ class ReplicaKeeper:
             InvalidDocument, InvalidResult, Diverged: the run's own blobs cannot be applied; on no replica.
         """
         while True:
-            changed, aim = self._changed, self._aim
+            changed, aim = self._changed.next, self._aim
             if aim is None or not await self._advance(aim):
                 await changed.wait()
 
@@ -258,13 +259,9 @@ class ReplicaKeeper:
             step, self._held = self._held.step, None
             log.warning("replica_dropped", extra={"step": step, "reason": reason})
             self._observer(ReplicaDistrusted(step, reason))
-            self._announce()
+            self._changed.notify()
 
     def _hold(self, held: HeldReplica, origin: str) -> None:
         self._held = held
-        self._announce()
+        self._changed.notify()
         self._observer(ReplicaHeld(held.step, held.digest, origin))
-
-    def _announce(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

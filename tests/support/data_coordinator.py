@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.auth.identity import Identity
 from coordinator.machine.run import config_json
+from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
 from state.documents import Roster, RosterEntry, RunDocument, WorkList
 from state.intervals import BatchId
@@ -27,7 +28,7 @@ class PublishedRun:
         self.roster = Roster(tuple(RosterEntry(client_id, 1) for client_id in CLIENTS))
         self.document = self._document(RunState.WARMUP)
         self.away = False
-        self.news = asyncio.Event()
+        self.news = Broadcast()
 
     def keep(self, document: Any) -> Sha256:
         """Serve an immutable document."""
@@ -48,8 +49,7 @@ class PublishedRun:
     def announce(self, document: RunDocument) -> None:
         """Publish a document."""
         self.document = document
-        self.news.set()
-        self.news = asyncio.Event()
+        self.news.notify()
 
     def _document(self, run_state: RunState, step: int = 1, **changes: Any) -> RunDocument:
         parts = {"config_sha256": self.config_sha256, "coordinator_key": self.identity.public_key_hex, "version": 1}

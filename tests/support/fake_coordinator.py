@@ -31,6 +31,7 @@ from coordinator.machine.stimuli import (
 from coordinator.machine.views import document_of, expected_blob
 from coordinator.publication import results_page, standing_of
 from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
+from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidResult, Refused
@@ -83,7 +84,7 @@ class FakeCoordinator:
         self.requests: list[tuple[ClientId | None, str]] = []
         self.away = False
         self._layout: TensorLayout | None = None
-        self._news = asyncio.Event()
+        self._news = Broadcast()
 
     def api(self, faults: Faults = no_faults) -> "FakeApi":
         """Another client's way to the coordinator."""
@@ -132,8 +133,7 @@ class FakeCoordinator:
 
     def publish_document(self) -> None:
         """Wakes everyone who waits for news."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._news.notify()
 
     async def wait_for(self, ready: Callable[[], bool], wait_s: float = 10_000.0) -> bool:
         """Whether `ready` came true within `wait_s`; looks again whenever something is published."""

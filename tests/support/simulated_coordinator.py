@@ -18,6 +18,7 @@ from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.service import CoordinatorService, ServiceOptions
 from coordinator.store.memory import MemoryBlobs, MemoryStore
 from coordinator.store.protocol import JournalRecord, Snapshot
+from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
@@ -89,7 +90,7 @@ class SimulatedCoordinator:
         self._identity = Identity(chance.randbytes(32), state.run_id)
         self._life: _Life | None = None
         self._living: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+        self._news = Broadcast()
 
     @property
     def service(self) -> CoordinatorService:
@@ -117,7 +118,7 @@ class SimulatedCoordinator:
     def start(self) -> None:
         """Starts the process again."""
         self._living = None
-        self._tell()
+        self._news.notify()
 
     async def restart_after(self, away_s: float) -> None:
         """Kills the process and starts it again `away_s` seconds later."""
@@ -141,7 +142,7 @@ class SimulatedCoordinator:
             await service.started.wait()
             self.starts += 1
             self._life = _Life(handlers, tasks)
-            self._tell()
+            self._news.notify()
 
     async def _watch(self, service: CoordinatorService) -> None:
         """Notes every phase that is published."""
@@ -152,7 +153,7 @@ class SimulatedCoordinator:
                 version = published.version
                 if not self.phases or self.phases[-1] is not published.document.run_state:
                     self.phases.append(published.document.run_state)
-                self._tell()
+                self._news.notify()
 
     async def ask(self, act: Callable[[Handlers], Awaitable[T]]) -> T:
         """Lets the living process answer. A request outlives an asker who goes away, and dies with the process.
@@ -194,10 +195,6 @@ class SimulatedCoordinator:
     async def _wait_for(self, ready: Callable[[], bool]) -> None:
         while not ready():
             await self._news.wait()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
 
 
 async def _in_place(work: Callable[[], object]) -> object:
