@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from coordinator.liveness import Liveness
 from coordinator.machine.handle import handle
@@ -64,6 +65,18 @@ Make = Callable[[Stamp], Stimulus]
 
 
 @dataclass(frozen=True, slots=True)
+class GroupKept:
+    """One journal record was written, of `stimulus_count` stimuli, in `append_s` seconds."""
+
+    stimulus_count: int
+    append_s: float
+
+
+ServiceEvent: TypeAlias = Instruction | GroupKept
+"""What a service tells whoever watches it."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     make: Make
     answer: asyncio.Future[None]
@@ -85,6 +98,10 @@ class ServiceOptions:
     coordinator_key: str
     source: str = "state.toml"
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
+
+
+def _ignore(_: ServiceEvent) -> None:
+    """Watch nothing."""
 
 
 class CoordinatorService:
@@ -112,6 +129,7 @@ class CoordinatorService:
         self.accepting = False
         self.failure: str | None = None
         self.started = asyncio.Event()
+        self._watcher: Callable[[ServiceEvent], None] = _ignore
         self._documents.remember(run)
 
     @classmethod
@@ -263,7 +281,9 @@ class CoordinatorService:
         if document != self.published.document:
             document = replace(document, version=document.version + 1)
         sequence = self._sequence + 1
+        started_s = self._clock.now_s()
         await self._store.append(encode_record(sequence, document, tuple(kept)))
+        self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
         self._sequence = sequence
         self._records_in_segment += 1
         ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
@@ -288,7 +308,12 @@ class CoordinatorService:
             self.accepting = False
             log.critical("store_failed", extra={"reason": self.failure})
 
+    def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:
+        """Tell `watcher` of every instruction that is carried out and every record that is written, once it is."""
+        self._watcher = watcher
+
     def _carry_out(self, instruction: Instruction) -> None:
+        self._watcher(instruction)
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -152,6 +152,25 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@contextlib.asynccontextmanager
+async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
+    """Serve an ASGI app until the context is left; yields the base URL.
+
+    Raises:
+        InvalidInput: it cannot listen there, or the TLS files are none.
+    """
+    server = endpoint.server(app)
+    server.config.limit_concurrency = max_connections
+    with endpoint.bind() as listener:
+        async with asyncio.TaskGroup() as tasks:
+            http = tasks.create_task(server.serve([listener]))
+            try:
+                yield endpoint.url_of(listener)
+            finally:
+                server.should_exit = True
+                await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
 
 
 def allow_connections() -> None:

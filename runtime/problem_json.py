@@ -2,11 +2,13 @@
 
 import json
 import logging
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
@@ -18,6 +20,22 @@ RETRY_AFTER_S = 1
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 """What the framework refuses by itself."""
 MAX_REASONS = 5
+REFUSAL_IN_SCOPE = "epochal.refusal"
+"""Where the ASGI scope of a refused request holds its `Refusal`, for whoever measures requests."""
+
+
+class ProblemResponse(Response):
+    """A refusal as an HTTP response."""
+
+    media_type = "application/problem+json"
+
+    def __init__(self, refusal: Refusal, body: dict[str, Any], headers: dict[str, str]) -> None:
+        super().__init__(json.dumps(body), refusal.status, headers)
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL_IN_SCOPE] = self._refusal
+        await super().__call__(scope, receive, send)
 
 
 def problem_of(error: Exception) -> Refused:
@@ -55,7 +73,7 @@ def problem_response(error: Exception) -> Response:
         headers["Connection"] = "close"  # or what still drips in would keep it (RFC 9110, 15.5.9)
     if refused.kind == Refusal.RANGE_NOT_SATISFIABLE:
         headers["Content-Range"] = f"bytes */{refused.context['size_bytes']}"
-    return Response(json.dumps(body), status, headers, media_type="application/problem+json")
+    return ProblemResponse(refused.kind, body, headers)
 
 
 async def handle_error(_: Request, error: Exception) -> Response:

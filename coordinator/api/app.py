@@ -1,7 +1,6 @@
 """The REST service of DESIGN section 5, as a FastAPI application. Routes translate; the handlers do the work."""
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -11,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coordinator.api.limits import LongPolls, RequestCounts
+from coordinator.api.limits import LongPolls
 from coordinator.api.long_poll import RUN, RunDocumentEndpoint
-from coordinator.api.metrics import metrics_text
+from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.handlers import Handlers
 from runtime.http_bodies import (
     IMMUTABLE,
@@ -29,6 +28,7 @@ from runtime.http_bodies import (
     seconds,
     whole_number,
 )
+from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.problem_json import handle_error
 from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import EpochalError, Refused
@@ -72,8 +72,9 @@ DOCUMENTS: tuple[Any, ...] = (
 _HEX = frozenset("0123456789abcdef")
 
 
-def create_app(handlers: Handlers, version: str) -> FastAPI:
-    """The application over a handlers."""
+def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | None = None) -> FastAPI:
+    """Return the application over these handlers; its own registry of metrics unless it is given some."""
+    metrics = metrics or CoordinatorMetrics(new_registry())
     app = FastAPI(
         title="Epochal coordinator",
         version=version,
@@ -82,16 +83,18 @@ def create_app(handlers: Handlers, version: str) -> FastAPI:
     )
     for kind in (EpochalError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle_error)
-    polls, answers = LongPolls(), Counter[tuple[str, str, int]]()
-    app.add_middleware(RequestCounts, answers=answers)
+    polls = LongPolls()
+    metrics.watch(handlers.service, polls)
+    app.add_middleware(MeasuredRequests, metrics=metrics.http)
     router = APIRouter()
     _add_reading(router, handlers, polls)
     _add_membership(router, handlers)
     _add_reports(router, handlers)
     _add_blobs(router, handlers)
     _add_operator(router, handlers)
-    _add_health(router, handlers, lambda: metrics_text(handlers.service, polls.count, answers))
+    _add_health(router, handlers)
     app.include_router(router)
+    app.router.routes.append(metrics_route(metrics.registry))
     app.router.routes.append(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -311,7 +314,7 @@ def _add_operator(router: APIRouter, handlers: Handlers) -> None:
         return Response(status_code=204)
 
 
-def _add_health(router: APIRouter, handlers: Handlers, metrics_now: Callable[[], str]) -> None:
+def _add_health(router: APIRouter, handlers: Handlers) -> None:
     @router.get("/healthz", summary="The process lives")
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
@@ -322,7 +325,3 @@ def _add_health(router: APIRouter, handlers: Handlers, metrics_now: Callable[[],
         if service.accepting:
             return PlainTextResponse("ready\n")
         return PlainTextResponse(f"not accepting: {service.failure or 'the run is not loaded yet'}\n", 503)
-
-    @router.get("/metrics", summary="For Prometheus")
-    async def metrics() -> Response:
-        return PlainTextResponse(metrics_now(), media_type="text/plain; version=0.0.4")

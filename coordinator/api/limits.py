@@ -1,10 +1,8 @@
-"""What the HTTP side of a coordinator bounds, and what it counts."""
+"""The long polls that a coordinator lets wait at a time."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from state.errors import Refused
 from state.refusals import Refusal
@@ -44,20 +42,3 @@ class LongPolls:
             self._waiting[client_id] -= 1
             if not self._waiting[client_id]:
                 del self._waiting[client_id]
-
-
-class RequestCounts:
-    """Counts answers by route and status. A plain ASGI layer: no task, no copy, one more call per message."""
-
-    def __init__(self, app: ASGIApp, answers: Counter[tuple[str, str, int]]) -> None:
-        self._app = app
-        self._answers = answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counting_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                place = getattr(scope.get("route") or scope.get("endpoint"), "path", "(none)")
-                self._answers[scope["method"] if place != "(none)" else "(any)", place, message["status"]] += 1
-            await send(message)
-
-        await self._app(scope, receive, counting_send if scope["type"] == "http" else send)

@@ -1,6 +1,5 @@
 """`epochal trainer-service`: a trainer behind HTTP, for clients with `--trainer remote`."""
 
-import asyncio
 import contextlib
 import importlib.util
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ from epochal.commands.client import trainer_token
 from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from epochal.testnet.children import LISTENING
 from runtime.clock import SystemClock
-from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from runtime.http_server import Endpoint, allow_connections, serving_app
 from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
 from trainers.remote.wire import FRAME_BYTES, ServiceLimits
@@ -90,16 +89,11 @@ async def serving_training(
     allow_connections()
     worker = WorkerThread("epochal-service")
     parts = ServiceParts(worker, SystemClock(), limits, token, max_sessions, tinker=tinker, weights_dir=weights_dir)
-    server = endpoint.server(create_app(parts))
-    with endpoint.bind() as listener:
-        async with asyncio.TaskGroup() as tasks:
-            http = tasks.create_task(server.serve([listener]))
-            try:
-                yield endpoint.url_of(listener)
-            finally:
-                server.should_exit = True
-                await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
-                await worker.aclose()
+    try:
+        async with serving_app(endpoint, create_app(parts)) as url:
+            yield url
+    finally:
+        await worker.aclose()
 
 
 def register(app: typer.Typer) -> None:

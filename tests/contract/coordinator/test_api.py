@@ -327,8 +327,8 @@ async def test_status_health_readiness_metrics_and_docs_answer(coordinator: Serv
     assert (await coordinator.http.get("/healthz")).text == "ok\n"
     assert (await coordinator.http.get("/readyz")).status_code == 200
     metrics = (await coordinator.http.get("/metrics")).text
-    assert "\nepochal_members 2\n" in metrics
-    assert 'epochal_phase{phase="RoundTrain"} 1' in metrics
+    assert "\nepochal_run_members 2.0\n" in metrics
+    assert 'epochal_run_phase{phase="RoundTrain"} 1.0' in metrics
     assert (await coordinator.http.get("/docs")).status_code == 200
     described = (await coordinator.http.get("/openapi.json")).json()
     assert "/v1/runs/{run_id}" in described["paths"]

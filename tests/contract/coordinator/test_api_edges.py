@@ -86,14 +86,18 @@ async def test_openapi_describes_every_document_and_every_reference_leads_somewh
             target = target[part]
 
 
-async def test_metrics_count_answers_by_route_and_status(coordinator: Served) -> None:
+async def test_metrics_count_answers_by_route_and_status_class(coordinator: Served) -> None:
     await coordinator.http.get("/nowhere")
     await coordinator.http.get(coordinator.run_url)
     await coordinator.http.get("/v1/runs/other")
     text = (await coordinator.http.get("/metrics")).text
-    assert 'epochal_http_answers_total{method="GET",route="/v1/runs/{run_id}",status="200"} 1' in text
-    assert 'epochal_http_answers_total{method="GET",route="/v1/runs/{run_id}",status="404"} 1' in text
-    assert 'route="(none)",status="404"} 1' in text
+    assert (
+        'epochal_http_request_duration_seconds_count{method="GET",route="/v1/runs/{run_id}",status="2xx"} 1.0' in text
+    )
+    assert (
+        'epochal_http_request_duration_seconds_count{method="GET",route="/v1/runs/{run_id}",status="4xx"} 1.0' in text
+    )
+    assert 'route="(none)",status="4xx"} 1.0' in text
 
 
 def test_long_polls_beyond_a_bound_are_refused_and_places_are_given_back() -> None:

@@ -105,7 +105,7 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
 
 async def all_wait(http: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(10):
-        while f"epochal_long_polls {count}\n" not in (await http.get("/metrics")).text:
+        while f"epochal_coordinator_long_polls_waiting {count}.0\n" not in (await http.get("/metrics")).text:
             continue
 
 
@@ -184,7 +184,10 @@ async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
         await writer.drain()
         writer.close()
         async with asyncio.timeout(10), httpx.AsyncClient(base_url=running.url) as http:
-            while 'challenge",status="400"} 1' not in (await http.get("/metrics")).text:
+            while (
+                '_count{method="POST",route="/v1/runs/{run_id}/clients/challenge",status="4xx"} 1.0'
+                not in (await http.get("/metrics")).text
+            ):
                 continue
             assert (await http.post("/v1/runs/test-run/clients/challenge", content=body)).status_code == 200
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
