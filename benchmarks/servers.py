@@ -11,7 +11,8 @@ from typing import Any
 
 import tomli_w
 
-from epochal.testnet.children import LISTENING, STOP_TIMEOUT_S, Child, Children
+from epochal.cli.run import LISTENING
+from epochal.testnet.children import STOP_TIMEOUT_S, Child, Children
 from state.errors import EpochalError
 
 RUN_ID = "benchmark"

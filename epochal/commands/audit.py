@@ -14,6 +14,7 @@ from rich.table import Table
 from coordinator.audit import AuditReport, audit
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.directory.journal import JOURNAL_FOLDER, RunDirectory
+from epochal.cli.options import JsonOption
 
 MAX_AUDITS = 10
 
@@ -44,7 +45,7 @@ def _journal_sizes(run_dir: Path) -> dict[str, int]:
 
 def audit_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The coordinator's run directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: JsonOption = False,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Also rebuild the parameters from checkpoint and outcomes.")
     ] = False,
@@ -68,8 +69,3 @@ def _print(report: AuditReport) -> None:
     for problem in report.problems:
         console.print(f"[red]wrong:[/red] {escape(problem)}")
     console.print("[green]the ledger is clean[/green]" if report.clean else "[red]the run is disproved[/red]")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("audit")(audit_command)

@@ -38,8 +38,3 @@ def check(state_path: StatePath, data_config: DataPath = None) -> None:
         typer.echo("\n".join(reports), err=True)
         raise typer.Exit(2)
     typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(check)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import os
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +18,9 @@ from data_providers.opening import open_provider, parse_location
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.options import LogFormatOption, VerboseOption, trainer_token, trusted
+from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts
-from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
 from run_manager.agent import Agent, EndReason
 from run_manager.events import DocumentArrived, Event, StepEntered
 from run_manager.run_manager import Equipment, RunAccess
@@ -36,7 +36,6 @@ from trainers.remote.client import check_service_url
 
 log = logging.getLogger(__name__)
 
-TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
 TRAINER_BOUND_S = 60.0
 """For how long a training service that does not answer is tried again, before the step fails and is reported."""
 
@@ -114,7 +113,7 @@ def client(
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and withdraws; a second one stops at once."""
     start_logging(log_format, verbose=verbose)
-    verify = True if tls_ca is None else str(tls_ca)
+    verify = trusted(tls_ca)
     remote = _remote_options(trainer, trainer_url, chunk_policy.value, verify)
     of_mesh = _mesh_options(trainer, mesh, processes, batch_size)
     if of_mesh is not None:
@@ -133,18 +132,6 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     check_service_url(url)
     retry_policy = RetryPolicy(SystemClock(), system_jitter(), TRAINER_BOUND_S)
     return RemoteOptions(url, retry_policy, trainer_token(), policy, verify)
-
-
-def trainer_token() -> str | None:
-    """The training service's token, None where none is set.
-
-    Raises:
-        InvalidInput: it is set to nothing, which would protect nothing, or no header can carry it.
-    """
-    token = os.environ.get(TRAINER_TOKEN_VARIABLE)
-    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
-        raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty, or no token; allowed: printable ASCII, or unset")
-    return token
 
 
 def _mesh_options(trainer: str, mesh: str | None, processes: int | None, batch_size: int | None) -> MeshOptions | None:
@@ -255,8 +242,3 @@ def log_event(event: Event) -> None:
 
 def _snake(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(client)

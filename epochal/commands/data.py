@@ -28,9 +28,9 @@ from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.sources.protocol import is_hidden
 from data_providers.weighted import WeightedDataProvider
+from epochal.cli.options import JsonOption
+from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config
-from epochal.commands import pack
-from epochal.commands.servers import run_to_end, say
 from state.config.data_location import Local, Preprocessed
 from state.errors import DataError, InvalidInput
 from state.intervals import BatchId
@@ -43,8 +43,6 @@ BYTES_VOCABULARY = 256
 TOKENIZERS_EXTRA = "pip install tokenizers"
 
 _FIRST = BatchId(0, 0)
-
-app = typer.Typer(help="Look into a data location, and check it.", no_args_is_help=True)
 
 
 class TokenSizeOption(StrEnum):
@@ -84,7 +82,6 @@ class DataReport:
     sample_text: str | None
 
 
-@app.command()
 def inspect(
     location: Annotated[str, typer.Argument(metavar="LOCATION", help="As `epochal client --data` takes it.")],
     token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token; files that say theirs must agree.")] = (
@@ -97,7 +94,7 @@ def inspect(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the sample.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample.
 
@@ -132,7 +129,6 @@ def inspect(
     run_to_end(look())
 
 
-@app.command()
 def manifest(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of token files.")],
     block_bytes: Annotated[int, typer.Option(help="Bytes that are hashed together.")] = DEFAULT_BLOCK_BYTES,
@@ -146,7 +142,6 @@ def manifest(
     say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
 
 
-@app.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
     count = verify_folder(folder, _data_names(folder) if folder.is_dir() else ())
@@ -282,9 +277,3 @@ def _show(report: DataReport) -> None:
     if report.sample_text is not None:
         console.print("the first sample, decoded:", style="bold")
         console.print(report.sample_text, markup=False, highlight=False)
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands."""
-    pack.register(app)
-    root.add_typer(app, name="data")

@@ -17,7 +17,8 @@ from coordinator.store.directory.journal import RunDirectory
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.opening import Access, open_location, parse_location, spec_for
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.commands.servers import run_to_end, say
+from epochal.cli.options import JsonOption
+from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, WeightedHttp
@@ -62,7 +63,7 @@ def evaluate(
         str | None, typer.Option(help="The split of a folder of JSON lines or parquet files. Default: validation.")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples; all by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the loss of a run's newest checkpoint; the run may go on meanwhile."""
 
@@ -146,8 +147,3 @@ async def _last_run(run_dir: Path) -> Run:
     if last is None:
         raise StoreFailed(f"{run_dir} holds no journal", path=str(run_dir))
     return replay(last).run
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(evaluate)

@@ -1,13 +1,13 @@
 """`epochal status | pause | resume | eject`: what an operator asks and does."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from coordinator_client.operator import OperatorClient
+from epochal.cli.options import CoordinatorCaOption, JsonOption
 from epochal.display import status_panel
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
@@ -22,9 +22,6 @@ AdminToken = Annotated[
 ]
 
 
-TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="Certificate authorities to trust for the coordinator.")]
-
-
 def _token(given: str | None) -> str:
     token = given or os.environ.get(ADMIN_TOKEN_VARIABLE)
     if not token:
@@ -34,8 +31,8 @@ def _token(given: str | None) -> str:
 
 def status(
     url: Url,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
-    tls_ca: TlsCa = None,
+    as_json: JsonOption = False,
+    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Show a run: phase, progress, members, loss."""
     with OperatorClient(url, tls_ca=tls_ca) as client:
@@ -45,14 +42,14 @@ def status(
             Console().print(status_panel(client.status()))
 
 
-def pause(url: Url, admin_token: AdminToken = None, tls_ca: TlsCa = None) -> None:
+def pause(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Finish the round, make a checkpoint, and hold."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.pause()
     typer.echo("the run will hold after this round")
 
 
-def resume(url: Url, admin_token: AdminToken = None, tls_ca: TlsCa = None) -> None:
+def resume(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Let a paused run go on."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.resume()
@@ -65,15 +62,9 @@ def eject(
         str, typer.Argument(metavar="CLIENT", help="The client's id, or its beginning as `status` shows it.")
     ],
     admin_token: AdminToken = None,
-    tls_ca: TlsCa = None,
+    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Remove a client from the run; its key may not join again."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         ejected = client.eject(client_id)
     typer.echo(f"client {ejected} is ejected")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (status, pause, resume, eject):
-        app.command()(command)

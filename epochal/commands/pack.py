@@ -27,7 +27,8 @@ from data_providers.opening import Access, open_location, parse_location
 from data_providers.preprocessed import EXTRA, SUFFIX
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.commands.servers import run_to_end, say
+from epochal.cli.options import JsonOption
+from epochal.cli.run import run_to_end, say
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
 from state.intervals import BatchId, coalesce
@@ -83,7 +84,7 @@ def pack(
         Path | None, typer.Option(metavar="FOLDER", help="Keep the rows here, as parquet files; go on if begun.")
     ] = None,
     run_id: Annotated[str, typer.Option(help="Seeds an encoder's random numbers, as the run's would.")] = _NAMED_RUN,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Pack one pass over a location's samples; show how full the rows are, and keep them with --out."""
     start_logging(LogFormat.TEXT, verbose=False)
@@ -252,8 +253,3 @@ def _show(report: PackReport) -> None:
         if value or name in ("samples", "rows"):
             table.add_row(name, value if isinstance(value, str) else f"{value:,}")
     Console().print(table)
-
-
-def register(data: typer.Typer) -> None:
-    """Add the command to `epochal data`."""
-    data.command()(pack)

@@ -10,10 +10,16 @@ import typer
 
 from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.options import (
+    InsecureOption,
+    LogFormatOption,
+    TlsCertOption,
+    TlsKeyOption,
+    VerboseOption,
+    trainer_token,
+)
+from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.shutdown import interruption
-from epochal.commands.client import trainer_token
-from epochal.commands.servers import LogFormatOption, VerboseOption, run_to_end, say
-from epochal.testnet.children import LISTENING
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint, allow_connections, serving_app
 from runtime.worker_thread import WorkerThread
@@ -36,9 +42,9 @@ def trainer_service(
     weights_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the weights are kept that the SDK's clients save.")
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="A certificate chain in PEM, to serve HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve plain HTTP beyond this machine.")] = False,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    insecure: InsecureOption = False,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -94,8 +100,3 @@ async def serving_training(
             yield url
     finally:
         await worker.aclose()
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("trainer-service")(trainer_service)

@@ -121,8 +121,3 @@ def _shown(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(up)

@@ -7,13 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from epochal.cli.run import LISTENING
 from state.errors import EpochalError
 
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 30.0
 LOG_TAIL_BYTES = 2000
-LISTENING = "listening on "
-"""What a server prints before its address, once it accepts connections."""
 
 
 @dataclass

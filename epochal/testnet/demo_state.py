@@ -21,7 +21,7 @@ def demo_state(*, data_server: str, total_steps: int | None = None, client_count
     Raises:
         InvalidInput: with these values the file would not be valid; the caller's fault.
     """
-    tables = tomli.loads((files("epochal") / SOURCE).read_text(encoding="utf-8"))
+    tables = tomli.loads((files("epochal.testnet") / SOURCE).read_text(encoding="utf-8"))
     if total_steps is not None:
         tables["config"]["total_steps"] = total_steps
     tables["config"]["init_min_clients"] = max(1, client_count * 2 // 3)

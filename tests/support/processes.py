@@ -21,8 +21,9 @@ from coordinator.audit import AuditReport
 from coordinator_client.api import DocumentMark
 from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
+from epochal.cli.run import LISTENING
 from epochal.commands.audit import audit_run_directory
-from epochal.testnet.children import LISTENING, Child, Children
+from epochal.testnet.children import Child, Children
 from epochal.testnet.testnet import compare_digests
 from runtime.clock import SystemClock
 from runtime.retry import RetryPolicy, system_jitter

@@ -1,0 +1,34 @@
+"""What a command does around its work: print at once, run a coroutine to its end, end with one known error."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import typer
+
+from state.errors import EpochalError
+
+LISTENING = "listening on "
+"""What a server prints before its address, once it accepts connections."""
+
+
+def say(text: str) -> None:
+    """Print a line on standard output and flush it: the process that started this one may wait for the line."""
+    typer.echo(text)
+    sys.stdout.flush()
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the known error inside a group, or its first one."""
+    known = group.subgroup(EpochalError)
+    found = (known or group).exceptions[0]
+    return first_error(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine. However many of its tasks fail, one known error is raised."""
+    try:
+        asyncio.run(main)
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None

@@ -1,0 +1,74 @@
+"""`epochal coordinator`: serve a run."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.serve import ServeOptions, serving
+from epochal import __version__
+from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.options import InsecureOption, LogFormatOption, TlsCertOption, TlsKeyOption, VerboseOption
+from epochal.cli.run import LISTENING, run_to_end, say
+from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
+from epochal.cli.shutdown import interruption
+from epochal.cli.state_files import read_data_config, read_supported_state
+from runtime.http_server import Endpoint
+from state.config.state_file import StateFile, check_together
+
+RUNS_FOLDER = Path("runs")
+
+
+def coordinator(
+    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")],
+    data_config: Annotated[
+        Path | None, typer.Option("--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8000,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run is kept; an existing one is resumed. Default: runs/RUN_ID.")
+    ] = None,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="The run directory is a backup's: clients go back to where it stands.")
+    ] = False,
+    new_admin_token: Annotated[
+        bool, typer.Option("--new-admin-token", help="Make and print another admin token; the one before ends.")
+    ] = False,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    insecure: InsecureOption = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a run: hold its state, assign its data, keep its results. The same command resumes a run directory."""
+    start_logging(log_format, verbose=verbose)
+    state = read_supported_state(state_path)
+    if data_config is not None:
+        check_together(state, str(state_path), read_data_config(data_config), str(data_config))
+    options = ServeOptions(
+        run_dir=run_dir or RUNS_FOLDER / state.run_id,
+        endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
+        version=__version__,
+        source=str(state_path),
+        is_restored=restored,
+        new_admin_token=new_admin_token,
+    )
+    run_to_end(_serve_run(state, options, data_config))
+
+
+async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(state, options))
+        if served.admin_token is not None:
+            say(f"admin token (shown this once): {served.admin_token}")
+        if data_config is not None:
+            certificate = options.endpoint.tls_cert
+            verify = True if certificate is None else trusting_holder_of(certificate)
+            data_options = DataServerOptions(data_config, served.url, verify=verify)
+            host, port = await stack.enter_async_context(serving_data(state, data_options))
+            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+        with interruption() as stop:
+            say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
+            await stop.wait()

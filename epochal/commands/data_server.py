@@ -1,0 +1,44 @@
+"""`epochal data-server`: serve a run's data over TCP."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.options import CoordinatorCaOption, LogFormatOption, VerboseOption, trusted
+from epochal.cli.run import LISTENING, run_to_end, say
+from epochal.cli.serving_data import DataServerOptions, run_configuration, serving_data
+from epochal.cli.shutdown import interruption
+from epochal.cli.state_files import read_data_config
+from runtime.clock import SystemClock
+from runtime.http_server import allow_connections
+from runtime.retry import RetryPolicy, system_jitter
+
+
+def data_server(
+    data_path: Annotated[Path, typer.Argument(metavar="DATA.toml", help="The data server's file.")],
+    coordinator_url: Annotated[str, typer.Option("--coordinator", metavar="URL", help="The run's coordinator.")],
+    host: Annotated[str | None, typer.Option(help="Where to listen. Default: as data_location says.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default: as the run's data_location says.")
+    ] = None,
+    tls_ca: CoordinatorCaOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a run's data over TCP, to each client what it is assigned."""
+    start_logging(log_format, verbose=verbose)
+    read_data_config(data_path)
+    options = DataServerOptions(data_path, coordinator_url, host, port, trusted(tls_ca))
+    run_to_end(_serve_data(options, trusted(tls_ca)))
+
+
+async def _serve_data(options: DataServerOptions, verify: bool | str) -> None:
+    allow_connections()
+    retry_policy = RetryPolicy(SystemClock(), system_jitter())
+    state = await run_configuration(options.coordinator_url, retry_policy, verify)
+    async with serving_data(state, options) as (host, port):
+        with interruption() as stop:
+            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+            await stop.wait()

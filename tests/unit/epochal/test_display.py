@@ -1,0 +1,88 @@
+"""How a run looks in a terminal."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from epochal.display import curve, status_line, status_panel
+from state.messages import MemberView, RunStatus
+from state.phases import RunState
+from state.wire import ClientId
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([], ""), ([1.0], "▁"), ([1, 2, 3, 4, 5, 6, 7, 8], "▁▂▃▄▅▆▇█"), ([5.0, 5.0], "▁▁")]
+)
+def test_curve_spans_from_the_lowest_to_the_highest_value(values: list[float], expected: str) -> None:
+    assert curve(values) == expected
+
+
+def test_curve_of_many_values_is_as_wide_as_asked() -> None:
+    assert len(curve([float(n) for n in range(1000)], width=20)) == 20
+
+
+def status_of(member_count: int, loss: float | None) -> RunStatus:
+    member = MemberView(
+        client_id=ClientId("ab" * 16),
+        ready=True,
+        in_roster=True,
+        share=1,
+        trainer="numpy",
+        silent_s=0.4,
+        last_loss=loss,
+    )
+    return RunStatus(
+        run_id="demo",
+        version=7,
+        run_state=RunState.ROUND_TRAIN,
+        reason="all are ready",
+        phase_remaining_s=4.0,
+        epoch=1,
+        step=3,
+        total_steps=2,
+        attempt=0,
+        member_count=member_count,
+        ready_count=member_count,
+        members=(member,) * member_count,
+        data_indices_applied=96,
+        tokens_applied=123456,
+        tokens_per_s=1000.4,
+        loss=loss,
+        loss_history=() if loss is None else ((1, 3.0), (2, loss)),
+        carried_batches=0,
+        quarantined=(),
+        checkpoint_step=0,
+        blob_bytes=0,
+        journal_bytes=0,
+    )
+
+
+@pytest.mark.parametrize(("member_count", "loss"), [(0, None), (1, 2.5), (40, 2.5)])
+def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None) -> None:
+    console = Console(file=StringIO(), width=100, record=True)
+    console.print(status_panel(status_of(member_count, loss), ["a note"]))
+    shown = console.export_text()
+    assert "RoundTrain" in shown
+    assert "2 of 2" in shown, "a run that is over does not show a step beyond its last"
+    assert "123,456" in shown
+    assert "a note" in shown
+    assert ("2.500" in shown) is (loss is not None)
+    assert ("28 more" in shown) is (member_count == 40)
+
+
+def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
+    status = status_of(1, 2.5)
+    (member,) = status.members
+    hostile = replace(status, members=(replace(member, trainer="[/x][red]\x1b[2J"),), reason="[/y] [red]")
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(hostile))
+    shown = console.export_text()
+    assert "[/x][red]\\x1b[2J" in shown
+    assert "[/y] [red]" in shown
+
+
+def test_status_line_is_one_line() -> None:
+    line = status_line(status_of(2, 2.5))
+    assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"

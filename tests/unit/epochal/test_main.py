@@ -1,0 +1,90 @@
+"""The `epochal` command itself: its commands, what it imports, its errors and exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from epochal import __version__
+from epochal.cli.lazy import LazyCommand
+from epochal.cli.main import COMMANDS, DATA_COMMANDS, app
+from epochal.cli.run import first_error
+from state.errors import Refused
+from state.refusals import Refusal
+from tests.support.cli import run_main
+
+HEAVY = ("cryptography", "fastapi", "httpx", "jax", "numpy", "pydantic", "torch", "transitions", "uvicorn")
+cli = CliRunner()
+
+
+def imported_by(code: str) -> set[str]:
+    """The heavy packages that a fresh process has imported after running the code."""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, sep='\\n')"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return set(HEAVY).intersection(ran.stdout.splitlines())
+
+
+def after_help_of(*arguments: str) -> str:
+    return (
+        f"from epochal.cli.main import app\ntry:\n    app({[*arguments, '--help']!r})\nexcept SystemExit as end:\n"
+        "    assert not end.code"
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by(after_help_of()) == set()
+
+
+@pytest.mark.parametrize("command", ["check", "status", "pause", "resume", "eject"])
+def test_command_without_arithmetic_imports_neither_numpy_nor_fastapi(command: str) -> None:
+    assert not imported_by(after_help_of(command)) & {"fastapi", "numpy", "torch", "jax", "uvicorn"}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *DATA_COMMANDS], ids=lambda command: command.name)
+def test_summary_is_the_first_paragraph_of_the_docstring(command: LazyCommand) -> None:
+    documented = (command.function().__doc__ or "").partition("\n\n")[0]
+    assert command.summary == " ".join(documented.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_explains_every_command(command: LazyCommand) -> None:
+    assert command.name in cli.invoke(app, ["--help"]).output
+    explained = cli.invoke(app, [command.name, "--help"])
+    assert explained.exit_code == 0
+    assert f"Usage: epochal {command.name}" in explained.output
+
+
+def test_misspelt_command_is_answered_with_the_nearest() -> None:
+    ran = cli.invoke(app, ["aduit"])
+    assert ran.exit_code == 2
+    assert "Did you mean 'audit'?" in ran.output
+
+
+def test_version_is_shown() -> None:
+    assert cli.invoke(app, ["--version"]).output == f"epochal {__version__}\n"
+
+
+def test_known_error_is_one_message_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "audit", str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"epochal: {tmp_path} holds no journal\n"
+
+
+def test_user_mistake_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "status", "127.0.0.1:8000") == 2
+    assert "begins with http://" in capsys.readouterr().err
+
+
+def test_first_error_of_nested_groups_is_the_known_one() -> None:
+    known = Refused(Refusal.EJECTED, "no")
+    group = BaseExceptionGroup("outer", [ValueError("noise"), BaseExceptionGroup("inner", [known])])
+    assert first_error(group) is known
+    assert str(first_error(BaseExceptionGroup("outer", [ValueError("noise")]))) == "noise"
