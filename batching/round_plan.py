@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from state.config.model import LrSchedule
 from state.errors import InternalError
-from state.intervals import BatchId, total_batches
+from state.intervals import BatchId
 from state.schedule import learning_rate
 
 
@@ -31,7 +31,7 @@ class RoundPlan:
     @property
     def sequence_count(self) -> int:
         """The sequences of the whole assignment."""
-        return total_batches(self.assignment) * self.data_indices_per_batch
+        return _sequence_count(self.assignment, self.data_indices_per_batch)
 
     @property
     def micro_batch_sizes(self) -> tuple[int, ...]:
@@ -55,7 +55,11 @@ def plan_round(
     Raises:
         InternalError: an empty assignment; the caller's bug.
     """
-    sequence_count = total_batches(assignment) * data_indices_per_batch
+    sequence_count = _sequence_count(assignment, data_indices_per_batch)
     first = (step - 1) * local_steps
     rates = tuple(learning_rate(schedule, first + i) for i in range(min(local_steps, sequence_count)))
     return RoundPlan(step, assignment, data_indices_per_batch, rates)
+
+
+def _sequence_count(assignment: tuple[BatchId, ...], data_indices_per_batch: int) -> int:
+    return sum(batches.to_data_ids(data_indices_per_batch).count for batches in assignment)

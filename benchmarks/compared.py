@@ -14,7 +14,7 @@ from benchmarks.figures import Figure
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec
 from state.errors import EpochalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 LENGTH = 2048
 SEQUENCES = 32_768
@@ -32,7 +32,7 @@ async def _ours(path: Path) -> float:
     for _ in range(PASSES):
         begin_s = time.perf_counter()
         for start in range(0, SEQUENCES, PER_REQUEST):
-            await provider.get_samples(BatchId(start, start + PER_REQUEST - 1))
+            await provider.get_samples(DataIds(start, start + PER_REQUEST - 1))
         rates.append(SEQUENCES / (time.perf_counter() - begin_s))
     await provider.aclose()
     return statistics.median(rates)

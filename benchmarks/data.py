@@ -24,7 +24,7 @@ from data_providers.sources.http.source import HttpSource
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import SourceFile
 from state.config.data_location import S3
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.nginx import free_port, nginx
 
 LENGTH = 2048
@@ -58,7 +58,7 @@ async def _local_rate(folder: Path) -> float:
     for _ in range(PASSES):
         for start in range(0, SEQUENCES, PER_REQUEST):
             begin_s = time.perf_counter()
-            await provider.get_samples(BatchId(start, start + PER_REQUEST - 1))
+            await provider.get_samples(DataIds(start, start + PER_REQUEST - 1))
             times.append(time.perf_counter() - begin_s)
     await provider.aclose()
     return PER_REQUEST / statistics.median(times)
@@ -90,7 +90,7 @@ async def _contiguous_rates(provider: RangedDataProvider, urls: Sequence[str]) -
         for _ in range(HTTP_PASSES):
             begin_s = time.perf_counter()
             for start in range(0, HTTP_SEQUENCES, HTTP_PER_REQUEST):
-                await provider.get_samples(BatchId(start, start + HTTP_PER_REQUEST - 1))
+                await provider.get_samples(DataIds(start, start + HTTP_PER_REQUEST - 1))
             times.append(time.perf_counter() - begin_s)
             bare_times.append(await _bare_pass(client, urls, wanted))
     return wanted / statistics.median(times), wanted / statistics.median(bare_times)
@@ -117,7 +117,7 @@ async def _http_figures(folder: Path, root: Path) -> list[Figure]:
         shuffled = await RangedDataProvider.open(await HttpSource.open(urls), SHUFFLED)
         before = len(server.requests())
         for start in range(0, OVER_FETCH_SEQUENCES, PER_REQUEST):
-            await shuffled.get_samples(BatchId(start, min(start + PER_REQUEST, OVER_FETCH_SEQUENCES) - 1))
+            await shuffled.get_samples(DataIds(start, min(start + PER_REQUEST, OVER_FETCH_SEQUENCES) - 1))
         asked = server.requests()[before:]
         await shuffled.aclose()
     wanted = OVER_FETCH_SEQUENCES * SHUFFLED.sequence_bytes

@@ -75,6 +75,5 @@ class Maintenance:
 
 
 def _state_file_of(run: Run) -> StateFile:
-    k = run.state_file.config.data_indices_per_batch
-    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_batch * k)
+    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
     return run.state_file.with_progress(run.phase, progress)

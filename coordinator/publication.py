@@ -124,7 +124,7 @@ def status_of(
     journal_bytes: int,
 ) -> RunStatus:
     """The run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
-    config, model = run.state_file.config, run.state_file.model.LLM
+    config = run.state_file.config
     positions = {} if run.round is None else plan_of(run.round).positions
     shown = list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     members = tuple(
@@ -139,7 +139,6 @@ def status_of(
         )
         for member in shown
     )
-    indices_applied = run.batches_applied * config.data_indices_per_batch
     return RunStatus(
         run_id=run.state_file.run_id,
         version=version,
@@ -153,8 +152,8 @@ def status_of(
         member_count=len(run.members),
         ready_count=sum(member.ready_step is not None for member in run.members.values()),
         members=members,
-        data_indices_applied=indices_applied,
-        tokens_applied=indices_applied * model.max_seq_len,
+        data_indices_applied=run.data_indices_applied,
+        tokens_applied=run.tokens_applied,
         tokens_per_s=round(tokens_per_s, 1),
         loss=run.losses[-1][1] if run.losses else None,
         loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],

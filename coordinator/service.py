@@ -320,7 +320,7 @@ class CoordinatorService:
                 self._maintenance.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
-                self._rate.add(self._clock.now_s(), self._tokens_applied())
+                self._rate.add(self._clock.now_s(), self.run.tokens_applied)
                 log.info(
                     "outcome_decided",
                     extra={"step": step, "attempt": attempt, "applied_results": applied, "reason": reason},
@@ -441,10 +441,6 @@ class CoordinatorService:
     def queued_count(self) -> int:
         """How many stimuli wait."""
         return self._queue.qsize()
-
-    def _tokens_applied(self) -> int:
-        config, model = self.run.state_file.config, self.run.state_file.model.LLM
-        return self.run.batches_applied * config.data_indices_per_batch * model.max_seq_len
 
 
 def _fell_silent(client_ids: tuple[ClientId, ...]) -> Make:

@@ -4,7 +4,7 @@ import numpy as np
 
 from data_providers.protocol import DatasetSpec, TokenBatch
 from state.errors import InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import document_digest
 
 DUMMY_VOCABULARY = 256
@@ -36,7 +36,7 @@ class DummyDataProvider:
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`; every data index exists.
 
         Raises:
@@ -47,7 +47,7 @@ class DummyDataProvider:
         tokens = self.spec.empty_tokens(data_ids)
         rows = tokens.reshape(-1, self.spec.sequence_length)
         position_keys = np.arange(self.spec.sequence_length, dtype=np.uint64) * _MULTIPLIER_2
-        for row, index in zip(rows, range(data_ids.start, data_ids.end + 1), strict=True):
+        for row, index in zip(rows, data_ids, strict=True):
             mixed = position_keys + np.uint64(index)
             mixed *= _MULTIPLIER_1
             mixed ^= mixed >> np.uint64(32)

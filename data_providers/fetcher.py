@@ -20,7 +20,7 @@ from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejec
 from runtime.retry import FIRST_DELAY_S, MAX_DELAY_S, Jitter
 from state.config.state_file import StateFile
 from state.errors import DataError
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 from state.messages import FailureKind
 
 log = logging.getLogger(__name__)
@@ -63,14 +63,6 @@ class FetchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One `get_samples`: a closed interval of data indices, and the batches that it touches."""
-
-    data_ids: BatchId
-    batch_id: BatchId
-
-
-@dataclass(frozen=True, slots=True)
 class _End:
     """The channel's last item. `error` is why the data end early; None when they are complete."""
 
@@ -81,17 +73,13 @@ class _End:
 _Item: TypeAlias = TokenBatch | _End
 
 
-def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[Request]:
+def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[DataIds]:
     """The requests for an assignment, in its order, each of whole batches where a batch fits into one request."""
     k = settings.data_indices_per_batch
-    step = max(settings.samples_per_request // k, 1) * k
+    whole_batches = max(settings.samples_per_request // k, 1) * k
     for interval in data_assignments:
-        indices = interval.data_indices(k)
-        for group_start in range(indices.start, indices.stop, step):
-            group_stop = min(group_start + step, indices.stop)
-            for start in range(group_start, group_stop, settings.samples_per_request):
-                end = min(start + settings.samples_per_request, group_stop) - 1
-                yield Request(BatchId(start, end), BatchId(start // k, end // k))
+        for group in interval.to_data_ids(k).pieces(whole_batches):
+            yield from group.pieces(settings.samples_per_request)
 
 
 def failure_kind(error: DataError) -> FailureKind:
@@ -191,50 +179,47 @@ class DataFetcher:
             try:
                 batch = await self._get_with_retries(request)
             except DataError as error:
-                blamed = await self._narrow(request, error)
+                blamed = await self._narrow(request.to_batches(self._settings.data_indices_per_batch), error)
                 log.warning("fetch_failed", extra={"batch_id": str(blamed), "reason": str(error)})
                 await channel.put(_End(error, blamed))
                 return
             await channel.put(batch)
         await channel.put(_End())
 
-    async def _get_with_retries(self, request: Request) -> TokenBatch:
+    async def _get_with_retries(self, data_ids: DataIds) -> TokenBatch:
         delay_s = FIRST_DELAY_S
         for attempts_left in reversed(range(self._settings.attempts)):
             try:
-                return await self._get_once(request.data_ids)
+                return await self._get_once(data_ids)
             except SourceUnavailable as error:
                 if not attempts_left:
                     raise
-                log.info("fetch_retried", extra={"batch_id": str(request.batch_id), "reason": str(error)})
+                log.info("fetch_retried", extra={"data_ids": str(data_ids), "reason": str(error)})
             await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         raise SourceUnavailable("no attempt is allowed")
 
-    async def _get_once(self, data_ids: BatchId) -> TokenBatch:
+    async def _get_once(self, data_ids: DataIds) -> TokenBatch:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 batch = await self._provider.get_samples(data_ids)
         except TimeoutError as error:
             timeout_s = self._settings.timeout_s
             raise SourceUnavailable(f"no answer for data indices {data_ids} within {timeout_s:g} s") from error
-        wanted = data_ids.end - data_ids.start + 1
-        if batch.sample_count != wanted:
-            raise CorruptData(f"{batch.sample_count} samples came for the {wanted} data indices {data_ids}")
+        if batch.sample_count != data_ids.count:
+            raise CorruptData(f"{batch.sample_count} samples came for the {data_ids.count} data indices {data_ids}")
         if self._vocabulary is not None and not batch.is_text:
             check_vocabulary(batch, data_ids.start, self._vocabulary)
         return batch
 
-    async def _narrow(self, request: Request, error: DataError) -> BatchId:
-        """The first batch of a failed request that fails for good on its own, or what it could be narrowed to."""
-        blamed = request.batch_id
+    async def _narrow(self, blamed: BatchId, error: DataError) -> BatchId:
+        """The first of these batches, whose request failed, that fails for good on its own; or the fewest known."""
         if isinstance(error, SourceUnavailable):
             return blamed
         while blamed.start != blamed.end:
             first, second = blamed.bisect()
-            indices = first.data_indices(self._settings.data_indices_per_batch)
             try:
-                await self._get_once(BatchId(indices.start, indices.stop - 1))
+                await self._get_once(first.to_data_ids(self._settings.data_indices_per_batch))
             except SourceUnavailable:
                 return blamed
             except DataError:

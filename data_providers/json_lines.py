@@ -27,7 +27,7 @@ from data_providers.protocol import (
 )
 from data_providers.splits import DEFAULT_SPLIT, files_of_split
 from state.errors import InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import document_digest
 
 SUFFIX = ".jsonl"
@@ -98,7 +98,7 @@ class JsonLinesDataProvider:
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`; `is_text`, each sample a record's bytes as uint16.
 
         Raises:
@@ -108,7 +108,7 @@ class JsonLinesDataProvider:
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+        if data_ids.count > MAX_REQUEST_SAMPLES:
             raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
         return await asyncio.to_thread(self._read, self._order.locate(data_ids))
 

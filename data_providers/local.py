@@ -24,7 +24,7 @@ from data_providers.order import DataOrder, Run
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
 from data_providers.sources.protocol import SourceFile, is_hidden
 from state.errors import InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 MAX_OPEN_FILES = 64
 MAX_INLINE_BYTES = 4 * 1024**2
@@ -98,7 +98,7 @@ class LocalDataProvider:
     def fingerprint(self) -> str:
         return self.order.fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`.
 
         Raises:

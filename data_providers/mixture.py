@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from data_providers.protocol import OutOfRange
 from state.errors import InvalidInput
-from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.intervals import MAX_INDEX, DataIds
 
 PERIOD = 65_536
 MAX_SOURCES = 1024
@@ -36,7 +36,7 @@ class Share:
     """
 
     source: int
-    local: BatchId
+    local: DataIds
     rows: NDArray[np.int64]
 
 
@@ -101,19 +101,19 @@ class MixtureOrder:
         sources = self._sources[places].astype(np.int64)
         return sources, periods * self.counts[sources] + self._ranks[places]
 
-    def shares(self, data_ids: BatchId) -> list[Share]:
+    def shares(self, data_ids: DataIds) -> list[Share]:
         """What each source contributes to a closed interval of data indices: one contiguous part of its own.
 
         Raises:
             OutOfRange: beyond the largest number that a data index may have.
         """
-        if data_ids.end >= MAX_BATCH_NUMBER:
-            raise OutOfRange(f"data index {data_ids.end} is not below {MAX_BATCH_NUMBER}")
+        if data_ids.end >= MAX_INDEX:
+            raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
         sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
         order = np.argsort(sources, kind="stable")
         found: list[Share] = []
         for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
-            local = BatchId(int(locals_[rows[0]]), int(locals_[rows[-1]]))
+            local = DataIds(int(locals_[rows[0]]), int(locals_[rows[-1]]))
             found.append(Share(int(sources[rows[0]]), local, rows))
         return found
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
-from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.intervals import MAX_INDEX, DataIds
 from state.permutation import permutation_key, permute
 from state.wire import document_digest
 
@@ -109,7 +109,7 @@ class DataOrder:
         self.sequence_count = sum(counts)
         if not self.sequence_count:
             raise CorruptData(f"{len(self.files)} files hold no sequence of {length} tokens", files=len(self.files))
-        if self.sequence_count > MAX_BATCH_NUMBER:
+        if self.sequence_count > MAX_INDEX:
             raise CorruptData(f"{self.sequence_count} sequences are more than data indices can name")
         # Files without a whole sample are left out here, so that every place is in exactly one entry.
         self._file_numbers = np.array([number for number, count in enumerate(counts) if count], dtype=np.int64)
@@ -130,7 +130,7 @@ class DataOrder:
             },
         )
 
-    def locate(self, data_ids: BatchId) -> list[Run]:
+    def locate(self, data_ids: DataIds) -> list[Run]:
         """The places of a closed interval of data indices, in their order.
 
         Raises:

@@ -30,7 +30,7 @@ from data_providers.protocol import (
 )
 from data_providers.splits import DEFAULT_SPLIT, files_of_split
 from state.errors import InternalError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import document_digest
 
 EXTRA = "pip install 'epochal[parquet]'"
@@ -138,7 +138,7 @@ class PreprocessedDataProvider:
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`; samples may differ in length. `input_ids` are uint32, all else int64.
 
         Raises:
@@ -148,7 +148,7 @@ class PreprocessedDataProvider:
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+        if data_ids.count > MAX_REQUEST_SAMPLES:
             raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
         async with self._reading:  # a row group is decoded once, however many ask for it
             return await asyncio.to_thread(self._read, self._order.locate(data_ids))

@@ -1,7 +1,7 @@
 """What every data provider is: the protocol, what it delivers, and how it fails.
 
-A provider is asked for *data indices*, not for batches: whoever asks has turned batch numbers into data indices by
-`BatchId.data_indices`. The rule kept here: tokens are moved as the bytes that the files hold, never one by one.
+A provider is asked for data indices, not for batches: `BatchId.to_data_ids` turns the one into the other.
+The rule kept here: tokens are moved as the bytes that the files hold, never one by one.
 
 The errors, all of them `DataError`s:
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from state.errors import DataError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 TOKEN_SIZES_BYTES = (2, 4)
 MAX_SEQUENCE_BYTES = 16 * 1024**2
@@ -104,13 +104,13 @@ class DatasetSpec:
     def sequence_bytes(self) -> int:
         return self.sequence_length * self.token_size_bytes
 
-    def empty_tokens(self, data_ids: BatchId) -> Tokens:
+    def empty_tokens(self, data_ids: DataIds) -> Tokens:
         """Uninitialised tokens for the answer to a request.
 
         Raises:
             Rejected: the answer would exceed `MAX_REQUEST_BYTES` or `MAX_REQUEST_SAMPLES`; ask for less at a time.
         """
-        count = data_ids.end - data_ids.start + 1
+        count = data_ids.count
         if count * self.sequence_bytes > MAX_REQUEST_BYTES or count > MAX_REQUEST_SAMPLES:
             allowed = f"{MAX_REQUEST_SAMPLES} samples and {MAX_REQUEST_BYTES} bytes at a time"
             raise Rejected(f"data indices {data_ids} are {count * self.sequence_bytes} bytes; at most {allowed}")
@@ -231,8 +231,11 @@ class DataProvider(Protocol):
         """64 hex characters that two providers share exactly when they deliver the same samples in the same order."""
         ...
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
-        """The samples of a closed interval of *data indices*, in order. The arrays are the caller's own.
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """The samples of these data indices, in order. The arrays are the caller's own.
+
+        The specification of data providers calls the argument's type `BatchId`. Here that type counts batches, of
+        `data_indices_per_batch` samples each, so that an interval of data indices has a type of its own.
 
         Raises:
             SourceUnavailable: retry, with a delay.

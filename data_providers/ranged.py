@@ -13,7 +13,7 @@ from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
 from data_providers.ranges import ByteRange, plan_ranges
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, run_bounded
 from state.errors import InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 
 class RangedDataProvider:
@@ -55,7 +55,7 @@ class RangedDataProvider:
     def fingerprint(self) -> str:
         return self.order.fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`.
 
         Raises:

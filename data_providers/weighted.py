@@ -20,7 +20,7 @@ from data_providers.protocol import (
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
 from state.errors import DataError, InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import document_digest
 
 _FINGERPRINT_FORMAT = "epochal/mixture/v1"
@@ -73,7 +73,7 @@ class WeightedDataProvider:
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`; an error names the source.
 
         Raises:
@@ -84,7 +84,7 @@ class WeightedDataProvider:
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.end - data_ids.start >= MAX_REQUEST_SAMPLES:
+        if data_ids.count > MAX_REQUEST_SAMPLES:
             raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
         shares = self._order.shares(data_ids)
         found: dict[int, TokenBatch] = {}

@@ -84,11 +84,11 @@ def split_consecutively(work: Sequence[BatchId], counts: Sequence[int]) -> list[
         part: list[BatchId] = []
         while count:
             interval = work[index]
-            taken = min(count, len(interval) - offset)
+            taken = min(count, interval.count - offset)
             part.append(BatchId(interval.start + offset, interval.start + offset + taken - 1))
             count -= taken
             offset += taken
-            if offset == len(interval):
+            if offset == interval.count:
                 index, offset = index + 1, 0
         parts.append(tuple(part))
     return parts

@@ -1,67 +1,102 @@
-"""Batch IDs: closed intervals of batch numbers, and the arithmetic on ordered lists of them.
+"""Closed intervals of batch numbers (`BatchId`) and of data indices (`DataIds`), and arithmetic on lists of them.
 
-Batch *b* covers the data indices `[b·k, (b+1)·k)`, where *k* is `data_indices_per_batch` (DESIGN, "Words").
+Batch *b* covers the data indices `[b·k, (b+1)·k)`, where *k* is the run's `data_indices_per_batch`. The two kinds of
+interval are two types, and `BatchId.to_data_ids` and `DataIds.to_batches` are where the factor between them is applied.
 The rule kept here: an interval is never empty, so "no batches" is an empty tuple and nothing else.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
 
 from state.errors import InvalidInput
 
-MAX_BATCH_NUMBER = 2**63 - 1
-"""The largest batch number; data indices stay inside a signed 64-bit integer on every platform."""
+MAX_INDEX = 2**63 - 1
+"""The largest batch number, and the largest data index: both fit a signed 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class BatchId:
-    """A closed interval `[start, end]` of batch numbers; `BatchId(7, 7)` is one batch.
+class Interval:
+    """A closed interval `[start, end]` of numbers from 0. Use one of the two kinds below.
 
     Raises:
-        InvalidInput: if not `0 ≤ start ≤ end ≤ MAX_BATCH_NUMBER`; the caller's fault.
+        InvalidInput: if not `0 ≤ start ≤ end ≤ MAX_INDEX`; the caller's fault.
     """
+
+    noun: ClassVar[str] = "interval"
 
     start: int
     end: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end <= MAX_BATCH_NUMBER:
+        if not 0 <= self.start <= self.end <= MAX_INDEX:
             raise InvalidInput(
-                f"batch interval [{self.start}, {self.end}] is not allowed: 0 ≤ start ≤ end ≤ {MAX_BATCH_NUMBER}",
+                f"{self.noun} [{self.start}, {self.end}] is not allowed: 0 ≤ start ≤ end ≤ {MAX_INDEX}",
                 start=self.start,
                 end=self.end,
             )
 
-    def __len__(self) -> int:
-        return self.end - self.start + 1
-
     def __str__(self) -> str:
         return f"[{self.start}, {self.end}]"
 
-    def __contains__(self, batch: int) -> bool:
-        return self.start <= batch <= self.end
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return self.end - self.start + 1
 
-    def data_indices(self, data_indices_per_batch: int) -> range:
-        """The data indices that the interval covers, as a half-open range of `len(self) · k` integers."""
-        return range(self.start * data_indices_per_batch, (self.end + 1) * data_indices_per_batch)
-
-    def overlaps(self, other: "BatchId") -> bool:
-        return self.start <= other.end and other.start <= self.end
-
-    def covers(self, other: "BatchId") -> bool:
+    def covers(self, other: Self) -> bool:
+        """Whether it holds all of the other's numbers."""
         return self.start <= other.start and other.end <= self.end
 
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchId(Interval):
+    """A closed interval of batch numbers; `BatchId(7, 7)` is one batch."""
+
+    noun: ClassVar[str] = "batch interval"
+
+    def to_data_ids(self, data_indices_per_batch: int) -> "DataIds":
+        """The data indices that the batches cover.
+
+        Raises:
+            InvalidInput: they are more than data indices can name.
+        """
+        return DataIds(self.start * data_indices_per_batch, (self.end + 1) * data_indices_per_batch - 1)
+
     def bisect(self) -> tuple["BatchId", "BatchId"]:
-        """The two halves; the first is the larger when the length is odd. Needs at least two batches."""
+        """The two halves; the first is the larger when the count is odd. Needs at least two batches."""
         if self.start == self.end:
             raise InvalidInput(f"batch interval {self} is a single batch and cannot be bisected")
         middle = (self.start + self.end) // 2
         return BatchId(self.start, middle), BatchId(middle + 1, self.end)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class DataIds(Interval):
+    """A closed interval of data indices, each the number of one sample; iterating gives them one by one."""
+
+    noun: ClassVar[str] = "data indices"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end + 1))
+
+    def pieces(self, size: int) -> Iterator["DataIds"]:
+        """The data indices cut into consecutive pieces of `size`, the last one perhaps smaller."""
+        for start in range(self.start, self.end + 1, size):
+            yield DataIds(start, min(start + size - 1, self.end))
+
+    def to_batches(self, data_indices_per_batch: int) -> BatchId:
+        """The batches that hold the data indices, the first and the last one perhaps only in part."""
+        return BatchId(self.start // data_indices_per_batch, self.end // data_indices_per_batch)
+
+
+Kind = TypeVar("Kind", BatchId, DataIds)
+"""One of the two, and the same one throughout a call."""
+
+
 def total_batches(intervals: Iterable[BatchId]) -> int:
     """The number of batches in the list, counted with repetition."""
-    return sum(interval.end - interval.start + 1 for interval in intervals)
+    return sum(interval.count for interval in intervals)
 
 
 def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[BatchId, ...]:
@@ -77,7 +112,7 @@ def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[Batc
     taken: list[BatchId] = []
     offset = 0
     for interval in work:
-        length = len(interval)
+        length = interval.count
         low, high = max(start - offset, 0), min(stop - offset, length)
         if low < high:
             taken.append(BatchId(interval.start + low, interval.start + high - 1))
@@ -89,35 +124,35 @@ def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[Batc
     return tuple(taken)
 
 
-def coalesce(intervals: Iterable[BatchId]) -> tuple[BatchId, ...]:
-    """The same set of batches as sorted, disjoint, non-adjacent intervals. Overlaps are merged, not reported."""
-    merged: list[BatchId] = []
+def coalesce(intervals: Iterable[Kind]) -> tuple[Kind, ...]:
+    """The same set of numbers as sorted, disjoint, non-adjacent intervals. Overlaps are merged, not reported."""
+    merged: list[Kind] = []
     for interval in sorted(intervals):
         if merged and interval.start <= merged[-1].end + 1:
             if interval.end > merged[-1].end:
-                merged[-1] = BatchId(merged[-1].start, interval.end)
+                merged[-1] = type(interval)(merged[-1].start, interval.end)
         else:
             merged.append(interval)
     return tuple(merged)
 
 
-def first_overlap(intervals: Iterable[BatchId]) -> BatchId | None:
-    """The first batches that stand in the list twice, or None when the intervals are pairwise disjoint."""
-    previous: BatchId | None = None
+def first_overlap(intervals: Iterable[Kind]) -> Kind | None:
+    """The first numbers that are in the list twice, or None when the intervals are pairwise disjoint."""
+    previous: Kind | None = None
     for interval in sorted(intervals):
         if previous is not None and interval.start <= previous.end:
-            return BatchId(interval.start, min(interval.end, previous.end))
+            return type(interval)(interval.start, min(interval.end, previous.end))
         previous = interval
     return None
 
 
-def subtract(intervals: Iterable[BatchId], removed: Iterable[BatchId]) -> tuple[BatchId, ...]:
-    """The batches of `intervals` that are not in `removed`; the order of `intervals` is kept."""
+def subtract(intervals: Iterable[Kind], removed: Iterable[Kind]) -> tuple[Kind, ...]:
+    """The numbers of `intervals` that are not in `removed`; the order of `intervals` is kept."""
     holes = coalesce(removed)
     return tuple(piece for interval in intervals for piece in _without(interval, holes))
 
 
-def _without(interval: BatchId, holes: Sequence[BatchId]) -> Iterator[BatchId]:
+def _without(interval: Kind, holes: Sequence[Kind]) -> Iterator[Kind]:
     start = interval.start
     for hole in holes:
         if hole.end < start:
@@ -125,7 +160,7 @@ def _without(interval: BatchId, holes: Sequence[BatchId]) -> Iterator[BatchId]:
         if hole.start > interval.end:
             break
         if start < hole.start:
-            yield BatchId(start, hole.start - 1)
+            yield type(interval)(start, hole.start - 1)
         start = hole.end + 1
     if start <= interval.end:
-        yield BatchId(start, interval.end)
+        yield type(interval)(start, interval.end)

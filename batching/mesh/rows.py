@@ -18,7 +18,7 @@ from batching.micro_batches import Document
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from state.errors import TrainerFailed
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 PADDING_POSITION = -1
 MAX_TOKEN = 2**31 - 1
@@ -48,10 +48,10 @@ def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBa
         start += size
 
 
-def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[BatchId]:
+def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[DataIds]:
     """The data indices that a process loads for a round, in the order in which it needs them; neighbours joined."""
-    intervals = [interval.data_indices(plan.data_indices_per_batch) for interval in plan.assignment]
-    ends = list(itertools.accumulate(len(interval) for interval in intervals))
+    intervals = [interval.to_data_ids(plan.data_indices_per_batch) for interval in plan.assignment]
+    ends = list(itertools.accumulate(interval.count for interval in intervals))
     loading = layout.loading(process)
     found: list[tuple[int, int]] = []
     at = 0  # places ascend, so the intervals are gone through once
@@ -61,14 +61,14 @@ def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[Ba
             while place < last:
                 while ends[at] <= place:
                     at += 1
-                index = intervals[at].start + place - (ends[at] - len(intervals[at]))
+                index = intervals[at].start + place - (ends[at] - intervals[at].count)
                 count = min(last, ends[at]) - place
                 if found and found[-1][1] == index:
                     found[-1] = (found[-1][0], index + count)
                 else:
                     found.append((index, index + count))
                 place += count
-    return [BatchId(start, stop - 1) for start, stop in found]
+    return [DataIds(start, stop - 1) for start, stop in found]
 
 
 class RowArrays:

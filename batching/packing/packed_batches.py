@@ -16,7 +16,7 @@ from runtime.worker_thread import Worker
 from state.config.model import DataType
 from state.config.state_file import PackingConfig, StateFile
 from state.errors import DataError
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 
 
 class AssignedBatches(Protocol):
@@ -93,7 +93,7 @@ class PackedBatches:
         self._per_batch = data_indices_per_batch
         self._worker = worker
         self._indices = itertools.chain.from_iterable(
-            interval.data_indices(data_indices_per_batch) for interval in data_assignments
+            interval.to_data_ids(data_indices_per_batch) for interval in data_assignments
         )
         self._arrived: Iterator[RawSample] = iter(())
 
@@ -142,4 +142,4 @@ class PackedBatches:
         if self._batches.failed_batch is not None:
             return self._batches.failed_batch
         index = error.context.get("data_index")
-        return None if index is None else BatchId(index // self._per_batch, index // self._per_batch)
+        return None if index is None else DataIds(index, index).to_batches(self._per_batch)

@@ -33,8 +33,7 @@ def begin_round(run: Run, seed: Seed) -> Run:
     config = run.state_file.config
     draining = run.step > config.total_steps
     roster = Roster(tuple(RosterEntry(member.client_id, member.share) for member in run.ready_members()))
-    indices_applied = run.batches_applied * config.data_indices_per_batch
-    target = global_batch_size(config, indices_applied * run.state_file.model.LLM.max_seq_len)
+    target = global_batch_size(config, run.tokens_applied)
 
     alone_count = max(1, len(roster.clients) - 1)
     isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in run.suspects[:alone_count])
@@ -211,7 +210,7 @@ def _judge_failures(run: Run, current: Round, included: frozenset[ClientId], app
                 suspects.append(suspect)
                 continue
             again = replace(suspect, tried=(*suspect.tried, client_id), message=_message(failure))
-            if len(again.batch_id) > 1:
+            if again.batch_id.count > 1:
                 suspects += [Suspect(half, (), again.message) for half in _narrow(again.batch_id, failure)]
             elif not _is_hopeless(again, len(current.roster.clients)):
                 suspects.append(again)
@@ -276,7 +275,7 @@ def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
     doubled = first_overlap(parts)
     if doubled is not None:
         return f"batches {doubled} are counted twice"
-    first = run.state_file.progress.epoch_start_data_index // run.state_file.config.data_indices_per_batch
+    first = run.state_file.first_batch
     whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
     missing = subtract(whole, parts)
     if missing:

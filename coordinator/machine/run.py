@@ -172,6 +172,22 @@ class Run:
         """The newest verified checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
+    @property
+    def epoch_start_data_index(self) -> int:
+        """The first data index of the epoch."""
+        first = BatchId(self.epoch_start_batch, self.epoch_start_batch)
+        return first.to_data_ids(self.state_file.config.data_indices_per_batch).start
+
+    @property
+    def data_indices_applied(self) -> int:
+        """How many samples the run has learnt from."""
+        return self.batches_applied * self.state_file.config.data_indices_per_batch
+
+    @property
+    def tokens_applied(self) -> int:
+        """The tokens of those samples."""
+        return self.data_indices_applied * self.state_file.model.LLM.max_seq_len
+
     def ready_members(self) -> list[Member]:
         """The members that hold model and data, by client id."""
         ready = (member for member in self.members.values() if member.ready_step is not None)
@@ -192,8 +208,7 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
         coordinator_key: the coordinator's raw Ed25519 public key in hex.
         now_s: seconds on the coordinator's clock.
     """
-    progress, config = state_file.progress, state_file.config
-    cursor = progress.epoch_start_data_index // config.data_indices_per_batch
+    progress, cursor = state_file.progress, state_file.first_batch
     return Run(
         state_file=state_file,
         lineage=lineage,

@@ -15,7 +15,6 @@ def document_of(run: Run, version: int) -> RunDocument:
     """The run document that the run publishes, as `version`."""
     current = run.round if run.phase in ROUND_PHASES else None
     last = run.outcomes.get(run.replica_step)
-    k = run.state_file.config.data_indices_per_batch
     return RunDocument(
         format=DOCUMENT_FORMAT,
         run_id=run.state_file.run_id,
@@ -29,8 +28,8 @@ def document_of(run: Run, version: int) -> RunDocument:
         step=run.step,
         total_steps=run.state_file.config.total_steps,
         cursor=run.cursor,
-        epoch_start_data_index=run.epoch_start_batch * k,
-        data_indices_applied=run.batches_applied * k,
+        epoch_start_data_index=run.epoch_start_data_index,
+        data_indices_applied=run.data_indices_applied,
         carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
         quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
         round=None if current is None else _round_head(current),

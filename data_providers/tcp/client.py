@@ -27,7 +27,7 @@ from data_providers.tcp.frames import (
     parse_header,
 )
 from state.errors import DataError, InternalError, InvalidDocument
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0
@@ -106,7 +106,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.write(data)
 
-    def request(self, call: _Call, data_ids: BatchId, target: memoryview) -> None:
+    def request(self, call: _Call, data_ids: DataIds, target: memoryview) -> None:
         """Asks for a piece of a call, to be received into `target`."""
         self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
         self._pieces[self._last_request] = (call, target)
@@ -205,7 +205,7 @@ class TcpDataProvider:
         """Tokens of one sample, as the server says."""
         return self._spec.sequence_length
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """As `DataProvider.get_samples`.
 
         Raises:
@@ -217,15 +217,13 @@ class TcpDataProvider:
         connection = await self._connected()
         tokens = self._spec.empty_tokens(data_ids)
         view = tokens.view(np.uint8).data
-        per_piece = max(PIECE_BYTES // self._spec.sequence_bytes, 1)
-        starts = range(data_ids.start, data_ids.end + 1, per_piece)
-        call = _Call(asyncio.get_running_loop().create_future(), len(starts))
+        pieces = list(data_ids.pieces(max(PIECE_BYTES // self._spec.sequence_bytes, 1)))
+        call = _Call(asyncio.get_running_loop().create_future(), len(pieces))
         received_before_bytes = connection.received_bytes
-        for start in starts:
-            end = min(start + per_piece - 1, data_ids.end)
-            begin_bytes = (start - data_ids.start) * self._spec.sequence_bytes
-            end_bytes = (end + 1 - data_ids.start) * self._spec.sequence_bytes
-            connection.request(call, BatchId(start, end), view[begin_bytes:end_bytes])
+        for piece in pieces:
+            size_bytes = piece.count * self._spec.sequence_bytes
+            connection.request(call, piece, view[:size_bytes])
+            view = view[size_bytes:]
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await call.done

@@ -25,7 +25,7 @@ from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
 from state.documents import Roster, RoundHead, RunDocument, WorkList
 from state.errors import InvalidDocument, InvalidInput
-from state.intervals import BatchId, coalesce
+from state.intervals import DataIds, coalesce
 from state.wire import ClientId, Sha256, canonical_json, parse_document, sha256_hex
 
 TICKET_AUDIENCE = "epochal-data"
@@ -46,7 +46,7 @@ MAX_RETRY_S = 5.0
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Readable = Mapping[ClientId, tuple[BatchId, ...]]
+Readable = Mapping[ClientId, tuple[DataIds, ...]]
 """For each client of a round, the closed intervals of data indices that it may read."""
 
 
@@ -107,7 +107,7 @@ class CoordinatorGate:
             raise Rejected(f"the ticket is for the run {claims['run']}, not {run_id}")
         return ClientId(claims["sub"])
 
-    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """As `Gate.allow`; one of the last `KEPT_ROUNDS` rounds must assign the client all of these data indices.
 
         Raises:
@@ -167,7 +167,7 @@ class CoordinatorGate:
         k = config.config.data_indices_per_batch
         assignments = await asyncio.to_thread(assign_data_for_state, roster, work, head.seed)
         return {
-            client_id: tuple(BatchId(part.start * k, (part.end + 1) * k - 1) for part in coalesce(parts))
+            client_id: tuple(part.to_data_ids(k) for part in coalesce(parts))
             for client_id, parts in assignments.items()
         }
 
@@ -181,7 +181,7 @@ class CoordinatorGate:
             raise InvalidDocument(f"{place} {sha256} came with digest {found}", expected=sha256, found=found)
         return document
 
-    def _may_read(self, client_id: ClientId, data_ids: BatchId) -> bool:
+    def _may_read(self, client_id: ClientId, data_ids: DataIds) -> bool:
         return any(
             interval.covers(data_ids) for readable in self._rounds.values() for interval in readable.get(client_id, ())
         )

@@ -35,7 +35,7 @@ from data_providers.protocol import (
 )
 from state.documents import HexSha256
 from state.errors import DataError, InvalidDocument
-from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.intervals import MAX_INDEX, DataIds
 from state.messages import MAX_MESSAGE_CHARS
 from state.wire import WIRE_CONFIG, canonical_json, parse_document
 
@@ -102,7 +102,7 @@ class Welcome:
     fingerprint: HexSha256
     token_size_bytes: Annotated[int, Field(ge=2, le=4, multiple_of=2)]
     sequence_length: Annotated[int, Field(ge=1, le=MAX_SEQUENCE_BYTES // 2)]
-    sequence_count: Annotated[int, Field(ge=1, le=MAX_BATCH_NUMBER)] | None
+    sequence_count: Annotated[int, Field(ge=1, le=MAX_INDEX)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,12 @@ def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | Failur
     return frame_header(kind, request, len(payload)) + payload
 
 
-def get_frame(request: int, data_ids: BatchId) -> bytes:
+def get_frame(request: int, data_ids: DataIds) -> bytes:
     """A whole `GET` frame for a closed interval of data indices."""
     return frame_header(FrameKind.GET, request, _GET.size) + _GET.pack(data_ids.start, data_ids.end)
 
 
-def parse_get(payload: bytes) -> BatchId:
+def parse_get(payload: bytes) -> DataIds:
     """The data indices of a `GET`.
 
     Raises:
@@ -156,7 +156,7 @@ def parse_get(payload: bytes) -> BatchId:
     """
     if len(payload) != _GET.size:
         raise InvalidDocument(f"a GET of {len(payload)} bytes; it has {_GET.size}")
-    return BatchId(*_GET.unpack(payload))
+    return DataIds(*_GET.unpack(payload))
 
 
 def failure_of(error: DataError) -> Failure:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import ClientId
 
 ANYONE = ClientId("0" * 32)
@@ -21,7 +21,7 @@ class Gate(Protocol):
         """
         ...
 
-    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Nothing, when the client may read this closed interval of data indices.
 
         Raises:
@@ -37,5 +37,5 @@ class OpenGate:
     async def admit(self, run_id: str, ticket: str) -> ClientId:  # noqa: ARG002 - any will do
         return ANYONE
 
-    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Nothing, always."""

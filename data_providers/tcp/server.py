@@ -28,7 +28,7 @@ from data_providers.tcp.frames import (
 )
 from data_providers.tcp.gate import ANYONE, Gate
 from state.errors import DataError, InternalError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import ClientId, parse_document
 
 _log = logging.getLogger(__name__)
@@ -167,9 +167,9 @@ class DataServer:
                 connection.writer.write(frame_header(FrameKind.SAMPLES, header.request, len(tokens)))
                 await self._send(connection, tokens)
 
-    async def _samples(self, client_id: ClientId, data_ids: BatchId) -> memoryview:
+    async def _samples(self, client_id: ClientId, data_ids: DataIds) -> memoryview:
         """The bytes of the samples, if the client may have them."""
-        size_bytes = (data_ids.end - data_ids.start + 1) * self._spec.sequence_bytes
+        size_bytes = data_ids.count * self._spec.sequence_bytes
         if size_bytes > MAX_SAMPLES_BYTES:
             raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
         await self._gate.allow(client_id, data_ids)

@@ -33,7 +33,7 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config
 from state.config.data_location import Local, Preprocessed
 from state.errors import DataError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
@@ -42,7 +42,7 @@ SAMPLE_CHARACTERS = 400
 BYTES_VOCABULARY = 256
 TOKENIZERS_EXTRA = "pip install tokenizers"
 
-_FIRST = BatchId(0, 0)
+_FIRST = DataIds(0, 0)
 
 
 class TokenSizeOption(StrEnum):

@@ -31,7 +31,7 @@ from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
-from state.intervals import BatchId, coalesce
+from state.intervals import DataIds, coalesce
 
 STATE_NAME = "packing.json"
 SAMPLES_PER_REQUEST = 256
@@ -162,13 +162,13 @@ class _Work:
             elif taken == self._total:
                 self._packer.finish()
             else:
-                ids = BatchId(taken, min(taken + SAMPLES_PER_REQUEST, self._total) - 1)
+                ids = DataIds(taken, min(taken + SAMPLES_PER_REQUEST, self._total) - 1)
                 arrived = await self._samples(ids)
                 taken = ids.end + 1
         await self._keep(rows)
 
-    async def _samples(self, ids: BatchId) -> Iterator[RawSample]:
-        return raw_samples(await self._provider.get_samples(ids), iter(range(ids.start, ids.end + 1)))
+    async def _samples(self, ids: DataIds) -> Iterator[RawSample]:
+        return raw_samples(await self._provider.get_samples(ids), iter(ids))
 
     async def _go_on(self, out: Path) -> None:
         path = out / STATE_NAME
@@ -191,7 +191,7 @@ class _Work:
             raise InvalidInput(f"{out} lacks {gone[0]}, which was written before; pack into another folder")
         if fingerprint != self._provider.fingerprint:
             raise InvalidInput(f"{path} is of other data: {fingerprint}, not {self._provider.fingerprint}")
-        held = coalesce([BatchId(index, index) for index in indices_held(state)])
+        held = coalesce([DataIds(index, index) for index in indices_held(state)])
         samples = [raw for ids in held for raw in await self._samples(ids)]
         self._packer = Packer.restored(
             self._config, open_encoder(self._config.task_encoder, self._context), state, samples

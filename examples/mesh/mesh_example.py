@@ -20,7 +20,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec
 from epochal.testnet.demo_data import write_demo_data
 from runtime.retry import system_jitter
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 
 SEQUENCE_LENGTH = 128
 BATCH_SIZE = 4
@@ -64,7 +64,9 @@ class Host:
         fetcher = DataFetcher(provider, SETTINGS, system_jitter())
         loads = self.layout.loading(self.number).should_load
         async with asyncio.TaskGroup() as group:
-            samples = fetcher.fetch_data(loaded_indices(PLAN, self.layout, self.number), group)
+            # Hosts share batches, so that to this fetcher each data index is a batch.
+            indices = loaded_indices(PLAN, self.layout, self.number)
+            samples = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
             reader = RowReader(self.layout, self.number, SEQUENCE_LENGTH, samples)
             for batch in global_batches(PLAN, self.layout.global_batch_size):
                 before = reader.rows_loaded
@@ -90,12 +92,12 @@ class Host:
 
 async def expected_rows(provider: LocalDataProvider) -> NDArray[np.int64]:
     """`(samples, length)`: the assignment, sample by sample, straight from the provider."""
-    return np.concatenate([(await provider.get_samples(BatchId(i, i))).rows() for i in _indices()]).astype(np.int64)
+    return np.concatenate([(await provider.get_samples(DataIds(i, i))).rows() for i in _indices()]).astype(np.int64)
 
 
 def _indices() -> Iterator[int]:
     for interval in PLAN.assignment:
-        yield from interval.data_indices(SAMPLES_PER_BATCH)
+        yield from interval.to_data_ids(SAMPLES_PER_BATCH)
 
 
 if __name__ == "__main__":

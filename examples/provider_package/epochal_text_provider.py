@@ -11,7 +11,7 @@ import numpy as np
 from data_providers.order import DataFile, DataOrder
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from state.errors import InternalError
-from state.intervals import BatchId
+from state.intervals import DataIds
 
 
 class TextProvider:
@@ -32,7 +32,7 @@ class TextProvider:
     def fingerprint(self) -> str:
         return self._order.fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self._order.spec.empty_tokens(data_ids)

@@ -17,6 +17,7 @@ from state.config.mistakes import Rule, broken_rules, known_places, parse_file, 
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
 from state.config.schema import Duration, Natural, Positive, Section
 from state.errors import InternalError, InvalidConfig, Mistake, Unsupported
+from state.intervals import DataIds
 from state.phases import RunState
 
 MAX_RUN_ID_BYTES = 32
@@ -265,6 +266,12 @@ class StateFile(Section):
         if broken:
             raise ValueError("; ".join(map(str, broken)))
         return self
+
+    @property
+    def first_batch(self) -> int:
+        """The batch with which `progress` begins the epoch."""
+        index = self.progress.epoch_start_data_index
+        return DataIds(index, index).to_batches(self.config.data_indices_per_batch).start
 
     def to_plain(self) -> dict[str, Any]:
         """The file as plain JSON values in the file's own shape, with every default; None where a line is absent."""

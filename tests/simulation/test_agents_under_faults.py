@@ -15,7 +15,7 @@ from run_manager.agent import EndReason
 from run_manager.events import ReplicaHeld
 from run_manager.run_manager import RunAccess
 from state.errors import CoordinatorUnreachable
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.fake_clients import ClientSpec, FakeClient, fake_client
 from tests.support.fake_coordinator import FakeCoordinator
 from tests.support.states import state_file
@@ -31,7 +31,7 @@ class _StallingProvider(DummyDataProvider):
         super().__init__(DatasetSpec(2, 16))
         self._faults = faults
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         await asyncio.sleep(self._faults.uniform(0, 6) ** 1.5)
         if self._faults.random() < LOSS:
             raise SourceUnavailable("the source stalls")

@@ -24,7 +24,7 @@ from run_manager.run_manager import Equipment, RunAccess
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.documents import RunDocument
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.messages import Capabilities
 from state.wire import Sha256, document_digest
 from tests.support.fake_clients import opener
@@ -106,7 +106,7 @@ class BadDataProvider(DummyDataProvider):
         self._chance = chance
         self._loss = loss
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         await asyncio.sleep(self._chance.uniform(0, 0.5))
         if self._chance.random() < self._loss:
             raise SourceUnavailable("the source stalls")

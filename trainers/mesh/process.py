@@ -88,8 +88,9 @@ class MeshProcess:
             cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
             self._provider = await open_provider(self._state, lambda: self._ticket, start.data, cache)
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter(), VOCABULARY)
+        # Processes share batches, so that to this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
-        self._receiver = fetcher.fetch_data(indices, group)
+        self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
         return self._provider.fingerprint, self._receiver
 
     def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
@@ -110,9 +111,7 @@ class MeshProcess:
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
         """The batches of the data indices on which fetching failed."""
         failed = None if self._receiver is None else self._receiver.failed_batch
-        if failed is None:
-            return None
-        return BatchId(failed.start // plan.data_indices_per_batch, failed.end // plan.data_indices_per_batch)
+        return None if failed is None else failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
 
 
 async def main() -> None:

@@ -19,7 +19,7 @@ from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
 from data_providers.tcp.server import DataServer
 from state.assignment import assign_data_for_state
 from state.documents import WorkList
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 from state.wire import ClientId
 from tests.support.data_coordinator import CLIENTS, PublishedRun
 from tests.support.data_files import SPEC, write_dataset
@@ -52,11 +52,11 @@ async def following(run: PublishedRun) -> AsyncIterator[CoordinatorGate]:
         task.cancel()
 
 
-def data_of(client_id: ClientId, work: tuple[BatchId, ...] = WORK, step: int = 1) -> list[BatchId]:
+def data_of(client_id: ClientId, work: tuple[BatchId, ...] = WORK, step: int = 1) -> list[DataIds]:
     """The data indices that the round assigns the client, part by part."""
     roster = PublishedRun(state_file()).roster
     parts = assign_data_for_state(roster, WorkList((), work), round_head(step).seed)[client_id]
-    return [BatchId(part.start * BATCH, (part.end + 1) * BATCH - 1) for part in parts]
+    return [part.to_data_ids(BATCH) for part in parts]
 
 
 def now_s() -> float:
@@ -106,13 +106,13 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
         for client_id in CLIENTS:
             for part in data_of(client_id):
                 await gate.allow(client_id, part)
-                await gate.allow(client_id, BatchId(part.end, part.end))
+                await gate.allow(client_id, DataIds(part.end, part.end))
         first, second = CLIENTS[0], CLIENTS[1]
         part = data_of(first)[-1]
         for client_id, data_ids in [
-            (first, BatchId(part.start, part.end + 1)),
+            (first, DataIds(part.start, part.end + 1)),
             (first, data_of(second)[0]),
-            (first, BatchId(0, 400)),
+            (first, DataIds(0, 400)),
             (ClientId("f" * 32), part),
         ]:
             with pytest.raises(Rejected, match="not assigned"):
@@ -180,7 +180,7 @@ async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: Publish
         with pytest.raises(SourceUnavailable):
             await gate.admit(RUN, run.identity.data_ticket(CLIENTS[0], now_s()))
         with pytest.raises(SourceUnavailable):
-            await gate.allow(CLIENTS[0], BatchId(0, 0))
+            await gate.allow(CLIENTS[0], DataIds(0, 0))
 
 
 async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRun, impatient: None) -> None:
@@ -189,7 +189,7 @@ async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRu
     run.documents[run.document.round.roster_sha256] = {"clients": [{"client_id": CLIENTS[0], "share": 9}]}
     async with following(run) as gate:
         with pytest.raises(SourceUnavailable):
-            await gate.allow(CLIENTS[0], BatchId(0, 0))
+            await gate.allow(CLIENTS[0], DataIds(0, 0))
 
 
 async def test_data_server_of_a_run_serves_each_client_its_own_data(

@@ -27,7 +27,7 @@ from data_providers.tcp.server import DataServer
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.config.data_location import Urls
 from state.errors import InternalError
-from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.intervals import MAX_INDEX, DataIds
 from tests.support.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
 from tests.support.data_http import FileServer, http_server
 from tests.support.data_oracle import slow_order
@@ -165,7 +165,7 @@ async def test_provider_over_files_delivers_the_files_bytes_pass_after_pass(
     async with open_provider(write_dataset(tmp_path, spec), spec) as provider:
         assert provider.sequence_count == SEQUENCE_COUNT
         for start, end in [(0, 0), (0, 302), (40, 180), (101, 201), (100, 101), (302, 302)]:
-            batch = await provider.get_samples(BatchId(start, end))
+            batch = await provider.get_samples(DataIds(start, end))
             assert batch.input_ids.dtype == spec.dtype
             assert batch.input_ids.tolist() == expected_tokens(spec, order[start : end + 1])
             assert batch.rows().shape == (end - start + 1, 16)
@@ -184,19 +184,19 @@ async def test_provider_over_files_has_the_fingerprint_of_the_files(open_provide
 async def test_provider_over_files_beyond_the_last_pass_is_out_of_range(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
         end = MAX_PASSES * SEQUENCE_COUNT
-        assert (await provider.get_samples(BatchId(end - 1, end - 1))).sample_count == 1
+        assert (await provider.get_samples(DataIds(end - 1, end - 1))).sample_count == 1
         with pytest.raises(OutOfRange):
-            await provider.get_samples(BatchId(end - 1, end))
-        assert (await provider.get_samples(BatchId(0, 1))).sample_count == 2
+            await provider.get_samples(DataIds(end - 1, end))
+        assert (await provider.get_samples(DataIds(0, 1))).sample_count == 2
 
 
 @every_provider
 async def test_provider_answers_the_same_however_a_request_is_cut(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        whole = (await provider.get_samples(BatchId(5, 250))).rows()
+        whole = (await provider.get_samples(DataIds(5, 250))).rows()
         for cut in (1, 7, 100):
             parts = [
-                (await provider.get_samples(BatchId(start, min(start + cut - 1, 250)))).rows()
+                (await provider.get_samples(DataIds(start, min(start + cut - 1, 250)))).rows()
                 for start in range(5, 251, cut)
             ]
             assert np.array_equal(np.concatenate(parts), whole)
@@ -205,11 +205,11 @@ async def test_provider_answers_the_same_however_a_request_is_cut(open_provider:
 @every_provider
 async def test_provider_serves_concurrent_requests(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        alone = [await provider.get_samples(BatchId(start, start + 30)) for start in range(40)]
+        alone = [await provider.get_samples(DataIds(start, start + 30)) for start in range(40)]
         answers: dict[int, TokenBatch] = {}
 
         async def ask(start: int) -> None:
-            answers[start] = await provider.get_samples(BatchId(start, start + 30))
+            answers[start] = await provider.get_samples(DataIds(start, start + 30))
 
         async with asyncio.TaskGroup() as group:
             for start in range(40):
@@ -220,41 +220,41 @@ async def test_provider_serves_concurrent_requests(open_provider: Opener, tmp_pa
 @every_provider
 async def test_provider_gives_arrays_that_are_the_callers_own(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        first = await provider.get_samples(BatchId(0, 20))
+        first = await provider.get_samples(DataIds(0, 20))
         kept = first.input_ids.copy()
         first.input_ids[:] = 0
-        assert np.array_equal((await provider.get_samples(BatchId(0, 20))).input_ids, kept)
+        assert np.array_equal((await provider.get_samples(DataIds(0, 20))).input_ids, kept)
 
 
 @every_provider
 async def test_provider_refuses_a_request_above_the_bound(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        for end in (MAX_REQUEST_SAMPLES, MAX_BATCH_NUMBER):
+        for end in (MAX_REQUEST_SAMPLES, MAX_INDEX):
             with pytest.raises(Rejected, match="at most"):
-                await provider.get_samples(BatchId(0, end))
+                await provider.get_samples(DataIds(0, end))
 
 
 @every_provider
 async def test_provider_that_is_cancelled_serves_the_next_request(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        expected = (await provider.get_samples(BatchId(0, 99))).input_ids
+        expected = (await provider.get_samples(DataIds(0, 99))).input_ids
         for turns in range(12):
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(provider.get_samples(BatchId(100, 199)))
+                asking = group.create_task(provider.get_samples(DataIds(100, 199)))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 asking.cancel()
-            assert np.array_equal((await provider.get_samples(BatchId(0, 99))).input_ids, expected)
+            assert np.array_equal((await provider.get_samples(DataIds(0, 99))).input_ids, expected)
 
 
 @every_provider
 async def test_provider_closed_twice_is_closed(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        await provider.get_samples(BatchId(0, 3))
+        await provider.get_samples(DataIds(0, 3))
         await provider.aclose()
         await provider.aclose()
         with pytest.raises(InternalError):
-            await provider.get_samples(BatchId(0, 3))
+            await provider.get_samples(DataIds(0, 3))
 
 
 @every_provider
@@ -265,13 +265,13 @@ async def test_provider_fingerprint_is_64_hex_characters(open_provider: Opener, 
 
 async def test_dummy_provider_golden_vector_never_changes() -> None:
     provider = DummyDataProvider(DatasetSpec(2, 6))
-    batch = await provider.get_samples(BatchId(41, 42))
+    batch = await provider.get_samples(DataIds(41, 42))
     assert provider.sequence_count is None
     assert batch.rows().tolist() == [[147, 151, 80, 169, 21, 16], [221, 1, 231, 131, 161, 192]]
 
 
 async def test_dummy_provider_has_every_data_index_and_few_repeats() -> None:
     provider = DummyDataProvider(SPEC)
-    rows = (await provider.get_samples(BatchId(MAX_BATCH_NUMBER - 999, MAX_BATCH_NUMBER))).rows()
+    rows = (await provider.get_samples(DataIds(MAX_INDEX - 999, MAX_INDEX))).rows()
     assert rows.max() < DUMMY_VOCABULARY
     assert len(np.unique(rows, axis=0)) == 1000

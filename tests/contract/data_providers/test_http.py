@@ -20,7 +20,7 @@ from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import HEADERS_VARIABLE, MAX_CONNECTIONS, HttpOptions, HttpSource, file_names
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, read
 from state.errors import DataError, EpochalError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_files import SEED
 from tests.support.data_http import Answer, FileServer, HttpReply, HttpRequest, http_server
 
@@ -114,10 +114,10 @@ async def test_http_fault_is_its_own_error_and_leaves_the_provider_usable(
     async with opened(answer) as provider:
         answer.fault = fault
         with pytest.raises(error, match=r"a\.bin") as raised:
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
         assert type(raised.value) is error
         answer.fault = None
-        assert (await provider.get_samples(BatchId(0, 0))).input_ids.tolist() == TOKENS[:64].tolist()
+        assert (await provider.get_samples(DataIds(0, 0))).input_ids.tolist() == TOKENS[:64].tolist()
 
 
 async def test_http_503_says_when_to_try_again(folder: Path) -> None:
@@ -125,7 +125,7 @@ async def test_http_503_says_when_to_try_again(folder: Path) -> None:
     async with opened(answer) as provider:
         answer.fault = FAULTS["503"][0]
         with pytest.raises(SourceUnavailable) as raised:
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
     assert raised.value.retry
     assert raised.value.context["retry_after"] == "7"
 
@@ -138,14 +138,14 @@ async def test_http_hanging_server_is_unavailable_in_bounded_time(
         monkeypatch.setattr(data_providers.sources.http.answers, "ANSWER_TIMEOUT_S", 0.05)
         answer.fault = lambda reply: replace(reply, body=reply.body[:10], announced_bytes=len(reply.body), hangs=True)
         with pytest.raises(SourceUnavailable, match="in time"):
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
 
 
 async def test_http_server_that_is_away_is_unavailable(folder: Path) -> None:
     async with http_server(FileServer(folder)) as url:
         provider = await open_url(f"{url}/a.bin")
     with pytest.raises(SourceUnavailable):
-        await provider.get_samples(BatchId(0, 0))
+        await provider.get_samples(DataIds(0, 0))
     await provider.aclose()
     with pytest.raises(SourceUnavailable):
         await open_url(f"{url}/a.bin")
@@ -189,21 +189,21 @@ async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path
         return HttpReply(200, TOKENS.tobytes())
 
     async with opened(whole) as provider:
-        assert (await provider.get_samples(BatchId(7, 8))).input_ids.tolist() == TOKENS[7 * 64 : 9 * 64].tolist()
+        assert (await provider.get_samples(DataIds(7, 8))).input_ids.tolist() == TOKENS[7 * 64 : 9 * 64].tolist()
 
 
 async def test_http_truncated_file_is_corrupt(folder: Path) -> None:
     async with opened(FileServer(folder)) as provider:
         (folder / "a.bin").write_bytes(TOKENS[:100].tobytes())
         with pytest.raises(CorruptData, match="changed"):
-            await provider.get_samples(BatchId(300, 310))
+            await provider.get_samples(DataIds(300, 310))
 
 
 async def test_http_request_for_neighbours_is_one_range(folder: Path) -> None:
     files = FileServer(folder)
     async with opened(files) as provider:
         files.requests.clear()
-        await provider.get_samples(BatchId(10, 40))
+        await provider.get_samples(DataIds(10, 40))
     assert [request.byte_range() for request in files.requests] == [(10 * 128, 41 * 128 - 1)]
 
 
@@ -229,7 +229,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
         return await files(request)
 
     async with opened(answer, spec) as provider, asyncio.timeout(20):
-        batch = await provider.get_samples(BatchId(0, provider.sequence_count - 1))
+        batch = await provider.get_samples(DataIds(0, provider.sequence_count - 1))
         assert np.array_equal(batch.input_ids, tokens)
     assert len(files.requests) == 1 + 10
     assert most_active == MAX_CONCURRENT_READS
@@ -242,7 +242,7 @@ async def test_http_shuffled_requests_take_few_ranges(tmp_path: Path) -> None:
     async with opened(files, spec) as provider:
         assert provider.order.spec == spec
         files.requests.clear()
-        await provider.get_samples(BatchId(0, 255))
+        await provider.get_samples(DataIds(0, 255))
     assert len(files.requests) <= 17
 
 
@@ -265,7 +265,7 @@ async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch:
 
     async with opened(answer) as provider, asyncio.timeout(5):
         with pytest.raises(Rejected):
-            await provider.get_samples(BatchId(0, 4))
+            await provider.get_samples(DataIds(0, 4))
 
 
 def broken_after(count: int) -> Callable[[HttpReply], HttpReply]:
@@ -292,7 +292,7 @@ async def test_http_broken_body_is_continued_where_it_broke(folder: Path) -> Non
     answer = Faulty(folder)
     async with opened(answer, options=FOUR_TRIES) as provider:
         answer.fault, answer.files.requests = broken_after(50), []
-        assert (await provider.get_samples(BatchId(3, 4))).input_ids.tolist() == TOKENS[3 * 64 : 5 * 64].tolist()
+        assert (await provider.get_samples(DataIds(3, 4))).input_ids.tolist() == TOKENS[3 * 64 : 5 * 64].tolist()
     begin, last = 3 * 128, 5 * 128 - 1
     ranges = [request.byte_range() for request in answer.files.requests]
     assert ranges == [(begin + 50 * number, last) for number in range(6)]
@@ -308,10 +308,10 @@ async def test_http_source_that_fails_in_passing_is_asked_again_within_the_bound
 
     async with opened(answer, options=FOUR_TRIES) as provider:
         answer.fault = fail_three_times
-        assert (await provider.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await provider.get_samples(DataIds(0, 0))).sample_count == 1
         left = 4
         with pytest.raises(SourceUnavailable, match="500"):
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
         assert left == 0, "asked four times and no more"
 
 
@@ -325,7 +325,7 @@ async def test_http_file_that_changes_between_two_parts_of_a_body_is_corrupt(fol
     async with opened(answer, options=FOUR_TRIES) as provider:
         answer.fault = break_and_change
         with pytest.raises(CorruptData, match="changed"):
-            await provider.get_samples(BatchId(0, 3))
+            await provider.get_samples(DataIds(0, 3))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ async def test_http_retries_wait_as_long_as_the_server_asks_and_no_longer_than_t
     async with opened(answer, options=options) as provider:
         answer.fault = lambda reply: HttpReply(503, headers={} if asked is None else {"Retry-After": asked})
         with pytest.raises(SourceUnavailable):
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
     assert waited == waits
 
 
@@ -371,7 +371,7 @@ async def test_http_headers_from_the_environment_go_to_the_locations_servers_alo
 
         async with http_server(redirect) as url:
             provider = await RangedDataProvider.open(await HttpSource.open([f"{url}/a.bin"]), SPEC)
-            await provider.get_samples(BatchId(0, 0))
+            await provider.get_samples(DataIds(0, 0))
             await provider.aclose()
     assert all(request.headers["x-key"] == "secret" for request in home.requests)
     assert abroad.requests

@@ -18,7 +18,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.errors import InternalError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.heavy import need_module
 
 RECORDS = [json.dumps({"text": f"record {number}" * (number % 3)}) for number in range(25)]
@@ -31,7 +31,7 @@ def write(path: Path, records: list[str], end: str = "\n") -> Path:
 
 
 async def records(provider: JsonLinesDataProvider, start: int, end: int) -> list[str]:
-    batch = await provider.get_samples(BatchId(start, end))
+    batch = await provider.get_samples(DataIds(start, end))
     assert batch.is_text
     text = batch.input_ids.astype(np.uint8).tobytes()
     return [text[a:b].decode() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
@@ -141,7 +141,7 @@ async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) ->
     assert shuffled.fingerprint != (await open_as(tmp_path / "lines")).fingerprint
     rows = await open_as(tmp_path / "rows")
     assert isinstance(rows, PreprocessedDataProvider)
-    assert (await rows.get_samples(BatchId(0, 0))).offsets.tolist() == [0, 40], "longer than a row: the packer's to cut"
+    assert (await rows.get_samples(DataIds(0, 0))).offsets.tolist() == [0, 40], "longer than a row: the packer's to cut"
     with pytest.raises(CorruptData, match="no samples to pack"):
         await open_as(tmp_path / "tokens")
     with pytest.raises(InvalidInput, match=r'allowed: with model\.LLM\.data_type = "Finetuning"'):
@@ -166,9 +166,9 @@ async def test_mix_of_records_and_tokens_does_not_go_together(tmp_path: Path) ->
     lines = JsonLinesDataProvider.open(write(tmp_path / "a.jsonl", RECORDS))
     rows = PreprocessedDataProvider.open(tmp_path / "a.parquet")
     with pytest.raises(CorruptData, match="only some sources of the mix hold JSON records"):
-        await WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", rows, 1)]).get_samples(BatchId(0, 9))
+        await WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", rows, 1)]).get_samples(DataIds(0, 9))
     mixed = WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", lines, 1)])
-    assert (await mixed.get_samples(BatchId(0, 9))).is_text
+    assert (await mixed.get_samples(DataIds(0, 9))).is_text
 
 
 # What the default encoder makes of records

@@ -10,7 +10,7 @@ import pytest
 import data_providers.local
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_files import SEQUENCE_COUNT, SPEC, write_dataset
 from tests.support.data_formats import write_megatron
 
@@ -30,16 +30,16 @@ def open_descriptors(folder: Path) -> int:
 async def test_local_reads_the_same_at_once_and_in_a_thread(
     nowait: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = await LocalDataProvider.open(write_dataset(tmp_path), SPEC).get_samples(BatchId(0, 300))
+    expected = await LocalDataProvider.open(write_dataset(tmp_path), SPEC).get_samples(DataIds(0, 300))
     monkeypatch.setattr(data_providers.local, "_NOWAIT", nowait)
     provider = LocalDataProvider.open(tmp_path, SPEC)
     for _ in range(2):
-        assert np.array_equal((await provider.get_samples(BatchId(0, 300))).input_ids, expected.input_ids)
+        assert np.array_equal((await provider.get_samples(DataIds(0, 300))).input_ids, expected.input_ids)
 
 
 async def test_local_single_file_is_a_dataset(tmp_path: Path) -> None:
     provider = LocalDataProvider.open(write_dataset(tmp_path) / "a.bin", DatasetSpec(2, 16))
-    assert (await provider.get_samples(BatchId(3, 3))).input_ids.tolist() == list(range(48, 64))
+    assert (await provider.get_samples(DataIds(3, 3))).input_ids.tolist() == list(range(48, 64))
     assert provider.sequence_count == 50
 
 
@@ -48,7 +48,7 @@ async def test_local_single_file_has_nothing_to_do_with_the_index_of_another(tmp
     write_megatron(tmp_path, "a", [np.arange(40, dtype="<u2")])
     np.arange(32, dtype="<u2").tofile(tmp_path / name)
     provider = LocalDataProvider.open(tmp_path / name, DatasetSpec(2, 16))
-    assert (await provider.get_samples(BatchId(1, 1))).input_ids.tolist() == list(range(16, 32))
+    assert (await provider.get_samples(DataIds(1, 1))).input_ids.tolist() == list(range(16, 32))
     assert provider.sequence_count == 2
     await provider.aclose()
 
@@ -57,24 +57,24 @@ async def test_local_file_that_shrank_is_corrupt(tmp_path: Path) -> None:
     provider = LocalDataProvider.open(write_dataset(tmp_path), SPEC)
     (tmp_path / "a.bin").write_bytes(b"ab")
     with pytest.raises(CorruptData, match="now has 2"):
-        await provider.get_samples(BatchId(0, SEQUENCE_COUNT - 1))
+        await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))
 
 
 async def test_local_file_that_shrinks_while_it_is_open_is_corrupt(tmp_path: Path) -> None:
     provider = LocalDataProvider.open(write_dataset(tmp_path), SPEC)
-    await provider.get_samples(BatchId(0, SEQUENCE_COUNT - 1))
+    await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))
     os.truncate(tmp_path / "a.bin", 2)
     with pytest.raises(CorruptData, match=r"a\.bin ends"):
-        await provider.get_samples(BatchId(0, SEQUENCE_COUNT - 1))
+        await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))
 
 
 async def test_local_file_that_vanished_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
     provider = LocalDataProvider.open(write_dataset(tmp_path), SPEC)
     (tmp_path / "a.bin").rename(tmp_path / "away")
     with pytest.raises(SourceUnavailable):
-        await provider.get_samples(BatchId(0, SEQUENCE_COUNT - 1))
+        await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))
     (tmp_path / "away").rename(tmp_path / "a.bin")
-    assert (await provider.get_samples(BatchId(0, SEQUENCE_COUNT - 1))).sample_count == SEQUENCE_COUNT
+    assert (await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))).sample_count == SEQUENCE_COUNT
 
 
 def test_local_missing_path_is_unavailable(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_local_keeps_few_files_open_and_closes_them_all(tmp_path: Path, mo
         np.full(32, number, "<u2").tofile(tmp_path / f"{number:02}.bin")
     before = open_descriptors(tmp_path)
     provider = LocalDataProvider.open(tmp_path, DatasetSpec(2, 16))
-    batch = await provider.get_samples(BatchId(0, 119))
+    batch = await provider.get_samples(DataIds(0, 119))
     assert batch.rows()[:, 0].tolist() == [number // 2 for number in range(60)] * 2
     assert open_descriptors(tmp_path) <= before + 4
     await provider.aclose()

@@ -25,7 +25,7 @@ from data_providers.sources.manifest import (
 )
 from state.config.data_location import Urls
 from state.errors import InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 SPEC = DatasetSpec(2, 64, bytes(32))
@@ -52,7 +52,7 @@ async def test_data_with_a_manifest_are_the_files_bytes(folder: Path, tmp_path: 
         provider = await opened(url, cache)
         local = LocalDataProvider.open(folder, SPEC)
         assert provider.fingerprint == local.fingerprint
-        for data_ids in (BatchId(0, 0), BatchId(37, 411), BatchId(590, 700)):
+        for data_ids in (DataIds(0, 0), DataIds(37, 411), DataIds(590, 700)):
             brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
             assert np.array_equal(brought.input_ids, read.input_ids)
         await provider.aclose()
@@ -68,7 +68,7 @@ async def test_one_changed_byte_is_corrupt_and_names_the_block(folder: Path) -> 
     async with http_server(FileServer(folder)) as url:
         provider = await opened(url)
         with pytest.raises(CorruptData, match=r"b\.bin: block 3 of 4096 bytes is not what the manifest says"):
-            await provider.get_samples(BatchId(0, provider.sequence_count - 1 if provider.sequence_count else 0))
+            await provider.get_samples(DataIds(0, provider.sequence_count - 1 if provider.sequence_count else 0))
         await provider.aclose()
 
 
@@ -112,7 +112,7 @@ async def test_every_folder_of_the_urls_is_checked_by_its_own_manifest(
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in order))
         provider = await open_location(location, SPEC, Access("run", lambda: ""))
-        everything = BatchId(0, (provider.sequence_count or 1) - 1)
+        everything = DataIds(0, (provider.sequence_count or 1) - 1)
         whole = await provider.get_samples(everything)
         assert whole.sample_count == sum(10 + "xyz".index(name[0]) for name in order)
         path = tmp_path / order[damaged]
@@ -137,9 +137,9 @@ async def test_manifest_above_the_folders_of_the_urls_lists_their_files(tmp_path
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in names))
         provider = await open_location(location, DatasetSpec(2, 64), Access("run", lambda: ""))
-        assert (await provider.get_samples(BatchId(0, 9))).sample_count == 10
+        assert (await provider.get_samples(DataIds(0, 9))).sample_count == 10
         with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* is not what the manifest says"):
-            await provider.get_samples(BatchId(10, 10))
+            await provider.get_samples(DataIds(10, 10))
         await provider.aclose()
 
 
@@ -164,7 +164,7 @@ async def test_server_that_answers_every_path_has_no_manifest(folder: Path) -> N
 
     async with http_server(answer) as url:
         provider = await opened(url)
-        assert (await provider.get_samples(BatchId(0, 9))).sample_count == 10
+        assert (await provider.get_samples(DataIds(0, 9))).sample_count == 10
         await provider.aclose()
 
 

@@ -20,7 +20,7 @@ from data_providers.protocol import (
 )
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.errors import EpochalError, InternalError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_http import FileServer, http_server
 from tests.support.states import state_file
 
@@ -67,13 +67,13 @@ async def test_mix_of_files_serves_each_its_share_without_repeats_in_a_pass(tmp_
     assert isinstance(provider, WeightedDataProvider)
     assert provider.quantisation_error == 0
     assert provider.sequence_count is None
-    rows = (await provider.get_samples(BatchId(0, 399))).rows()[:, 0].tolist()
+    rows = (await provider.get_samples(DataIds(0, 399))).rows()[:, 0].tolist()
     english = [row for row in rows if row < 1000]
     german = [row - 1000 for row in rows if row >= 1000]
     assert english == list(range(300))
     assert german == list(range(100))
     assert all(abs(sum(row >= 1000 for row in rows[:n]) - n / 4) < 1 for n in range(1, 401))
-    far = (await provider.get_samples(BatchId(PERIOD, PERIOD + 3))).rows()[:, 0].tolist()
+    far = (await provider.get_samples(DataIds(PERIOD, PERIOD + 3))).rows()[:, 0].tolist()
     assert [row % 1000 if row < 1000 else row - 1000 for row in far] == [
         3 * PERIOD // 4 % 300 + number if row < 1000 else PERIOD // 4 % 100
         for number, row in zip(_ranks(far), far, strict=True)
@@ -98,7 +98,7 @@ async def test_mix_behind_a_url_is_the_same_mix(tmp_path: Path) -> None:
         write_mix(tmp_path, (http("en"), 2), (http("de"), 1.5))
         far = await opened(f"{url}/mix.json")
         assert near.fingerprint == far.fingerprint
-        one, other = await near.get_samples(BatchId(5, 700)), await far.get_samples(BatchId(5, 700))
+        one, other = await near.get_samples(DataIds(5, 700)), await far.get_samples(DataIds(5, 700))
         assert np.array_equal(one.input_ids, other.input_ids)
         await near.aclose()
         await far.aclose()
@@ -175,7 +175,7 @@ async def test_source_that_fails_is_named(tmp_path: Path) -> None:
     provider = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), ({"Local": "de.bin"}, 1))))
     (tmp_path / "de.bin").write_bytes(b"x")
     with pytest.raises(CorruptData, match=r"source 1 \(Local\) of the mix: .*de\.bin"):
-        await provider.get_samples(BatchId(0, 5))
+        await provider.get_samples(DataIds(0, 5))
     await provider.aclose()
 
 
@@ -183,9 +183,9 @@ async def test_mix_of_more_bytes_than_one_answer_may_have_is_refused() -> None:
     length = MAX_REQUEST_BYTES // 2 // 2 // 24
     sources = [Weighted(name, DummyDataProvider(DatasetSpec(2, length)), 1) for name in ("a", "b")]
     provider = WeightedDataProvider(sources)
-    assert (await provider.get_samples(BatchId(0, 1))).input_ids.nbytes == 4 * length
+    assert (await provider.get_samples(DataIds(0, 1))).input_ids.nbytes == 4 * length
     with pytest.raises(Rejected, match="ask for less"):
-        await provider.get_samples(BatchId(0, 49))
+        await provider.get_samples(DataIds(0, 49))
 
 
 async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
@@ -199,4 +199,4 @@ async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
         await mix.aclose()
     for source in (sources[0], sources[2]):
         with pytest.raises(InternalError):
-            await source.get_samples(BatchId(0, 0))
+            await source.get_samples(DataIds(0, 0))

@@ -17,7 +17,7 @@ from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import HttpOptions, HttpSource
 from state.errors import DataError
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.nginx import Nginx, nginx
 from tests.support.states import state_file
 
@@ -66,11 +66,11 @@ async def test_files_behind_nginx_are_the_files_on_the_disk(
     provider, local = await opened(location(server.url), cache), LocalDataProvider.open(root, SPEC)
     assert provider.fingerprint == local.fingerprint
     last = FILES * SEQUENCES_PER_FILE - 1
-    for data_ids in (BatchId(0, 0), BatchId(1000, 1255), BatchId(last - 10, last + 100)):
+    for data_ids in (DataIds(0, 0), DataIds(1000, 1255), DataIds(last - 10, last + 100)):
         brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
         assert np.array_equal(brought.input_ids, read.input_ids)
     with pytest.raises(OutOfRange):
-        await provider.get_samples(BatchId(MAX_PASSES * (last + 1), MAX_PASSES * (last + 1)))
+        await provider.get_samples(DataIds(MAX_PASSES * (last + 1), MAX_PASSES * (last + 1)))
     await provider.aclose()
     await local.aclose()
 
@@ -79,9 +79,9 @@ async def test_cache_spares_the_server_a_second_pass(server: Nginx, tmp_path: Pa
     cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
     for _ in range(2):
         provider = await opened(numbered(server.url), cache)
-        await provider.get_samples(BatchId(0, FILES * SEQUENCES_PER_FILE - 1))
+        await provider.get_samples(DataIds(0, FILES * SEQUENCES_PER_FILE - 1))
         before = len(server.requests())
-        await provider.get_samples(BatchId(0, FILES * SEQUENCES_PER_FILE - 1))
+        await provider.get_samples(DataIds(0, FILES * SEQUENCES_PER_FILE - 1))
         assert len(server.requests()) == before
         await provider.aclose()
 
@@ -90,12 +90,12 @@ async def test_neighbours_come_in_one_request_and_shuffled_sequences_in_few(serv
     source = await HttpSource.open([f"{server.url}/data/part-0000.bin"])
     provider = await RangedDataProvider.open(source, DatasetSpec(2, 16))
     before = len(server.requests())
-    await provider.get_samples(BatchId(100, 1099))
+    await provider.get_samples(DataIds(100, 1099))
     assert len(server.requests()) == before + 1
     await provider.aclose()
     shuffled = await opened(numbered(server.url))
     before = len(server.requests())
-    await shuffled.get_samples(BatchId(0, 999))
+    await shuffled.get_samples(DataIds(0, 999))
     assert len(server.requests()) - before < 250
     await shuffled.aclose()
 
@@ -129,7 +129,7 @@ async def test_server_without_ranges_is_refused_for_a_large_file_and_put_up_with
     server: Nginx, root: Path
 ) -> None:
     provider = await RangedDataProvider.open(await HttpSource.open([f"{server.url}/whole/part-0000.bin"]), SPEC)
-    assert (await provider.get_samples(BatchId(0, 20))).sample_count == 21
+    assert (await provider.get_samples(DataIds(0, 20))).sample_count == 21
     await provider.aclose()
     (root / "large.bin").write_bytes(bytes(MAX_WHOLE_FILE_BYTES + 2))
     with pytest.raises(Rejected, match="answers a range request with the whole file"):
@@ -142,7 +142,7 @@ async def test_file_that_changes_or_shrinks_under_the_run_is_corrupt(server: Ngi
         path = root / f"part-{number:04}.bin"
         path.write_bytes(path.read_bytes()[:-32])
     with pytest.raises(CorruptData, match="changed"):
-        await provider.get_samples(BatchId(0, 100))
+        await provider.get_samples(DataIds(0, 100))
     await provider.aclose()
 
 
@@ -150,8 +150,8 @@ async def test_server_that_is_started_again_goes_on_serving(tmp_path: Path, root
     with nginx(tmp_path / "first", root) as first:
         port = int(first.url.rpartition(":")[2])
         provider = await opened(numbered(first.url))
-        before = await provider.get_samples(BatchId(0, 50))
+        before = await provider.get_samples(DataIds(0, 50))
     with nginx(tmp_path / "second", root, port):
-        again = await provider.get_samples(BatchId(0, 50))
+        again = await provider.get_samples(DataIds(0, 50))
     assert np.array_equal(before.input_ids, again.input_ids)
     await provider.aclose()

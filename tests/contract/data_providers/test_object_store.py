@@ -23,7 +23,7 @@ from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource, location_of
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_formats import write_mds
 from tests.support.heavy import need_module
@@ -99,7 +99,7 @@ async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
     await upload(bucket, folder, "run/database")
     provider, local = await opened(s3_url, "run/data/"), LocalDataProvider.open(folder, SPEC)
     assert provider.fingerprint == local.fingerprint
-    for data_ids in (BatchId(0, 0), BatchId(40, 240)):
+    for data_ids in (DataIds(0, 0), DataIds(40, 240)):
         brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
         assert np.array_equal(brought.input_ids, read.input_ids)
     await provider.aclose()
@@ -113,7 +113,7 @@ async def test_bucket_of_mds_shards_with_a_manifest_is_read_and_checked(
     write_manifest(tmp_path / "mds", ["index.json", "shard.00000.mds"], MIN_BLOCK_BYTES)
     await upload(bucket, tmp_path / "mds", "mds")
     provider = await opened(s3_url, "mds", DatasetSpec(2, 8))
-    batch = await provider.get_samples(BatchId(0, 19))
+    batch = await provider.get_samples(DataIds(0, 19))
     assert batch.input_ids.tolist() == list(range(160))
     await provider.aclose()
     shard = bytearray((tmp_path / "mds" / "shard.00000.mds").read_bytes())
@@ -156,11 +156,11 @@ async def test_object_that_changes_under_the_run_is_corrupt_and_one_that_vanishe
     for name in ("a.bin", "b.ds", "c.npy"):
         await obstore.put_async(bucket, f"data/{name}", b"x" * (tmp_path / "data" / name).stat().st_size)
     with pytest.raises(CorruptData, match="changed"):
-        await provider.get_samples(BatchId(0, 5))
+        await provider.get_samples(DataIds(0, 5))
     for name in ("a.bin", "b.ds", "c.npy"):
         await obstore.delete_async(bucket, f"data/{name}")
     with pytest.raises(Rejected, match="does not exist"):
-        await provider.get_samples(BatchId(0, 5))
+        await provider.get_samples(DataIds(0, 5))
 
 
 async def test_bucket_or_folder_that_is_not_there_is_said(bucket: Any, s3_url: str) -> None:
@@ -223,7 +223,7 @@ async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
     monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
     provider, local = await located("gs://tokens/data"), LocalDataProvider.open(folder, SPEC)
     assert provider.fingerprint == local.fingerprint
-    brought, read = await provider.get_samples(BatchId(0, 99)), await local.get_samples(BatchId(0, 99))
+    brought, read = await provider.get_samples(DataIds(0, 99)), await local.get_samples(DataIds(0, 99))
     assert np.array_equal(brought.input_ids, read.input_ids)
     await provider.aclose()
     await local.aclose()
@@ -246,7 +246,7 @@ async def test_folder_in_memory_is_a_folder_and_no_prefix_of_names(tmp_path: Pat
     source = await ObjectStoreSource.over(store, "memory://x", "/data/")
     assert sorted(file.name for file in source.files) == ["a.bin", "deeper/b.bin"]
     provider = await RangedDataProvider.open(source, DatasetSpec(2, 16))
-    answers = [provider.get_samples(BatchId(number, number)) for number in range(4)]
+    answers = [provider.get_samples(DataIds(number, number)) for number in range(4)]
     async with asyncio.TaskGroup() as tasks:
         batches = [tasks.create_task(answer) for answer in answers]
     assert [int(task.result().input_ids[0]) for task in batches] == [0, 16, 0, 16]

@@ -12,7 +12,7 @@ from data_providers.sources.object_store import MAX_RETRIES, ObjectStoreSource
 from data_providers.sources.protocol import read
 from state.config.data_location import S3, Azure
 from state.errors import DataError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_http import HttpReply, HttpRequest, http_server
 from tests.support.heavy import need_module
 
@@ -44,10 +44,10 @@ async def test_azure_container_is_read_though_its_listing_has_no_quotes(etag: st
         location = Azure(account_name="a", container_name="c", filter_directory="d", endpoint=url)
         provider = await open_location(location, DatasetSpec(2, 16), Access("run", lambda: ""))
         if is_same:
-            assert (await provider.get_samples(BatchId(1, 2))).input_ids.tolist() == list(range(16, 48))
+            assert (await provider.get_samples(DataIds(1, 2))).input_ids.tolist() == list(range(16, 48))
         else:
             with pytest.raises(CorruptData, match=r"az://a/c/d/a\.bin changed"):
-                await provider.get_samples(BatchId(1, 2))
+                await provider.get_samples(DataIds(1, 2))
         await provider.aclose()
 
 

@@ -19,7 +19,7 @@ from data_providers.tcp.server import DataServer
 from state.config.data_location import DummyData, Local, Server, SingleUrl
 from state.config.state_file import StateFile, parse_data_config
 from state.errors import InvalidConfig, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
 from tests.support.heavy import need_module
@@ -41,7 +41,7 @@ async def opened(location: Any, override: str | None = None) -> DataProvider:
 
 
 async def first_tokens(provider: DataProvider) -> list[int]:
-    tokens: list[int] = (await provider.get_samples(BatchId(0, 0))).input_ids.tolist()
+    tokens: list[int] = (await provider.get_samples(DataIds(0, 0))).input_ids.tolist()
     await provider.aclose()
     return tokens
 

@@ -14,7 +14,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from state.config.data_location import Preprocessed
 from state.errors import DataError, InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.heavy import need_module
 
 ROWS = [[number, number + 1, *range(number % 4)] for number in range(23)]
@@ -36,7 +36,7 @@ def write(path: Path, row_group_size: int = 4, **columns: Any) -> Path:
 
 
 async def samples(provider: PreprocessedDataProvider, start: int, end: int) -> list[list[int]]:
-    batch = await provider.get_samples(BatchId(start, end))
+    batch = await provider.get_samples(DataIds(start, end))
     assert batch.input_ids.dtype == np.dtype("<u4")
     return [batch.input_ids[a:b].tolist() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
 
@@ -60,7 +60,7 @@ async def test_labels_positions_and_documents_come_with_their_rows(tmp_path: Pat
         sequence_lengths=[[2, len(row) - 2] for row in ROWS],
     )
     provider = PreprocessedDataProvider.open(path)
-    batch = await provider.get_samples(BatchId(5, 9))
+    batch = await provider.get_samples(DataIds(5, 9))
     wanted = ROWS[5:10]
     assert batch.labels is not None
     assert batch.labels.tolist() == [token for row in wanted for token in [-100, *row[1:]]]
@@ -140,9 +140,9 @@ async def test_row_group_of_few_bytes_that_stand_for_many_values_is_refused_befo
     monkeypatch.setattr(preprocessed, "DECODED_ROWS", 10)
     monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 300_000)
     with pytest.raises(CorruptData, match=r"row group 0 has 32\d{4} bytes or more; at most 300000: write smaller"):
-        await provider.get_samples(BatchId(0, 0))
+        await provider.get_samples(DataIds(0, 0))
     monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 700_000)
-    assert (await provider.get_samples(BatchId(0, 39))).input_ids.tolist() == [7] * 80_000
+    assert (await provider.get_samples(DataIds(0, 39))).input_ids.tolist() == [7] * 80_000
 
 
 def test_row_group_of_many_bytes_is_refused_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,15 +179,15 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_columns_that_are_no_samples_are_corrupt(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     path = write(tmp_path / "a.parquet", **columns)
     with pytest.raises(CorruptData, match=message):
-        await PreprocessedDataProvider.open(path).get_samples(BatchId(0, 0))
+        await PreprocessedDataProvider.open(path).get_samples(DataIds(0, 0))
 
 
 async def test_sample_longer_than_the_runs_is_corrupt(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", inputs=[[1, 2], [1, 2, 3]])
     provider = await open_location(Preprocessed(str(tmp_path)), DatasetSpec(2, 2), Access("run", lambda: ""))
-    assert (await provider.get_samples(BatchId(0, 0))).sample_count == 1
+    assert (await provider.get_samples(DataIds(0, 0))).sample_count == 1
     with pytest.raises(CorruptData, match="a sample has 3 tokens; the run's max_seq_len is 2"):
-        await provider.get_samples(BatchId(1, 1))
+        await provider.get_samples(DataIds(1, 1))
 
 
 def test_files_of_different_columns_do_not_go_together(tmp_path: Path) -> None:
@@ -209,10 +209,10 @@ async def test_file_that_changed_is_corrupt_and_one_that_vanished_unavailable(tm
     provider = PreprocessedDataProvider.open(path)
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(CorruptData, match="changed"):
-        await provider.get_samples(BatchId(0, 0))
+        await provider.get_samples(DataIds(0, 0))
     path.unlink()
     with pytest.raises(SourceUnavailable):
-        await provider.get_samples(BatchId(0, 0))
+        await provider.get_samples(DataIds(0, 0))
 
 
 async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
@@ -221,11 +221,11 @@ async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
     provider = PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=[[1] * 100] * 40))
     monkeypatch.setattr(preprocessed, "MAX_DECODED_BYTES", 5000)
     for number in range(40):
-        await provider.get_samples(BatchId(number, number))
+        await provider.get_samples(DataIds(number, number))
         assert provider._decoded_bytes <= 5000
     monkeypatch.setattr(preprocessed, "MAX_REQUEST_BYTES", 1000)
     with pytest.raises(Rejected, match="ask for fewer"):
-        await provider.get_samples(BatchId(0, 5))
+        await provider.get_samples(DataIds(0, 5))
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -241,6 +241,6 @@ def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int
     path.write_bytes(data[:cut])
     try:
         provider = PreprocessedDataProvider.open(path)
-        provider._read(provider._order.locate(BatchId(0, provider.sequence_count - 1)))
+        provider._read(provider._order.locate(DataIds(0, provider.sequence_count - 1)))
     except DataError:
         return

@@ -36,7 +36,7 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.gate import ANYONE, Gate, OpenGate
 from data_providers.tcp.server import DataServer, ServerLimits
 from state.errors import DataError, InvalidDocument
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC, write_dataset
 from trainers.mesh.processes import MAX_PROCESSES
@@ -52,7 +52,7 @@ class HalfGate:
             raise Rejected(f"the ticket {ticket} is bad")
         return ANYONE
 
-    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         if data_ids.end >= 50:
             raise Rejected("not yours")
 
@@ -63,7 +63,7 @@ class NamingGate:
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         return ClientId(ticket)
 
-    async def allow(self, client_id: ClientId, data_ids: BatchId) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Nothing, always."""
 
 
@@ -78,7 +78,7 @@ class Scripted:
         self.go = asyncio.Event()
         self.error = error
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         self.asked.set()
         await self.go.wait()
         if self.error is not None:
@@ -120,8 +120,8 @@ async def test_tcp_client_gets_what_is_allowed_and_the_reason_for_the_rest(sourc
     async with serving(source, HalfGate()) as (_, address):
         client = await open_client(address)
         with pytest.raises(Rejected, match="not yours"):
-            await client.get_samples(BatchId(49, 50))
-        assert (await client.get_samples(BatchId(48, 49))).sample_count == 2
+            await client.get_samples(DataIds(49, 50))
+        assert (await client.get_samples(DataIds(48, 49))).sample_count == 2
         await client.aclose()
 
 
@@ -132,7 +132,7 @@ async def test_tcp_error_of_the_servers_source_arrives_as_it_was(kind: type[Data
     async with serving(source) as (_, address):
         client = await open_client(address)
         with pytest.raises(kind, match="the very reason"):
-            await client.get_samples(BatchId(0, 0))
+            await client.get_samples(DataIds(0, 0))
         await client.aclose()
 
 
@@ -142,21 +142,21 @@ async def test_tcp_bug_in_the_source_breaks_only_its_connection(source: LocalDat
     async with serving(broken) as (_, address):
         client = await open_client(address)
         with pytest.raises(SourceUnavailable, match="closed the connection"):
-            await client.get_samples(BatchId(0, 0))
+            await client.get_samples(DataIds(0, 0))
         broken.error = None
-        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
         await client.aclose()
 
 
 async def test_tcp_server_restarted_serves_the_same_client(source: LocalDataProvider) -> None:
     async with serving(source) as (_, address):
         client = await open_client(address)
-        before = await client.get_samples(BatchId(0, 30))
+        before = await client.get_samples(DataIds(0, 30))
     with pytest.raises(SourceUnavailable):
-        await client.get_samples(BatchId(0, 30))
+        await client.get_samples(DataIds(0, 30))
     server = DataServer(source, SPEC, OpenGate())
     await server.start(HOST, address.port)
-    assert np.array_equal((await client.get_samples(BatchId(0, 30))).input_ids, before.input_ids)
+    assert np.array_equal((await client.get_samples(DataIds(0, 30))).input_ids, before.input_ids)
     await client.aclose()
     await server.aclose()
 
@@ -167,7 +167,7 @@ async def test_tcp_server_restarted_with_another_dataset_is_corrupt(source: Loca
     server = DataServer(DummyDataProvider(SPEC), SPEC, OpenGate())
     await server.start(HOST, address.port)
     with pytest.raises(CorruptData, match="and now"):
-        await client.get_samples(BatchId(0, 0))
+        await client.get_samples(DataIds(0, 0))
     await client.aclose()
     await server.aclose()
 
@@ -185,10 +185,10 @@ async def test_tcp_silent_server_is_given_up_in_bounded_time(monkeypatch: pytest
         client = await open_client(address)
         monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", 0.05)
         with pytest.raises(SourceUnavailable, match="does not answer"):
-            await client.get_samples(BatchId(0, 0))
+            await client.get_samples(DataIds(0, 0))
         source.go.set()
         monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", 5.0)
-        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
         await client.aclose()
 
 
@@ -214,11 +214,11 @@ async def test_tcp_call_cancelled_before_a_byte_came_leaves_the_connection_behin
     async with serving(source, gate) as (_, address):
         client = await open_client(address)
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(client.get_samples(BatchId(0, 3)))
+            asking = group.create_task(client.get_samples(DataIds(0, 3)))
             await source.asked.wait()
             asking.cancel()
         source.go.set()
-        assert (await client.get_samples(BatchId(7, 8))).sample_count == 2
+        assert (await client.get_samples(DataIds(7, 8))).sample_count == 2
         assert gate.admitted == 2
         await client.aclose()
 
@@ -247,13 +247,13 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
     server = await asyncio.start_server(serve, HOST, 0)
     client = await open_client(DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run"))
     async with asyncio.TaskGroup() as group, asyncio.timeout(5):
-        asking = group.create_task(client.get_samples(BatchId(0, 0)))
+        asking = group.create_task(client.get_samples(DataIds(0, 0)))
         before = client._connection.received_bytes
         while client._connection.received_bytes < before + len(payload) // 2:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         asking.cancel()
     halfway.set()
-    assert (await client.get_samples(BatchId(1, 1))).input_ids.tobytes() == payload
+    assert (await client.get_samples(DataIds(1, 1))).input_ids.tobytes() == payload
     assert admitted == 1
     closing.set()
     await client.aclose()
@@ -265,7 +265,7 @@ async def test_tcp_server_closing_finishes_the_answer_under_way() -> None:
     async with serving(source, limits=ServerLimits(shutdown_timeout_s=30)) as (server, address):
         busy, idle = await open_client(address), await open_client(address)
         async with asyncio.TaskGroup() as group, asyncio.timeout(10):
-            asking = group.create_task(busy.get_samples(BatchId(0, 0)))
+            asking = group.create_task(busy.get_samples(DataIds(0, 0)))
             await source.asked.wait()
             closing = group.create_task(server.aclose())
             await asyncio.sleep(0)
@@ -273,7 +273,7 @@ async def test_tcp_server_closing_finishes_the_answer_under_way() -> None:
             assert (await asking).sample_count == 1
             await closing
         with pytest.raises(SourceUnavailable):
-            await idle.get_samples(BatchId(0, 0))
+            await idle.get_samples(DataIds(0, 0))
 
 
 async def test_tcp_server_closing_gives_up_an_answer_that_does_not_end() -> None:
@@ -289,7 +289,7 @@ async def test_tcp_server_closing_gives_up_an_answer_that_does_not_end() -> None
 
 async def expect_unavailable(client: TcpDataProvider) -> None:
     with pytest.raises(SourceUnavailable):
-        await client.get_samples(BatchId(0, 0))
+        await client.get_samples(DataIds(0, 0))
 
 
 async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: LocalDataProvider) -> None:
@@ -297,7 +297,7 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
         first = await open_client(address)
         with pytest.raises(SourceUnavailable, match="full"):
             await open_client(address)
-        assert (await first.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await first.get_samples(DataIds(0, 0))).sample_count == 1
         await first.aclose()
 
 
@@ -311,11 +311,11 @@ async def test_tcp_clients_connections_above_its_share_are_refused_and_cost_nobo
             with pytest.raises(SourceUnavailable, match="client greedy holds 2 connections already"):
                 await open_client(address, "greedy")
         other = await open_client(address, "other")
-        assert (await other.get_samples(BatchId(0, 0))).sample_count == 1
-        assert (await greedy[1].get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await other.get_samples(DataIds(0, 0))).sample_count == 1
+        assert (await greedy[1].get_samples(DataIds(0, 0))).sample_count == 1
         await greedy[0].aclose()
         greedy.append(await open_when_there_is_room(address, "greedy"))
-        assert (await greedy[2].get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await greedy[2].get_samples(DataIds(0, 0))).sample_count == 1
         for client in (other, *greedy[1:]):
             await client.aclose()
 
@@ -335,7 +335,7 @@ async def test_tcp_open_gate_knows_no_client_and_gives_everyone_a_place(source: 
     async with serving(source, limits=ServerLimits(max_connections_per_client=1)) as (_, address):
         clients = [await open_client(address) for _ in range(3)]
         for client in clients:
-            assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+            assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
             await client.aclose()
 
 
@@ -367,7 +367,7 @@ NONSENSE = {
     "another version": [b"EP\x02" + HELLO[3:]],
     "unknown kind": [frame_header(FrameKind.HELLO, 0, 0)[:3] + b"\xff" + bytes(8)],
     "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
-    "get before hello": [get_frame(1, BatchId(0, 0))],
+    "get before hello": [get_frame(1, DataIds(0, 0))],
     "hello of nonsense": [frame_header(FrameKind.HELLO, 0, 4) + b"\xff{}x"],
     "hello twice": [HELLO, HELLO],
     "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
@@ -384,7 +384,7 @@ async def test_tcp_nonsense_is_answered_with_an_error_and_ends_the_connection(
         answer = await exchange(address, *sent)
         assert b'"kind":"rejected"' in answer
         client = await open_client(address)
-        assert (await client.get_samples(BatchId(0, 0))).sample_count == 1
+        assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
         await client.aclose()
 
 
@@ -393,7 +393,7 @@ async def test_tcp_request_for_more_than_a_frame_is_rejected_and_the_connection_
 ) -> None:
     async with serving(source) as (_, address):
         reader, writer = await asyncio.open_connection(HOST, address.port)
-        writer.write(HELLO + get_frame(8, BatchId(0, 2**40)) + get_frame(9, BatchId(0, 0)))
+        writer.write(HELLO + get_frame(8, DataIds(0, 2**40)) + get_frame(9, DataIds(0, 0)))
         kinds = []
         for _ in range(3):
             header = parse_header(await reader.readexactly(HEADER_BYTES))
@@ -441,7 +441,7 @@ BROKEN_ANSWERS = {
     "an error of nothing": frame_header(FrameKind.ERROR, 77, 34) + b'{"kind":"corrupt","reason":"late"}',
     "an empty error": frame_header(FrameKind.ERROR, 1, 0),
     "a second welcome": WELCOME,
-    "a request": get_frame(1, BatchId(0, 0)),
+    "a request": get_frame(1, DataIds(0, 0)),
     "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
     "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
 }
@@ -452,7 +452,7 @@ async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes)
     async with listening(WELCOME, answer) as address, asyncio.timeout(5):
         client = await open_client(address)
         with pytest.raises(SourceUnavailable):
-            await client.get_samples(BatchId(0, 0))
+            await client.get_samples(DataIds(0, 0))
         await client.aclose()
 
 

@@ -53,8 +53,7 @@ def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> S
 async def whole(state: StateFile, plan: RoundPlan) -> AsyncIterator[TokenBatch]:
     provider = await open_provider(state, lambda: "")
     for interval in plan.assignment:
-        indices = interval.data_indices(plan.data_indices_per_batch)
-        yield await provider.get_samples(BatchId(indices.start, indices.stop - 1))
+        yield await provider.get_samples(interval.to_data_ids(plan.data_indices_per_batch))
     await provider.aclose()
 
 

@@ -10,7 +10,7 @@ from batching.mesh.rows import RowArrays, RowReader, global_batches, loaded_indi
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from state.errors import TrainerFailed
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds, total_batches
 
 LAYOUTS = st.builds(
     lambda data, tensor, share, batch_size: spread_over(
@@ -28,17 +28,17 @@ def plans(draw: st.DrawFn) -> RoundPlan:
     starts = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True))
     intervals = tuple(BatchId(10 * start, 10 * start + draw(st.integers(0, 9))) for start in starts)
     k = draw(st.integers(1, 3))
-    total = sum(len(interval) for interval in intervals) * k
+    total = total_batches(intervals) * k
     return RoundPlan(1, intervals, k, (0.1,) * draw(st.integers(1, min(total, 8))))
 
 
 def indices_of(plan: RoundPlan) -> list[int]:
-    return [index for part in plan.assignment for index in part.data_indices(plan.data_indices_per_batch)]
+    return [index for part in plan.assignment for index in part.to_data_ids(plan.data_indices_per_batch)]
 
 
-async def stream(intervals: list[BatchId], group: int = 3, length: int = 4) -> "list[TokenBatch]":
+async def stream(intervals: list[DataIds], group: int = 3, length: int = 4) -> "list[TokenBatch]":
     """Samples that say their data index."""
-    indices = [index for interval in intervals for index in range(interval.start, interval.end + 1)]
+    indices = [index for interval in intervals for index in interval]
     return [
         TokenBatch.fixed_length(np.repeat(np.array(indices[at : at + group], dtype="<u4"), length), length)
         for at in range(0, len(indices), group)
@@ -68,7 +68,7 @@ async def test_every_row_is_loaded_once_and_lands_where_the_global_batch_has_it(
     wanted = indices_of(plan)
     processes = int(layout.processes.max()) + 1
     loaded = [loaded_indices(plan, layout, process) for process in range(processes)]
-    each = [index for intervals in loaded for part in intervals for index in range(part.start, part.end + 1)]
+    each = [index for intervals in loaded for part in intervals for index in part]
     assert sorted(each) == sorted(wanted), "each once"
     readers = [RowReader(layout, process, 4, Given(await stream(loaded[process]))) for process in range(processes)]
     seen: list[int] = []
@@ -122,6 +122,6 @@ def test_sample_that_no_row_can_hold_is_said() -> None:
 async def test_data_that_end_early_are_said() -> None:
     plan = RoundPlan(1, (BatchId(0, 7),), 1, (0.1,))
     layout = spread_over({"data": 2}, 1, 4)
-    reader = RowReader(layout, 0, 4, Given(await stream([BatchId(0, 4)])))
+    reader = RowReader(layout, 0, 4, Given(await stream([DataIds(0, 4)])))
     with pytest.raises(TrainerFailed, match="the data ended after 5 rows"):
         await reader.read(next(global_batches(plan, 8)))

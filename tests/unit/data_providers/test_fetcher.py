@@ -12,14 +12,13 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.fetcher import (
     DataFetcher,
     FetchSettings,
-    Request,
     check_vocabulary,
     failure_kind,
     plan_requests,
 )
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from state.errors import DataError
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 
@@ -34,14 +33,14 @@ class Provider(DummyDataProvider):
 
     def __init__(self) -> None:
         super().__init__(SPEC)
-        self.asked: list[BatchId] = []
+        self.asked: list[DataIds] = []
         self.bad: set[int] = set()
         self.bad_error: type[DataError] = CorruptData
         self.unavailable = 0
         self.delay_s = 0.0
         self.short = False
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         self.asked.append(data_ids)
         await asyncio.sleep(self.delay_s)
         if self.unavailable:
@@ -76,7 +75,7 @@ async def failure(provider: Provider, assignment: tuple[BatchId, ...]) -> tuple[
 
 
 def expected(indices: list[int]) -> list[int]:
-    rows = [DummyDataProvider(SPEC).get_samples(BatchId(i, i)) for i in indices]
+    rows = [DummyDataProvider(SPEC).get_samples(DataIds(i, i)) for i in indices]
     return [int(asyncio.run(row).input_ids[0]) for row in rows]
 
 
@@ -91,23 +90,21 @@ def test_requests_any_assignment_cover_it_in_order_within_the_bound(
 ) -> None:
     settings = replace(SETTINGS, data_indices_per_batch=k, samples_per_request=samples)
     requests = list(plan_requests(assignment, settings))
-    asked = [index for r in requests for index in range(r.data_ids.start, r.data_ids.end + 1)]
-    assert asked == [index for interval in assignment for index in interval.data_indices(k)]
+    asked = [index for request in requests for index in request]
+    assert asked == [index for batches in assignment for index in range(batches.start * k, (batches.end + 1) * k)]
     for request in requests:
-        indices = range(request.data_ids.start, request.data_ids.end + 1)
-        assert len(indices) <= samples
-        assert request.batch_id == BatchId(min(i // k for i in indices), max(i // k for i in indices))
+        assert request.count <= samples
         if k <= samples:
-            assert len(indices) % k == 0
+            assert request.count % k == 0
 
 
 def test_requests_batch_larger_than_a_request_is_cut_inside_the_batch() -> None:
     settings = replace(SETTINGS, data_indices_per_batch=5, samples_per_request=3)
     assert list(plan_requests([BatchId(1, 2)], settings)) == [
-        Request(BatchId(5, 7), BatchId(1, 1)),
-        Request(BatchId(8, 9), BatchId(1, 1)),
-        Request(BatchId(10, 12), BatchId(2, 2)),
-        Request(BatchId(13, 14), BatchId(2, 2)),
+        DataIds(5, 7),
+        DataIds(8, 9),
+        DataIds(10, 12),
+        DataIds(13, 14),
     ]
 
 
@@ -137,7 +134,7 @@ def test_fetch_data_source_away_for_a_while_is_retried_with_growing_delays() -> 
         provider = Provider()
         provider.unavailable = 2
         assert await received(provider, (BatchId(0, 0),)) == expected_first
-        assert provider.asked == [BatchId(0, 1)] * 3
+        assert provider.asked == [DataIds(0, 1)] * 3
         return asyncio.get_running_loop().time()
 
     expected_first = expected([0, 1])
@@ -224,7 +221,7 @@ def test_fetch_settings_long_sequences_are_requested_one_at_a_time() -> None:
 
 def test_fetch_data_token_above_the_vocabulary_is_corrupt_and_narrowed_to_its_batch() -> None:
     class OneBadToken(Provider):
-        async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        async def get_samples(self, data_ids: DataIds) -> TokenBatch:
             batch = await super().get_samples(data_ids)
             if 5 in data_ids:
                 batch.rows()[5 - data_ids.start, 3] = 300

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from state.errors import DataError
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_formats import discovered, write_mds, write_megatron
 
 SPEC = DatasetSpec(2, 8)
@@ -27,7 +27,7 @@ def rows_of(count: int, length: int, dtype: str = "<u2", begin: int = 0) -> np.n
 
 async def all_tokens(folder: Path, spec: DatasetSpec = SPEC) -> list[int]:
     provider = LocalDataProvider.open(folder, spec)
-    batch = await provider.get_samples(BatchId(0, provider.sequence_count - 1))
+    batch = await provider.get_samples(DataIds(0, provider.sequence_count - 1))
     await provider.aclose()
     found: list[int] = batch.input_ids.tolist()
     return found

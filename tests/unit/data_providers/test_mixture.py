@@ -12,7 +12,7 @@ from data_providers.mixture import MAX_SOURCES, PERIOD, MixtureOrder, counts_of,
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, TokenBatch
 from data_providers.weighted import interleaved
 from state.errors import InvalidInput
-from state.intervals import MAX_BATCH_NUMBER, BatchId
+from state.intervals import MAX_INDEX, DataIds
 
 GOLDEN_SOURCES = [2, 1, 2, 2, 1, 0, 2, 2, 1, 2, 2, 1, 2, 1, 1]
 GOLDEN_LOCALS = [0, 0, 1, 2, 1, 0, 3, 4, 2, 5, 6, 3, 37449, 18725, 285720825195]
@@ -86,7 +86,7 @@ def test_shares_of_an_interval_are_the_pointwise_places(weights: list[float], st
     indices = np.arange(start, start + more + 1, dtype=np.int64)
     sources, locals_ = order.locate(indices)
     seen = np.zeros(len(indices), dtype=bool)
-    for share in order.shares(BatchId(start, start + more)):
+    for share in order.shares(DataIds(start, start + more)):
         assert (sources[share.rows] == share.source).all()
         assert np.array_equal(locals_[share.rows], np.arange(share.local.start, share.local.end + 1))
         assert not seen[share.rows].any()
@@ -115,7 +115,7 @@ def test_a_source_of_tiny_weight_is_still_served() -> None:
 
 def test_beyond_the_last_data_index_is_out_of_range() -> None:
     with pytest.raises(OutOfRange):
-        order_of([1.0]).shares(BatchId(MAX_BATCH_NUMBER, MAX_BATCH_NUMBER))
+        order_of([1.0]).shares(DataIds(MAX_INDEX, MAX_INDEX))
 
 
 samples = st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=5), min_size=1, max_size=8)

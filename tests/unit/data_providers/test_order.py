@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Run, block_sequences
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_oracle import slow_order
 
 SEED = bytes(range(32))
@@ -22,7 +22,7 @@ def order_of(token_counts: list[int], length: int, seed: bytes | None = SEED) ->
 
 
 def samples(order: DataOrder, start: int, end: int) -> list[tuple[int, int]]:
-    runs = order.locate(BatchId(start, end))
+    runs = order.locate(DataIds(start, end))
     return [(run.file, run.sequence + i) for run in runs for i in range(run.length)]
 
 
@@ -33,7 +33,7 @@ def golden_order() -> DataOrder:
 
 def test_order_golden_vectors_never_change() -> None:
     order = golden_order()
-    assert order.locate(BatchId(20_000, 20_100)) == [
+    assert order.locate(DataIds(20_000, 20_100)) == [
         Run(1, 2721, 7),
         Run(1, 3416, 16),
         Run(3, 4984, 16),
@@ -42,7 +42,7 @@ def test_order_golden_vectors_never_change() -> None:
         Run(0, 3344, 16),
         Run(2, 2032, 14),
     ]
-    three_passes = [tuple(run) for run in order.locate(BatchId(0, 3 * order.sequence_count - 1))]
+    three_passes = [tuple(run) for run in order.locate(DataIds(0, 3 * order.sequence_count - 1))]
     digest = hashlib.sha256(repr(three_passes).encode()).hexdigest()
     assert digest == "3c951c90e950ee62e557278d9e7e116b0dc93a77bdbd84892cc8588caffdb76b"
 
@@ -91,7 +91,7 @@ def test_order_each_pass_has_every_sample_once_and_an_order_of_its_own() -> None
 def test_order_large_dataset_keeps_neighbours_together() -> None:
     order = order_of([10**9], 100)
     assert block_sequences(order.sequence_count) == MAX_BLOCK_SEQUENCES
-    assert len(order.locate(BatchId(12_345, 12_345 + 255))) <= 256 // MAX_BLOCK_SEQUENCES + 1
+    assert len(order.locate(DataIds(12_345, 12_345 + 255))) <= 256 // MAX_BLOCK_SEQUENCES + 1
 
 
 def test_order_small_dataset_is_shuffled_sample_by_sample() -> None:
@@ -102,16 +102,16 @@ def test_order_small_dataset_is_shuffled_sample_by_sample() -> None:
 
 def test_order_without_seed_follows_the_files_by_name() -> None:
     order = order_of([10, 4, 25], 5, seed=None)
-    assert order.locate(BatchId(0, 9)) == [Run(0, 0, 2), Run(2, 0, 5), Run(0, 0, 2), Run(2, 0, 1)]
+    assert order.locate(DataIds(0, 9)) == [Run(0, 0, 2), Run(2, 0, 5), Run(0, 0, 2), Run(2, 0, 1)]
     assert order.dropped_tokens == {"00001.bin": 4}
 
 
 def test_order_beyond_the_last_pass_is_out_of_range() -> None:
     order = order_of([10], 5)
     last = 2 * MAX_PASSES - 1
-    assert sum(run.length for run in order.locate(BatchId(last, last))) == 1
+    assert sum(run.length for run in order.locate(DataIds(last, last))) == 1
     with pytest.raises(OutOfRange):
-        order.locate(BatchId(last, last + 1))
+        order.locate(DataIds(last, last + 1))
 
 
 def test_order_two_files_of_one_name_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_order_of_a_huge_dataset_takes_memory_for_its_files_only() -> None:
     tracemalloc.start()
     order = DataOrder(files, DatasetSpec(2, 2048, SEED))
     for start in range(0, 10**8, 10**6):
-        order.locate(BatchId(start, start + 255))
+        order.locate(DataIds(start, start + 255))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert order.sequence_count == 10_000 * (10**8 // 2048)

@@ -23,7 +23,7 @@ from data_providers.protocol import (
 from data_providers.ranges import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
 from data_providers.sources.protocol import SourceFile
 from state.errors import InvalidInput
-from state.intervals import BatchId
+from state.intervals import DataIds
 from tests.support.data_formats import discovered
 
 TWO_BYTES = DatasetSpec(2, 8)
@@ -128,7 +128,7 @@ def test_spec_outside_the_bounds_is_refused(size: int, length: int) -> None:
 @pytest.mark.parametrize(("length", "count"), [(1, MAX_REQUEST_SAMPLES + 1), (2**20, MAX_REQUEST_BYTES // 2**21 + 1)])
 def test_request_above_the_bounds_is_rejected_before_memory_is_taken(length: int, count: int) -> None:
     with pytest.raises(Rejected, match="at most"):
-        DatasetSpec(2, length).empty_tokens(BatchId(7, 7 + count - 1))
+        DatasetSpec(2, length).empty_tokens(DataIds(7, 7 + count - 1))
 
 
 def test_batch_of_fixed_length_shows_rows_without_a_copy() -> None:

@@ -36,7 +36,7 @@ from state.config.model import NgramConfig
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import CoordinatorUnreachable, Desync, Refused, TrainerFailed
-from state.intervals import BatchId
+from state.intervals import BatchId, DataIds
 from state.merging import OuterStep
 from state.messages import Capabilities
 from state.phases import RunState
@@ -112,7 +112,7 @@ class _Provider(DummyDataProvider):
     def fingerprint(self) -> str:
         return self.other_fingerprint or super().fingerprint
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         if any(index in data_ids for index in self.bad):
             raise CorruptData(f"a checksum differs in {data_ids}")
         return await super().get_samples(data_ids)
@@ -551,7 +551,7 @@ def _epochs_of_30_s(**fields: Any) -> StateFile:
 
 async def _open_slow(request: RunAccess) -> DataProvider:
     class Slow(_Provider):
-        async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+        async def get_samples(self, data_ids: DataIds) -> TokenBatch:
             await asyncio.sleep(1)
             return await super().get_samples(data_ids)
 

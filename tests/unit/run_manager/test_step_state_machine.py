@@ -11,7 +11,7 @@ from run_manager.events import RoundTrained, StepEntered
 from run_manager.run_manager import RunAccess
 from run_manager.step_table import News, StepName, destination, news_of, next_step
 from state.errors import Desync
-from state.intervals import BatchId
+from state.intervals import DataIds
 from state.phases import RunState
 from state.wire import Seed
 from tests.support.fake_clients import ClientSpec, fake_client
@@ -95,7 +95,7 @@ class _HangingProvider(DummyDataProvider):
         self.asked = 0
         self.cancelled = 0
 
-    async def get_samples(self, data_ids: BatchId) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         self.asked += 1
         if self.asked == 1:
             try:

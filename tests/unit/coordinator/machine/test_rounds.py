@@ -233,7 +233,7 @@ def play_with_bad_batch(driver: Driver, bad: int, *, narrowed: bool, rounds: int
             return
         plan = plan_of(current)
         for client_id, assigned in plan.assignments.items():
-            if any(bad in part for part in assigned):
+            if any(part.covers(BatchId(bad, bad)) for part in assigned):
                 fail(driver, client_id, batch_id=BatchId(bad, bad) if narrowed else None)
             elif assigned:
                 driver.deliver(client_id)
