@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from coordinator.api.app import create_app
+from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.identity import AdminToken, Identity, load_or_create_key
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
@@ -16,6 +19,7 @@ from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.directory.journal import KEYS_FOLDER, RunDirectory
 from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from runtime.metrics import new_registry
 from state.config.state_file import StateFile
 from state.errors import StoreFailed
 
@@ -46,11 +50,13 @@ class Serving:
 
     Attributes:
         admin_token: known only where it was made by this start: the run's first, or one with `new_admin_token`.
+        registry: the metrics that it shows; what else lives in its process may add its own.
     """
 
     url: str
     handlers: Handlers
     admin_token: str | None
+    registry: CollectorRegistry
 
 
 async def _in_thread(work: Callable[[], object]) -> object:
@@ -79,13 +85,14 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = AdminToken.load_or_create(keys, anew=options.new_admin_token)
             handlers = Handlers(service, identity, admin, LayoutCache(), _in_thread)
-            server = endpoint.server(create_app(handlers, options.version))
+            metrics = CoordinatorMetrics(new_registry())
+            server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
                 await service.started.wait()
                 try:
-                    yield Serving(endpoint.url_of(listener), handlers, admin_token)
+                    yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)
                 finally:
                     server.should_exit = True
                     service.release_readers()

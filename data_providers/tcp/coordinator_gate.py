@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,8 +78,19 @@ class CoordinatorGate:
         self._document: RunDocument | None = None
         self._config: StateFile | None = None
         self._hears = False
+        self._heard_at_s = time.monotonic()
         self._rounds: OrderedDict[tuple[str, int, int], Readable] = OrderedDict()
         self._news = Broadcast()
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the coordinator fell silent; 0 while it answers."""
+        return 0.0 if self._hears else time.monotonic() - self._heard_at_s
+
+    @property
+    def document_version(self) -> int:
+        """Version of the run document that is followed; -1 before there is one."""
+        return -1 if self._document is None else self._document.version
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """As `Gate.admit`; the ticket is a JWT that the run's coordinator signed for data servers (EdDSA, RFC 8037).
@@ -134,7 +146,7 @@ class CoordinatorGate:
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
                 else:
-                    self._hears = True
+                    self._hears, self._heard_at_s = True, time.monotonic()
                     retry_s = FIRST_RETRY_S
 
     async def _follow_once(self, client: httpx.AsyncClient) -> None:

@@ -7,6 +7,8 @@ client can make last has a bound in `ServerLimits`.
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +59,27 @@ class ServerLimits:
     shutdown_timeout_s: float = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request for samples was answered, or a client turned away.
+
+    Attributes:
+        failure: the kind of the error that was sent; None where samples were.
+        sample_count: the samples sent.
+        size_bytes: their size.
+        duration_s: from the request to its answer's last byte; None for a client that was turned away.
+    """
+
+    failure: str | None = None
+    sample_count: int = 0
+    size_bytes: int = 0
+    duration_s: float | None = None
+
+
+def _ignore(_: RequestEnded) -> None:
+    """Watch nothing."""
+
+
 @dataclass(eq=False, slots=True)
 class _Connection:
     reader: asyncio.StreamReader
@@ -89,6 +112,16 @@ class DataServer:
         self._connections: set[_Connection] = set()
         self._connection_ended = asyncio.Event()
         self._closing = False
+        self._watcher: Callable[[RequestEnded], None] = _ignore
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def watch(self, watcher: Callable[[RequestEnded], None]) -> None:
+        """Tell `watcher` how requests end. It must return at once."""
+        self._watcher = watcher
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port, which the system chooses when `port` is 0.
@@ -157,15 +190,19 @@ class DataServer:
             except InvalidInput as error:
                 await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
                 return
+            started_s = time.perf_counter()
             try:
                 tokens = await self._samples(client_id, data_ids)
             except DataError as error:
                 facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
                 _log.info("request failed", extra=facts)
                 await self._send_error(connection, header.request, error)
+                self._watcher(RequestEnded(error.kind, duration_s=time.perf_counter() - started_s))
             else:
                 connection.writer.write(frame_header(FrameKind.SAMPLES, header.request, len(tokens)))
                 await self._send(connection, tokens)
+                sample_count = data_ids.end - data_ids.start + 1
+                self._watcher(RequestEnded(None, sample_count, len(tokens), time.perf_counter() - started_s))
 
     async def _samples(self, client_id: ClientId, data_ids: DataIds) -> memoryview:
         """The bytes of the samples, if the client may have them."""
@@ -188,6 +225,7 @@ class DataServer:
             return None
         except DataError as error:
             _log.info("client turned away", extra={"error": str(error)})
+            self._watcher(RequestEnded(error.kind))
             await self._send_error(connection, CONNECTION_REQUEST, error)
             return None
         provider = self._provider

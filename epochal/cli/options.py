@@ -23,6 +23,9 @@ TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private ke
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")
 ]
+MetricsHostOption = Annotated[
+    str, typer.Option("--metrics-host", help="Address of --metrics-port; other machines reach any but the default.")
+]
 
 
 def trusted(tls_ca: Path | None) -> bool | str:

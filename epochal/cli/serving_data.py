@@ -9,10 +9,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
+from prometheus_client import CollectorRegistry
 
 from coordinator_client.http import CoordinatorClient
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
+from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
 from runtime.retry import RetryPolicy
@@ -85,8 +87,15 @@ async def run_configuration(url: str, retry_policy: RetryPolicy, verify: bool | 
 
 
 @contextlib.asynccontextmanager
-async def serving_data(state: StateFile, options: DataServerOptions) -> AsyncIterator[tuple[str, int]]:
+async def serving_data(
+    state: StateFile, options: DataServerOptions, registry: CollectorRegistry
+) -> AsyncIterator[tuple[str, int]]:
     """Serve data until the context is left; gives the host and port.
+
+    Args:
+        state: the run's configuration.
+        options: what to serve, and where.
+        registry: where the data server's metrics are added.
 
     Raises:
         InvalidInput: the data file is wrong or does not fit the run, or the address cannot be had.
@@ -99,6 +108,7 @@ async def serving_data(state: StateFile, options: DataServerOptions) -> AsyncIte
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
     gate = CoordinatorGate(options.coordinator_url, options.verify)
     server = DataServer(provider, provider.order.spec, gate)
+    DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())

@@ -67,7 +67,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             certificate = options.endpoint.tls_cert
             verify = True if certificate is None else trusting_holder_of(certificate)
             data_options = DataServerOptions(data_config, served.url, verify=verify)
-            host, port = await stack.enter_async_context(serving_data(state, data_options))
+            host, port = await stack.enter_async_context(serving_data(state, data_options, served.registry))
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         with interruption() as stop:
             say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import CoordinatorCaOption, LogFormatOption, VerboseOption, trusted
+from epochal.cli.options import CoordinatorCaOption, LogFormatOption, MetricsHostOption, VerboseOption, trusted
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, run_configuration, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
 from runtime.clock import SystemClock
 from runtime.http_server import allow_connections
+from runtime.metrics import LOOPBACK, new_registry, serving_metrics
 from runtime.retry import RetryPolicy, system_jitter
 
 
@@ -24,6 +25,10 @@ def data_server(
         int | None, typer.Option(min=0, max=65535, help="Default: as the run's data_location says.")
     ] = None,
     tls_ca: CoordinatorCaOption = None,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where Prometheus reads /metrics. 0 picks a free port.")
+    ] = 0,
+    metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -31,14 +36,19 @@ def data_server(
     start_logging(log_format, verbose=verbose)
     read_data_config(data_path)
     options = DataServerOptions(data_path, coordinator_url, host, port, trusted(tls_ca))
-    run_to_end(_serve_data(options, trusted(tls_ca)))
+    run_to_end(_serve_data(options, trusted(tls_ca), (metrics_port, metrics_host)))
 
 
-async def _serve_data(options: DataServerOptions, verify: bool | str) -> None:
+async def _serve_data(options: DataServerOptions, verify: bool | str, metrics_address: tuple[int, str]) -> None:
     allow_connections()
     retry_policy = RetryPolicy(SystemClock(), system_jitter())
     state = await run_configuration(options.coordinator_url, retry_policy, verify)
-    async with serving_data(state, options) as (host, port):
+    registry = new_registry()
+    async with (
+        serving_metrics(registry, *metrics_address) as metrics_url,
+        serving_data(state, options, registry) as (host, port),
+    ):
+        say(f"metrics at {metrics_url}")
         with interruption() as stop:
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
             await stop.wait()
