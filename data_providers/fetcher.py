@@ -10,6 +10,7 @@ Source of the names: specs/data-provider.md.
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
-from runtime.retry import FIRST_DELAY_S, MAX_DELAY_S, Jitter
+from runtime.retry import Jitter, RetryPolicy
 from state.config.state_file import StateFile
 from state.errors import DataError
 from state.intervals import BatchId, DataIds
@@ -38,8 +39,8 @@ class FetchSettings:
     Attributes:
         data_indices_per_batch: samples of one batch.
         samples_per_request: the most samples that one `get_samples` asks for.
-        attempts: tries of one request.
-        timeout_s: seconds for one try.
+        attempts: of one request.
+        timeout_s: seconds for one attempt.
         prefetch_requests: answers that may wait for the trainer.
     """
 
@@ -161,7 +162,7 @@ class DataFetcher:
     ) -> None:
         self._provider = provider
         self._settings = settings
-        self._jitter = jitter
+        self._retry = RetryPolicy(jitter=jitter, attempts=settings.attempts, bound_s=math.inf)
         self._vocabulary = vocabulary
 
     def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
@@ -187,17 +188,13 @@ class DataFetcher:
         await channel.put(_End())
 
     async def _get_with_retries(self, data_ids: DataIds) -> TokenBatch:
-        delay_s = FIRST_DELAY_S
-        for attempts_left in reversed(range(self._settings.attempts)):
+        backoff = self._retry.begin()
+        while True:
             try:
                 return await self._get_once(data_ids)
             except SourceUnavailable as error:
-                if not attempts_left:
-                    raise
+                await backoff.wait(error)
                 log.info("fetch_retried", extra={"data_ids": str(data_ids), "reason": str(error)})
-            await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
-            delay_s = min(2 * delay_s, MAX_DELAY_S)
-        raise SourceUnavailable("no attempt is allowed")
 
     async def _get_once(self, data_ids: DataIds) -> TokenBatch:
         try:

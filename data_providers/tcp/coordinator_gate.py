@@ -9,6 +9,7 @@ refusal only if the coordinator could be heard at all.
 import asyncio
 import json
 import logging
+import math
 import ssl
 import time
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from data_providers.protocol import Rejected, SourceUnavailable
 from runtime.broadcast import Broadcast
+from runtime.retry import RetryPolicy
 from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
 from state.documents import Roster, RoundHead, RunDocument, WorkList
@@ -40,9 +42,6 @@ KEPT_ROUNDS = 2
 LONG_POLL_S = 10.0
 ANSWER_TIMEOUT_S = 10.0
 """For an answer, on top of what a long poll may wait."""
-
-FIRST_RETRY_S = 0.1
-MAX_RETRY_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class CoordinatorGate:
 
     async def follow(self) -> None:
         """Follows the run until it is cancelled; a coordinator that is away is asked again and again."""
-        retry_s = FIRST_RETRY_S
+        backoff = RetryPolicy(bound_s=math.inf).begin()
         async with httpx.AsyncClient(base_url=self._url, verify=self._verify, timeout=ANSWER_TIMEOUT_S) as client:
             while True:
                 try:
@@ -143,11 +142,10 @@ class CoordinatorGate:
                     if self._hears or self._document is None:
                         _log.warning("coordinator not heard", extra={"error": str(error) or type(error).__name__})
                     self._hears = False
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+                    await backoff.wait(error)
                 else:
                     self._hears, self._heard_at_s = True, time.monotonic()
-                    retry_s = FIRST_RETRY_S
+                    backoff.reset()
 
     async def _follow_once(self, client: httpx.AsyncClient) -> None:
         """Waits for one newer run document, and learns what it assigns."""

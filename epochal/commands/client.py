@@ -130,7 +130,7 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     if url is None:
         return None
     check_service_url(url)
-    retry_policy = RetryPolicy(SystemClock(), system_jitter(), TRAINER_BOUND_S)
+    retry_policy = RetryPolicy(bound_s=TRAINER_BOUND_S)
     return RemoteOptions(url, retry_policy, trainer_token(), policy, verify)
 
 
@@ -157,7 +157,7 @@ def base_url(url: str) -> str:
 async def _run(options: ClientOptions) -> None:
     equipment = _equipment(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
-    retry_policy = RetryPolicy(SystemClock(), system_jitter(), options.reconnect_bound_s)
+    retry_policy = RetryPolicy(bound_s=options.reconnect_bound_s)
     api = await CoordinatorClient.connect(base_url(options.url), retry_policy, options.verify)
     try:
         agent = Agent(
@@ -216,7 +216,7 @@ def _equipment(options: ClientOptions) -> Equipment:
 
     return Equipment(
         clock=SystemClock(),
-        jitter=system_jitter(),
+        jitter=system_jitter,
         new_worker=WorkerThread,
         open_provider=provider,
         open_trainer=trainer,

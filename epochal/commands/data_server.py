@@ -11,10 +11,9 @@ from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, run_configuration, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
-from runtime.clock import SystemClock
 from runtime.http_server import allow_connections
 from runtime.metrics import LOOPBACK, new_registry, serving_metrics
-from runtime.retry import RetryPolicy, system_jitter
+from runtime.retry import RetryPolicy
 
 
 def data_server(
@@ -41,7 +40,7 @@ def data_server(
 
 async def _serve_data(options: DataServerOptions, verify: bool | str, metrics_address: tuple[int, str]) -> None:
     allow_connections()
-    retry_policy = RetryPolicy(SystemClock(), system_jitter())
+    retry_policy = RetryPolicy()
     state = await run_configuration(options.coordinator_url, retry_policy, verify)
     registry = new_registry()
     async with (

@@ -115,7 +115,7 @@ async def evaluated(run_dir: Path, data: str | None, split: str | None, samples:
         assignment = (BatchId(0, count - 1),)
         packing = Packing.of(state, VOCABULARY, worker, split="validation" if split != "train" else "train")
         settings = FetchSettings.of(state, data_indices_per_batch=1)
-        fetcher = DataFetcher(provider, settings, system_jitter(), VOCABULARY)
+        fetcher = DataFetcher(provider, settings, system_jitter, VOCABULARY)
         async with asyncio.TaskGroup() as group:
             batches: AssignedBatches = fetcher.fetch_data(assignment, group)
             if packing is not None:

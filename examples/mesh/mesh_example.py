@@ -61,7 +61,7 @@ class Host:
         """
         provider = LocalDataProvider.open(folder, DatasetSpec(2, SEQUENCE_LENGTH, shuffle_seed=bytes(32)))
         wanted = await expected_rows(provider)
-        fetcher = DataFetcher(provider, SETTINGS, system_jitter())
+        fetcher = DataFetcher(provider, SETTINGS, system_jitter)
         loads = self.layout.loading(self.number).should_load
         async with asyncio.TaskGroup() as group:
             # Hosts share batches, so that to this fetcher each data index is a batch.

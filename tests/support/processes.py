@@ -25,8 +25,7 @@ from epochal.cli.run import LISTENING
 from epochal.commands.audit import audit_run_directory
 from epochal.testnet.children import Child, Children
 from epochal.testnet.testnet import compare_digests
-from runtime.clock import SystemClock
-from runtime.retry import RetryPolicy, system_jitter
+from runtime.retry import RetryPolicy
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
@@ -54,7 +53,7 @@ Condition = Callable[[RunDocument], bool]
 
 def retry_policy(bound_s: float = BOUND_S) -> RetryPolicy:
     """Tries again for so long."""
-    return RetryPolicy(SystemClock(), system_jitter(), bound_s)
+    return RetryPolicy(bound_s=bound_s)
 
 
 def in_phase(*phases: RunState) -> Condition:

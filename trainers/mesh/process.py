@@ -87,7 +87,7 @@ class MeshProcess:
             start = self._start
             cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
             self._provider = await open_provider(self._state, lambda: self._ticket, start.data, cache)
-        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter(), VOCABULARY)
+        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, VOCABULARY)
         # Processes share batches, so that to this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
         self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)

@@ -5,17 +5,17 @@ that was lost on the way costs a repetition and nothing else.
 """
 
 import asyncio
-import email.utils
 import logging
 import secrets
 import time
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
 
 from coordinator_client.http import trust_of
 from runtime.problem_json import TYPE_PREFIX
-from runtime.retry import RetryPolicy
+from runtime.retry import RetryPolicy, retry_after_s
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
@@ -80,7 +80,7 @@ class TrainingServiceClient:
             )
         except (httpx.InvalidURL, ValueError, OSError) as error:
             raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
-        self._retry = retry
+        self._retry = replace(retry, max_asked_s=MAX_RETRY_AFTER_S)
         self.requests = 0
         """Requests that were sent, repetitions included."""
 
@@ -134,21 +134,12 @@ class TrainingServiceClient:
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
         backoff = self._retry.begin()
-        failed_since_s: float | None = None
         while True:
             try:
                 return await self._once(method, path, content, headers, ANSWER_TIMEOUT_S)
             except _Later as later:
-                now_s = self._retry.clock.monotonic_s()
-                failed_since_s = now_s if failed_since_s is None else failed_since_s
-                left_s = self._retry.bound_s - (now_s - failed_since_s)
-                if later.retry_after_s > left_s:
-                    raise TrainerFailed(f"training service: {later.message}") from later
                 log.info("training_service_asked_again", extra={"path": path, "reason": later.message})
-                if later.retry_after_s:
-                    await asyncio.sleep(later.retry_after_s)
-                failed = TrainerFailed(f"training service: {later.message}")
-                await backoff.wait(failed)
+                await backoff.wait(TrainerFailed(f"training service: {later.message}"), later.retry_after_s)
 
     async def _once(self, method: str, path: str, content: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
         self.requests += 1
@@ -162,7 +153,7 @@ class TrainingServiceClient:
         kind, detail = _problem_of(answer)
         message = f"{method} {path.partition('?')[0]}: {answer.status_code} {detail}"
         if answer.status_code in RETRY_STATUSES:
-            raise _Later(message, _retry_after_s(answer.headers.get("Retry-After")))
+            raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
         raise ServiceRefused(kind, message, answer.status_code)
 
 
@@ -191,19 +182,3 @@ def _problem_of(answer: httpx.Response) -> tuple[str, str]:
         return str(problem["type"]).removeprefix(TYPE_PREFIX), str(problem["detail"])[:MAX_DETAIL_CHARACTERS]
     except (ValueError, KeyError, TypeError):
         return str(answer.status_code), answer.text[:MAX_DETAIL_CHARACTERS] or answer.reason_phrase
-
-
-def _retry_after_s(header: str | None) -> float:
-    """What `Retry-After` asks for: seconds, or until a date (RFC 9110, 10.2.3); bounded, 0 when it says nothing."""
-    if not header:
-        return 0.0
-    if header.strip().isdecimal():
-        return min(float(header), MAX_RETRY_AFTER_S)
-    parsed = email.utils.parsedate_tz(header)
-    if parsed is None:
-        return 0.0
-    try:
-        at_s = email.utils.mktime_tz(parsed)
-    except (ValueError, OverflowError):  # a year or a zone that no clock shows
-        return 0.0
-    return min(max(at_s - time.time(), 0.0), MAX_RETRY_AFTER_S)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
+from runtime.retry import retry_after_s
 
 ANSWER_TIMEOUT_S = 60.0
 """Bounds one answer from its request to its last byte; what came until then is not lost."""
@@ -67,7 +69,7 @@ def what_comes(answer: Opened) -> tuple[int, int, int]:
             f"{url} answered {status} {response.reason_phrase}",
             url=url,
             status=status,
-            retry_after=response.headers.get("Retry-After"),
+            retry_after_s=retry_after_s(response.headers.get("Retry-After"), time.time()),
         )
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise Rejected(f"{url} is sent with an encoding of its own, so that its bytes cannot be addressed", url=url)

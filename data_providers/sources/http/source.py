@@ -21,9 +21,9 @@ import httpx
 
 from data_providers.formats.mds import INDEX_NAME
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.retries import Retries
 from data_providers.sources.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
+from runtime.retry import RetryPolicy
 from state.errors import InvalidInput
 
 MAX_CONNECTIONS = 16
@@ -35,6 +35,7 @@ MAX_ANSWERS_PER_READ = 64
 """A body may break often as long as each answer brings something; after so many answers the source is given up."""
 MAX_PORT = 65_535
 PROBE_BYTES = 1
+RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000
 HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -47,10 +48,11 @@ class HttpOptions:
 
     Attributes:
         headers: sent to the location's own servers, and to no other that one of them redirects to.
+        retry: how a request is attempted again that brought nothing.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
-    retries: Retries = field(default_factory=Retries)
+    retry: RetryPolicy = RETRY
 
     @classmethod
     def from_environment(cls) -> "HttpOptions":
@@ -132,7 +134,8 @@ class HttpSource:
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """As `ByteSource.read_into`; a body that breaks off is continued where it broke."""
         file, target = self._by_name[name], Filling(into)
-        failures = answers = 0
+        answers = 0
+        backoff = self._options.retry.begin()
         while target.missing:
             held = target.filled
             try:
@@ -141,8 +144,9 @@ class HttpSource:
                 answers += 1
                 if answers == MAX_ANSWERS_PER_READ:
                     raise
-                failures = 1 if target.filled > held else failures + 1
-                await self._options.retries.wait(failures, error)
+                if target.filled > held:
+                    backoff.reset()
+                await backoff.wait(error, error.context.get("retry_after_s", 0.0))
 
     async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
         """One answer: what is missing of the target, or what comes of it. The target begins at byte `start`."""
@@ -160,7 +164,7 @@ class HttpSource:
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """What the first bytes' answer says of a file."""
-        failures = 0
+        backoff = self._options.retry.begin()
         while True:
             try:
                 async with self._turns, opened(self._client, url, 0, PROBE_BYTES) as answer:
@@ -170,8 +174,7 @@ class HttpSource:
                         url, SourceFile(name, size_bytes, answer.url, version, _distinction(url, answer))
                     )
             except SourceUnavailable as error:
-                failures += 1
-                await self._options.retries.wait(failures, error)
+                await backoff.wait(error, error.context.get("retry_after_s", 0.0))
 
     async def aclose(self) -> None:
         await self._client.aclose()

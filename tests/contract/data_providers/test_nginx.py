@@ -12,10 +12,10 @@ from data_providers.opening import open_provider
 from data_providers.order import MAX_PASSES
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, OutOfRange, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
-from data_providers.retries import Retries
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import HttpOptions, HttpSource
+from runtime.retry import RetryPolicy
 from state.errors import DataError
 from state.intervals import DataIds
 from tests.support.nginx import Nginx, nginx
@@ -100,7 +100,7 @@ async def test_neighbours_come_in_one_request_and_shuffled_sequences_in_few(serv
     await shuffled.aclose()
 
 
-ONE_TRY = HttpOptions(retries=Retries(attempts=1))
+ONE_TRY = HttpOptions(retry=RetryPolicy(attempts=1))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from state.tensors import Tensors, encode_tensor_file
 from trainers.ngram.trainer import NumpyTrainer
 from trainers.protocol import TrainedRound
 from trainers.remote import trainer as remote_trainer
-from trainers.remote.client import ServiceRefused, TrainingServiceClient, _retry_after_s
+from trainers.remote.client import ServiceRefused, TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer, limits_of
 from trainers.remote.wire import (
     ChunkAnswer,
@@ -264,13 +264,6 @@ async def test_service_that_says_when_to_come_again_is_asked_no_sooner() -> None
         await trainer.aclose()
     first_s, second_s = faults.started_s
     assert second_s - first_s >= 1
-
-
-def test_retry_after_is_seconds_or_a_date_and_bounded() -> None:
-    assert [_retry_after_s(header) for header in (None, "", "7", "1e9", "soon", "99999")] == [0, 0, 7, 0, 0, 60]
-    assert _retry_after_s("Sat, 01 Jan 2000 00:00:00 GMT") == 0
-    assert _retry_after_s("Fri, 01 Jan 2100 00:00:00 GMT") == 60
-    assert _retry_after_s("Fri, 01 Jan 99999 00:00:00 GMT") == 0
 
 
 async def test_chunk_that_is_too_large_for_the_wire_is_split_and_counted_once() -> None:
