@@ -4,7 +4,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from runtime.clock import Clock
+from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.problem_json import handle_error
 from runtime.worker_thread import Worker
 from state.errors import InvalidInput, Refused
@@ -31,6 +32,7 @@ from trainers.remote.wire import (
     decode_examples,
 )
 from training_service.bodies import read_body
+from training_service.metrics import MeasuredWorker, TrainingMetrics
 from training_service.sessions import TrainingSession, check_model_size
 
 log = logging.getLogger(__name__)
@@ -73,8 +75,9 @@ class ServiceParts:
 class TrainingService:
     """The sessions that there are, and whose turn it is."""
 
-    def __init__(self, parts: ServiceParts) -> None:
+    def __init__(self, parts: ServiceParts, metrics: TrainingMetrics) -> None:
         self.parts = parts
+        self.metrics = metrics
         self._sessions: dict[str, TrainingSession] = {}
         self._waiting = 0
 
@@ -88,6 +91,11 @@ class TrainingService:
         self._sessions[session_id] = TrainingSession(request, self.parts.clock.monotonic_s())
         log.info("session_opened", extra={"sessions": len(self._sessions)})
         return SessionOpened(session_id, self.parts.limits, self.parts.idle_session_s)
+
+    @property
+    def session_count(self) -> int:
+        """How many sessions are open."""
+        return len(self._sessions)
 
     def close(self, session_id: str) -> None:
         """Forgets a session, if there is one."""
@@ -129,8 +137,13 @@ class TrainingService:
 
 def create_app(parts: ServiceParts) -> FastAPI:
     """The service's routes; its OpenAPI page is at `/docs`."""
-    service = TrainingService(parts)
+    metrics = TrainingMetrics(new_registry())
+    parts = replace(parts, worker=MeasuredWorker(parts.worker, metrics))
+    service = TrainingService(parts, metrics)
+    metrics.watch_sessions("epochal", lambda: service.session_count)
     app = FastAPI(title="Epochal training service")
+    app.add_middleware(MeasuredRequests, metrics=metrics.http)
+    app.router.routes.append(metrics_route(metrics.registry))
     for kind in (Refused, InvalidInput, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle_error)
     _add_routes(app, service)
@@ -148,6 +161,7 @@ def create_app(parts: ServiceParts) -> FastAPI:
                 parts.idle_session_s,
                 parts.weights_dir,
             ),
+            metrics,
         )
     return app
 
@@ -200,7 +214,9 @@ def _add_routes(app: FastAPI, service: TrainingService) -> None:
         documents = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
 
         def act(session: TrainingSession) -> bytes:
-            return canonical_json(session.forward_backward(round_key, local_step, documents))
+            answer = session.forward_backward(round_key, local_step, documents)
+            service.metrics.learnt(answer.items, int(answer.metrics["tokens:sum"]))
+            return canonical_json(answer)
 
         return _answer(await service.run_once(session_id, (request.url.path, key), act))
 

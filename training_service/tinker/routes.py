@@ -27,6 +27,7 @@ from state.errors import Refused
 from state.refusals import Refusal
 from trainers.remote.wire import ServiceLimits
 from training_service.bodies import read_body
+from training_service.metrics import TrainingMetrics
 from training_service.tinker.examples import decode_request
 from training_service.tinker.models import BASE_MODEL, TinkerModel, parse_base_model, saved_base_model
 from training_service.tinker.requests import Request, RequestQueue
@@ -166,6 +167,11 @@ class TinkerService:
         log.info("tinker_session_opened", extra={"sessions": len(self._sessions)})
         return session_id
 
+    @property
+    def session_count(self) -> int:
+        """How many sessions are open."""
+        return len(self._sessions)
+
     def close(self, session_id: str) -> None:
         """Forgets a session and its models, if there is one."""
         self._sessions.pop(session_id, None)
@@ -214,11 +220,12 @@ class TinkerService:
         return self.parts.weights_dir
 
 
-def add_tinker_routes(app: FastAPI, parts: TinkerParts) -> None:
+def add_tinker_routes(app: FastAPI, parts: TinkerParts, metrics: TrainingMetrics) -> None:
     """Adds the SDK's routes to a training service."""
     service = TinkerService(parts)
+    metrics.watch_sessions("tinker", lambda: service.session_count)
     _add_session_routes(app, service)
-    _add_model_routes(app, service)
+    _add_model_routes(app, service, metrics)
 
 
 def _add_session_routes(app: FastAPI, service: TinkerService) -> None:
@@ -276,7 +283,7 @@ def _add_session_routes(app: FastAPI, service: TinkerService) -> None:
         return _json({"status": "accepted"})
 
 
-def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
+def _add_model_routes(app: FastAPI, service: TinkerService, metrics: TrainingMetrics) -> None:
     limits = service.parts.limits
 
     @app.post(PREFIX + "/create_model")
@@ -356,7 +363,10 @@ def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
             examples = sent.examples()
             if len(examples) > limits.items:
                 raise Refused(Refusal.BODY_TOO_LARGE, f"{len(examples)} examples; at most {limits.items} a request")
-            return served.model.forward(examples, backward=not sent.forward_only)
+            answer = served.model.forward(examples, backward=not sent.forward_only)
+            if not sent.forward_only:
+                metrics.learnt(len(examples), sum(example.targets.size for example in examples))
+            return answer
 
         return _accepted(served, sent.model_id, sent.seq_id, Request(act, PROTOBUF, len(body), not sent.forward_only))
 

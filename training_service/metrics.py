@@ -1,0 +1,67 @@
+"""What a training service shows Prometheus: its sessions, what they learn from, and the arithmetic's time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from runtime.metrics import LATENCY_BUCKETS_S, HttpMetrics
+from runtime.worker_thread import Worker
+
+T = TypeVar("T")
+
+
+class TrainingMetrics:
+    """A training service's metrics, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.http = HttpMetrics(registry)
+        self._sessions = Gauge(
+            "epochal_training_service_sessions_open", "Sessions open, by protocol.", ("protocol",), registry=registry
+        )
+        self._examples = Counter("epochal_training_service_examples", "Examples learnt from.", registry=registry)
+        self._tokens = Counter("epochal_training_service_tokens", "Tokens that those hold.", registry=registry)
+        self.waiting = Gauge(
+            "epochal_training_service_requests_waiting",
+            "Requests that wait for the arithmetic, the one under way included.",
+            registry=registry,
+        )
+        self.arithmetic = Histogram(
+            "epochal_training_service_arithmetic_duration_seconds",
+            "Time of one request's arithmetic, without its wait.",
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+
+    def watch_sessions(self, protocol: str, count: Callable[[], int]) -> None:
+        """Show the number of open sessions of a protocol."""
+        self._sessions.labels(protocol).set_function(count)
+
+    def learnt(self, example_count: int, token_count: int) -> None:
+        """Count a request's examples. Any thread may call this."""
+        self._examples.inc(example_count)
+        self._tokens.inc(token_count)
+
+
+class MeasuredWorker:
+    """A `Worker` that measures its calls: how many wait, and how long each runs."""
+
+    def __init__(self, worker: Worker, metrics: TrainingMetrics) -> None:
+        self._worker = worker
+        self._metrics = metrics
+
+    async def run(self, call: Callable[[], T]) -> T:
+        def timed() -> T:
+            started_s = time.perf_counter()
+            try:
+                return call()
+            finally:
+                self._metrics.arithmetic.observe(time.perf_counter() - started_s)
+
+        with self._metrics.waiting.track_inprogress():
+            return await self._worker.run(timed)
+
+    async def aclose(self) -> None:
+        await self._worker.aclose()
