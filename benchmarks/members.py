@@ -12,7 +12,7 @@ from benchmarks.figures import Figure
 from benchmarks.load import Connection, all_answered, connections, request_bytes
 from benchmarks.servers import RUN_ID, CoordinatorProcess, bare_process, coordinator_process
 from coordinator.machine.records import replay
-from coordinator.store.directory.journal import RunDirectory
+from coordinator.store.open import open_store_reader
 from coordinator_client.client_key import ClientKey
 from state.errors import EpochalError
 from state.messages import Capabilities, JoinRequest, join_message
@@ -113,12 +113,10 @@ async def _bare_joins(url: str, keys: list[ClientKey]) -> float:
 
 async def _kept_members(run_dir: Path) -> int:
     """How many members a start would find after the process was killed."""
-    store = RunDirectory.open(run_dir)
-    try:
-        segment = await store.load()
-        return 0 if segment is None else len(replay(segment).run.members)
-    finally:
-        await store.aclose()
+    members = 0
+    async for segment in open_store_reader(str(run_dir)).journal.history():
+        members = len(replay(segment).run.members)
+    return members
 
 
 async def measure(folder: Path) -> list[Figure]:

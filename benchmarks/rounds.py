@@ -12,7 +12,7 @@ from coordinator.machine.records import replay
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Instruction
 from coordinator.machine.views import document_of
-from coordinator.store.directory.journal import RunDirectory
+from coordinator.store.open import open_store_reader
 from state.errors import EpochalError
 from state.phases import RunState
 from state.wire import canonical_json
@@ -37,12 +37,8 @@ async def _round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
         if run.phase is RunState.ROUND_TRAIN:
             starts.setdefault(run.step, run.phase_started_s)
 
-    store = RunDirectory.open(run_dir)
-    try:
-        async for segment in store.history():
-            replay(segment, watch)
-    finally:
-        await store.aclose()
+    async for segment in open_store_reader(str(run_dir)).journal.history():
+        replay(segment, watch)
     return starts, longest_bytes
 
 

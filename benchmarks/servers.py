@@ -72,7 +72,7 @@ async def coordinator_process(folder: Path, **config: Any) -> AsyncIterator[Coor
     run_dir = folder / "run"
     async with Children(folder / "logs") as children:
         child = await children.start(
-            "coordinator", "coordinator", str(state_path), "--run-dir", str(run_dir), "--port", "0"
+            "coordinator", "coordinator", str(state_path), "--store", str(run_dir), "--port", "0"
         )
         assert child.process.stdout is not None
         admin_token = ""

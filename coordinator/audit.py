@@ -1,17 +1,18 @@
-"""Proving or disproving a run from its directory: the data's ledger from the journal, the parameters from the blobs.
+"""Proving or disproving a run from its store: the data's ledger from the journal, the parameters from the blobs.
 
 The audit trusts nothing that the coordinator says of itself: it replays every stimulus of every segment, compares each
 published document, sums up the outcomes on its own, and (`recompute`) applies the kept results to the older kept
 checkpoint and compares every replica digest that a quorum attested on the way.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from coordinator.machine.records import ReplayDiffers, Replayed, replay
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.machine.stimuli import Instruction, OutcomeDecided
-from coordinator.store.protocol import BlobStore, Segment
+from coordinator.store.blobs import BlobReader
+from coordinator.store.journal import Segment
+from coordinator.store.open import StoreReader, open_store_reader
 from state.documents import CheckpointRef, Outcome
 from state.errors import EpochalError, StoreFailed
 from state.intervals import BatchId, coalesce, subtract, total_batches
@@ -21,6 +22,8 @@ from state.results import decode_result
 from state.wire import sha256_hex
 
 MAX_PROBLEMS = 20
+MAX_AUDITS = 10
+"""How often a run that goes on is audited until its problems are found twice, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +83,40 @@ class _Ledger:
             self.problems.append(text)
 
 
-async def audit(history: AsyncIterator[Segment], blobs: BlobStore | None) -> AuditReport:
-    """Audit a run.
+async def audit_store(url: str, *, recompute: bool) -> AuditReport:
+    """Audit the run that is kept in a store, without a lock.
+
+    A coordinator that serves it meanwhile may sweep blobs that were needed when the journal was read. So problems
+    count only if two audits in a row find the same ones.
+
+    Raises:
+        InvalidInput: no run is kept there.
+        StoreFailed: the journal cannot be read at all.
+    """
+    problems: tuple[str, ...] = ()
+    for _ in range(MAX_AUDITS):
+        report = await audit(open_store_reader(url), recompute=recompute)
+        if report.problems == problems:
+            break
+        problems = report.problems
+    return report
+
+
+async def audit(store: StoreReader, *, recompute: bool) -> AuditReport:
+    """Audit a run once.
 
     Args:
-        history: every segment of its journal, oldest first.
-        blobs: its blobs, to recompute the parameters too; None for the ledger alone.
+        store: where it is kept.
+        recompute: recompute the parameters too; else the ledger alone is audited.
 
     Raises:
         StoreFailed: the journal cannot be read at all, or there is none.
     """
     ledger = _Ledger()
     last: Replayed | None = None
-    torn_bytes = 0
     identical = True
     first_batch = 0
-    async for segment in history:
+    async for segment in store.journal.history():
         if last is None:
             first_batch = _first_batch(segment)
         elif not _continues(last, segment):
@@ -107,19 +128,18 @@ async def audit(history: AsyncIterator[Segment], blobs: BlobStore | None) -> Aud
             identical = False
             ledger.problem(str(error))
             break
-        torn_bytes += segment.torn_bytes
     if last is None:
         raise StoreFailed("there is no journal to audit, or its first segment does not replay")
-    steps, replicas_identical = (None, None) if blobs is None else await _recompute(last.run, blobs, ledger)
-    return _report(last.run, ledger, first_batch, identical, torn_bytes, steps, replicas_identical)
+    steps, replicas_identical = await _recompute(last.run, store.blobs, ledger) if recompute else (None, None)
+    return _report(last.run, ledger, first_batch, identical, store.torn_bytes, steps, replicas_identical)
 
 
 def _first_batch(segment: Segment) -> int:
-    return replay(Segment(segment.number, segment.snapshot, (), 0)).run.cursor
+    return replay(Segment(segment.number, segment.snapshot, ())).run.cursor
 
 
 def _continues(last: Replayed, segment: Segment) -> bool:
-    opening = replay(Segment(segment.number, segment.snapshot, (), 0))
+    opening = replay(Segment(segment.number, segment.snapshot, ()))
     return opening.sequence == last.sequence and opening.run == parse_snapshot(snapshot_bytes(last.run))
 
 
@@ -165,7 +185,7 @@ def _report(
     )
 
 
-async def _recompute(run: Run, blobs: BlobStore, ledger: _Ledger) -> tuple[int, bool]:
+async def _recompute(run: Run, blobs: BlobReader, ledger: _Ledger) -> tuple[int, bool]:
     """Rebuild every replica since the older kept checkpoint, and compare each with what was attested."""
     if not run.checkpoints and not ledger.outcomes:
         return 0, True  # killed before its first checkpoint, or never joined: nothing is applied, nothing is wrong
@@ -199,14 +219,14 @@ async def _recompute(run: Run, blobs: BlobStore, ledger: _Ledger) -> tuple[int, 
     return compared, True
 
 
-async def _load_checkpoint(ref: CheckpointRef, blobs: BlobStore) -> Replica:
+async def _load_checkpoint(ref: CheckpointRef, blobs: BlobReader) -> Replica:
     data = await blobs.read(ref.blob_sha256)
     if sha256_hex(data) != ref.blob_sha256:
         raise StoreFailed(f"the blob of checkpoint {ref.step} is damaged")
     return parse_checkpoint(data)
 
 
-async def _contributions(outcome: Outcome, blobs: BlobStore) -> list[Contribution]:
+async def _contributions(outcome: Outcome, blobs: BlobReader) -> list[Contribution]:
     contributions = []
     for entry in outcome.entries:
         data = await blobs.read(entry.result_sha256)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from coordinator.store.protocol import BlobStore
+from coordinator.store.blobs import BlobReader
 from state.documents import CheckpointRef
 from state.errors import Refused
 from state.refusals import Refusal
@@ -20,7 +20,7 @@ class LayoutCache:
         self._layout: TensorLayout | None = None
         self._reading = asyncio.Lock()
 
-    async def current(self, checkpoint: CheckpointRef | None, blobs: BlobStore) -> TensorLayout:
+    async def current(self, checkpoint: CheckpointRef | None, blobs: BlobReader) -> TensorLayout:
         """The layout of the checkpoint's parameters.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from coordinator.machine.run import Run
 from coordinator.machine.views import blobs_needed
-from coordinator.store.protocol import BlobStore, Store
+from coordinator.store.open import Store
 from state.config.state_file import Progress, StateFile, dump_state
 from state.errors import StoreFailed
 
@@ -21,11 +21,8 @@ class Maintenance:
         fail: told when the store fails.
     """
 
-    def __init__(
-        self, store: Store, blobs: BlobStore, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]
-    ) -> None:
+    def __init__(self, store: Store, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]) -> None:
         self._store = store
-        self._blobs = blobs
         self._run_now = run_now
         self._fail = fail
         self._due = asyncio.Event()
@@ -66,10 +63,10 @@ class Maintenance:
             await self._store.save_state_file(dump_state(_state_file_of(self._run_now())))
 
     async def _sweep_blobs(self) -> None:
-        unneeded = await self._blobs.held() - blobs_needed(self._run_now())
+        unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
         for sha256 in unneeded:
             if sha256 not in blobs_needed(self._run_now()):
-                await self._blobs.delete(sha256)
+                await self._store.blobs.delete(sha256)
         if unneeded:
             log.info("blobs_swept", extra={"count": len(unneeded)})
 

@@ -1,22 +1,20 @@
-"""Serving a coordinator: run directory, service and HTTP server started in order, and stopped in order."""
+"""Serving a coordinator: store, service and HTTP server started in order, and stopped in order."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from coordinator.api.app import create_app
 from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.auth.identity import AdminToken, Identity, load_or_create_key
+from coordinator.auth.identity import AdminToken, Identity
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.service import CoordinatorService, ServiceOptions
-from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal import KEYS_FOLDER, RunDirectory
+from coordinator.store.open import open_store
 from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
 from runtime.metrics import new_registry
@@ -31,12 +29,13 @@ class ServeOptions:
     """How a coordinator is served.
 
     Attributes:
+        store: URL of the place where the run is kept.
         endpoint: where it listens.
-        is_restored: the run directory is a backup's.
+        is_restored: the store is a backup's.
         new_admin_token: make another admin token; the one before ends.
     """
 
-    run_dir: Path
+    store: str
     endpoint: Endpoint = field(default_factory=Endpoint)
     version: str = "0"
     source: str = "state.toml"
@@ -69,21 +68,19 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
 
     Raises:
         InvalidInput: the options, or a state file that contradicts the kept run.
-        StoreFailed: the run directory cannot be used, is in use, or is damaged.
+        StoreFailed: the store cannot be used, is in use, or is damaged.
     """
     endpoint = options.endpoint
     endpoint.check_exposure()
     allow_connections()
-    store = RunDirectory.open(options.run_dir)
+    store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:
-        keys = options.run_dir / KEYS_FOLDER
-        identity = Identity(load_or_create_key(keys), state_file.run_id)
-        blobs = await DirectoryBlobs.open(options.run_dir, state_file.blobs.max_total_bytes)
-        parts = ServiceOptions(store, blobs, SystemClock(), identity.public_key_hex, options.source)
+        identity = Identity(await store.keys.private_key(), state_file.run_id)
+        parts = ServiceOptions(store, SystemClock(), identity.public_key_hex, options.source)
         service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
-            admin, admin_token = AdminToken.load_or_create(keys, anew=options.new_admin_token)
+            admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             handlers = Handlers(service, identity, admin, LayoutCache(), _in_thread)
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))

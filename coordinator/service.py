@@ -39,7 +39,7 @@ from coordinator.machine.stimuli import (
 from coordinator.machine.views import document_of
 from coordinator.maintenance import Maintenance
 from coordinator.publication import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
-from coordinator.store.protocol import BlobStore, Store
+from coordinator.store.open import Store
 from runtime.broadcast import Broadcast
 from runtime.clock import Clock, RunClock
 from state.config.changes import runtime_changes
@@ -93,7 +93,6 @@ class ServiceOptions:
     """
 
     store: Store
-    blobs: BlobStore
     clock: Clock
     coordinator_key: str
     source: str = "state.toml"
@@ -108,9 +107,9 @@ class CoordinatorService:
     """Owns a run. Use `open`, then keep `serve` running in a task group."""
 
     def __init__(self, parts: ServiceOptions, run: Run, version: int, sequence: int) -> None:
-        self.blobs = parts.blobs
+        self.blobs = parts.store.blobs
         self._parts = parts
-        self._store = parts.store
+        self._journal = parts.store.journal
         self._clock = RunClock(parts.clock, not_before_s=run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
         self._sequence = sequence
@@ -122,7 +121,7 @@ class CoordinatorService:
         self._rate = TokenRate()
         self._edited: StateFile | None = None
         self._is_restored = False
-        self._maintenance = Maintenance(parts.store, parts.blobs, lambda: self.run, self.fail)
+        self._maintenance = Maintenance(parts.store, lambda: self.run, self.fail)
         self._readers_released = False
         self.run = run
         self.published = Published.of(document_of(run, version))
@@ -139,7 +138,7 @@ class CoordinatorService:
         """The service of the run that the store holds, or of a new one.
 
         Args:
-            parts: store, blobs, clock and key.
+            parts: store, clock and key.
             state_file: the validated state file. Where the store holds the run already, its edited fields are applied
                 if they may change while a run goes on.
             is_restored: what the store holds is a backup. Clients that have seen later documents follow it then.
@@ -149,18 +148,18 @@ class CoordinatorService:
                 of blobs than are held; or there is no run that could have been restored.
             StoreFailed: the journal is damaged, or was written under other rules.
         """
-        segment = await parts.store.load()
+        segment = await parts.store.journal.load()
         if segment is None:
             if is_restored:
-                raise InvalidInput("--restored: the run directory holds no run; restore the backup first")
+                raise InvalidInput("--restored: the store holds no run; restore the backup first")
             now_s = parts.clock.wall_s()
             lineage = lineage_of(parts.new_seed())
             run = new_run(state_file, lineage=lineage, coordinator_key=parts.coordinator_key, now_s=now_s)
             service = cls(parts, run, version=0, sequence=0)
-            await parts.store.open_segment(encode_snapshot(0, service.published.document, run))
+            await parts.store.journal.open_segment(encode_snapshot(0, service.published.document, run))
         else:
-            if segment.torn_bytes:
-                log.warning("journal_torn_record_dropped", extra={"torn_bytes": segment.torn_bytes})
+            if parts.store.torn_bytes:
+                log.warning("journal_torn_record_dropped", extra={"torn_bytes": parts.store.torn_bytes})
             replayed = replay(segment)
             service = cls(parts, replayed.run, replayed.document.version, replayed.sequence)
             service._records_in_segment = len(segment.records)
@@ -199,7 +198,7 @@ class CoordinatorService:
                 f"{self._parts.source} differs from the kept run where it may not change any more:\n{lines}",
                 source=self._parts.source,
             )
-        most, held = state_file.blobs.max_total_bytes, self._parts.blobs.total_bytes
+        most, held = state_file.blobs.max_total_bytes, self.blobs.total_bytes
         if most < min(held, self.run.state_file.blobs.max_total_bytes):
             raise InvalidInput(
                 f"{self._parts.source}: blobs.max_total_bytes is {most}, and the run holds {held} bytes; allowed: "
@@ -282,13 +281,13 @@ class CoordinatorService:
             document = replace(document, version=document.version + 1)
         sequence = self._sequence + 1
         started_s = self._clock.now_s()
-        await self._store.append(encode_record(sequence, document, tuple(kept)))
+        await self._journal.append(encode_record(sequence, document, tuple(kept)))
         self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
         self._sequence = sequence
         self._records_in_segment += 1
         ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
         if ended or self._records_in_segment >= MAX_SEGMENT_RECORDS:
-            await self._store.open_segment(encode_snapshot(sequence, document, run))
+            await self._journal.open_segment(encode_snapshot(sequence, document, run))
             self._records_in_segment = 0
         self._publish(run, document)
 
@@ -434,7 +433,7 @@ class CoordinatorService:
             liveness=self._liveness,
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
-            journal_bytes=self._store.journal_bytes,
+            journal_bytes=self._parts.store.journal_bytes,
         )
 
     @property

@@ -12,7 +12,7 @@ EpochalError
 ├── CoordinatorUnreachable  no answer within the bound; retry
 ├── Desync                  a client's step and the run document contradict each other
 ├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
-│   └── StoreConflict       another coordinator writes to the same run; this one must stop
+├── StoreConflict           another coordinator of the run was first to append; read its records, and handle again
 ├── TrainerFailed           a trainer could not take its step; reported, the round goes on without it
 └── InternalError           our own bug, found by a check that costs nothing
 ```
@@ -128,13 +128,13 @@ class StoreFailed(EpochalError):
     """Something could not be kept durably. The coordinator stops accepting and says so."""
 
 
+class StoreConflict(EpochalError):
+    """Another coordinator of the run was first to append. Nothing was kept: read its records, and handle again."""
+
+
 class TrainerFailed(EpochalError):
     """A trainer could not take its step. The client reports it and stays usable."""
 
 
 class InternalError(EpochalError):
     """Our own bug. Never raised for what a peer or a user sent."""
-
-
-class StoreConflict(StoreFailed):
-    """Somebody else writes to the same run. This coordinator must stop."""

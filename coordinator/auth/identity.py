@@ -6,19 +6,17 @@ replica. The rule kept here: time is an argument, and nothing is remembered but 
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 
 import jwt
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from runtime.durable_files import sync_folder
-from state.errors import Refused, StoreFailed
+from coordinator.store.keys import CoordinatorKeys
+from state.errors import Refused
 from state.messages import JoinRequest, join_message
 from state.refusals import Refusal
 from state.wire import ClientId
@@ -28,9 +26,6 @@ SESSION_LIFETIME_S = 3600.0
 SESSION_AUDIENCE = "epochal-session"
 DATA_AUDIENCE = "epochal-data"
 MAX_CACHED_TOKENS = 16_384
-KEY_FILE = "coordinator.key"
-ADMIN_FILE = "admin-token.sha256"
-_KEY_BYTES = 32
 _MAC_BYTES = 16
 _NATURAL = re.compile(r"[1-9][0-9]{0,14}")
 """One spelling per number: a consumed nonce must not come back with a zero in front."""
@@ -144,37 +139,6 @@ class Identity:
             raise Refused(Refusal.UNAUTHORIZED, "the session token is not one of this coordinator's") from None
 
 
-def load_or_create_key(folder: Path) -> bytes:
-    """The coordinator's private key (32 raw bytes), made at the first start and readable by its owner alone.
-
-    Raises:
-        StoreFailed: the file cannot be read or written, or holds something else.
-    """
-    path = folder / KEY_FILE
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(folder.parent)
-        if not path.exists():
-            _write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
-        key = path.read_bytes()
-    except OSError as error:
-        raise StoreFailed(f"{path}: {error.strerror or error}") from error
-    if len(key) != _KEY_BYTES:
-        raise StoreFailed(f"{path} holds {len(key)} bytes; a key has {_KEY_BYTES}")
-    return key
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
-
-
 class AdminToken:
     """The operator's token, of which only a hash is kept. 256 random bits need no slow hash."""
 
@@ -182,28 +146,22 @@ class AdminToken:
         self._sha256 = token_sha256
 
     @classmethod
-    def load_or_create(cls, folder: Path, *, anew: bool = False) -> tuple["AdminToken", str | None]:
-        """The kept token's check, and the token itself if it was made just now: the only time it can be shown.
+    async def load_or_create(cls, keys: CoordinatorKeys, *, anew: bool = False) -> tuple["AdminToken", str | None]:
+        """Return the check of the kept token, and the token itself if it was made just now: it is shown only then.
 
         Args:
-            folder: where the hash is kept.
+            keys: where the hash is kept.
             anew: makes another token, whatever is kept; the one before ends.
 
         Raises:
-            StoreFailed: the file cannot be read or written, or holds something else.
+            StoreFailed: the hash cannot be read or kept.
         """
-        path = folder / ADMIN_FILE
-        try:
-            if path.exists() and not anew:
-                kept = bytes.fromhex(path.read_text(encoding="ascii").strip())
-                if len(kept) != hashlib.sha256().digest_size:
-                    raise ValueError(f"it holds {len(kept)} bytes, no SHA-256")
-                return cls(kept), None
-            token = secrets.token_urlsafe(32)
-            digest = hashlib.sha256(token.encode()).digest()
-            _write_private(path, digest.hex().encode())
-        except (OSError, ValueError) as error:
-            raise StoreFailed(f"{path}: {error}") from error
+        kept = None if anew else await keys.admin_token_sha256()
+        if kept is not None:
+            return cls(kept), None
+        token = secrets.token_urlsafe(32)
+        digest = hashlib.sha256(token.encode()).digest()
+        await keys.keep_admin_token_sha256(digest)
         return cls(digest), token
 
     def check(self, token: str) -> None:

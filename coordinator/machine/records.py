@@ -14,7 +14,7 @@ from coordinator.machine.handle import handle
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Instruction, Stimulus
 from coordinator.machine.views import document_of
-from coordinator.store.protocol import JournalRecord, Segment, Snapshot
+from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from state.documents import RunDocument
 from state.errors import InvalidDocument, Refused, StoreFailed
 from state.wire import Sha256, canonical_json, document_digest, parse_document

@@ -1,1 +1,1 @@
-"""Where the run is kept: one protocol, a run directory (the default) and memory (simulations)."""
+"""Where a run is kept: one set of protocols, a run directory (the default) and memory (simulations)."""

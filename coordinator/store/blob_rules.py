@@ -1,4 +1,4 @@
-"""What every blob store refuses, in the same words: another length or digest, and more than there is room for."""
+"""The rules that every blob store keeps: another length or digest is refused, and more than there is room for."""
 
 from state.errors import Refused
 from state.refusals import Refusal
@@ -9,13 +9,13 @@ STREAM_BYTES = 256 * 1024
 
 
 def check_growth(received_bytes: int, size_bytes: int) -> None:
-    """Raises `Refused(Refusal.BLOB_TOO_LARGE)` once more arrives than was announced."""
+    """Raise `Refused(Refusal.BLOB_TOO_LARGE)` once more arrives than was announced."""
     if received_bytes > size_bytes:
         raise Refused(Refusal.BLOB_TOO_LARGE, f"the blob is longer than the {size_bytes} bytes that were announced")
 
 
 def check_content(sha256: Sha256, size_bytes: int, received_bytes: int, received_sha256: Sha256) -> None:
-    """Raises `Refused(Refusal.BLOB_MISMATCH)` unless length and digest are those that were announced."""
+    """Raise `Refused(Refusal.BLOB_MISMATCH)` unless length and digest are those that were announced."""
     if received_bytes != size_bytes:
         raise Refused(Refusal.BLOB_MISMATCH, f"the blob has {received_bytes} bytes; {size_bytes} were announced")
     if received_sha256 != sha256:
@@ -23,12 +23,12 @@ def check_content(sha256: Sha256, size_bytes: int, received_bytes: int, received
 
 
 def check_room(needed_bytes: int, max_total_bytes: int) -> None:
-    """Raises `Refused(Refusal.BLOBS_FULL)` when the store would grow beyond its bound."""
+    """Raise `Refused(Refusal.BLOBS_FULL)` when the store would grow beyond its bound."""
     if needed_bytes > max_total_bytes:
         bound = f"[blobs] max_total_bytes is {max_total_bytes}"
         raise Refused(Refusal.BLOBS_FULL, f"the blobs would need {needed_bytes} bytes; {bound}")
 
 
 def blob_not_found(sha256: Sha256) -> Refused:
-    """The refusal for a blob that is not held."""
+    """Return the refusal for a blob that is not held."""
     return Refused(Refusal.NOT_FOUND, f"no blob {sha256} is held")

@@ -1,78 +1,47 @@
-"""A run and its blobs in memory: for simulations, and for whoever wants a run that leaves nothing behind.
+"""A run in memory: for tests and simulations, and for a run that leaves nothing behind.
 
-Both pass the same contract suites as the run directory and need no threads. Nothing here survives the process;
-`MemoryStore.segments` is what a simulated restart would find.
+It passes the same contract suites as the run directory and needs no threads. Nothing here survives the process;
+`MemoryJournal.segments` is what a simulated restart would find.
 """
 
-import asyncio
+import os
 from collections.abc import AsyncIterator
 
 from coordinator.store.blob_rules import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
-from coordinator.store.protocol import JournalRecord, Segment, Snapshot
+from coordinator.store.journal import JournalRecord, Segment, Snapshot
+from coordinator.store.keys import PRIVATE_KEY_BYTES
 from state.errors import StoreConflict
 from state.wire import Sha256, sha256_hex
 
 
-class MemoryStore:
-    """The `Store` protocol over a list of segments."""
+class MemoryJournal:
+    """The `Journal` protocol over a list of segments."""
 
-    def __init__(self, segments: list[Segment] | None = None) -> None:
-        self._segments = list(segments or [])
-        self._appended = asyncio.Event()
-        self.state_file = ""
-
-    def segments(self) -> list[Segment]:
-        """What a restart of the same run would find."""
-        return list(self._segments)
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
 
     async def load(self) -> Segment | None:
-        return self._segments[-1] if self._segments else None
+        return self.segments[-1] if self.segments else None
 
     @property
     def _sequence(self) -> int:
-        if not self._segments:
-            return 0
-        last = self._segments[-1]
+        last = self.segments[-1]
         return last.records[-1].sequence if last.records else last.snapshot.sequence
 
     async def append(self, record: JournalRecord) -> None:
-        if not self._segments or record.sequence != self._sequence + 1:
-            raise StoreConflict(f"record {record.sequence} does not follow record {self._sequence}")
-        last = self._segments[-1]
-        self._segments[-1] = Segment(last.number, last.snapshot, (*last.records, record), 0)
-        self._tell()
+        if not self.segments or record.sequence != self._sequence + 1:
+            raise StoreConflict(f"record {record.sequence} does not follow the last one")
+        last = self.segments[-1]
+        self.segments[-1] = Segment(last.number, last.snapshot, (*last.records, record))
 
     async def open_segment(self, snapshot: Snapshot) -> None:
-        if snapshot.sequence != self._sequence:
-            raise StoreConflict(f"a snapshot of {snapshot.sequence} does not follow record {self._sequence}")
-        self._segments.append(Segment(len(self._segments), snapshot, (), 0))
-        self._tell()
-
-    def _tell(self) -> None:
-        self._appended.set()
-        self._appended = asyncio.Event()
-
-    async def save_state_file(self, text: str) -> None:
-        self.state_file = text
+        if self.segments and not (self.segments[-1].records and snapshot.sequence == self._sequence):
+            raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow the last record")
+        self.segments.append(Segment(len(self.segments), snapshot, ()))
 
     async def history(self) -> AsyncIterator[Segment]:
-        for segment in list(self._segments):
+        for segment in list(self.segments):
             yield segment
-
-    async def watch(self, after: int) -> int:
-        while self._sequence <= after:
-            await self._appended.wait()
-        return self._sequence
-
-    @property
-    def journal_bytes(self) -> int:
-        return sum(
-            len(segment.snapshot.body) + sum(len(record.body) for record in segment.records)
-            for segment in self._segments
-        )
-
-    async def aclose(self) -> None:
-        self._tell()
 
 
 class MemoryBlobs:
@@ -120,3 +89,45 @@ class MemoryBlobs:
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
+
+
+class MemoryKeys:
+    """The `CoordinatorKeys` protocol over two attributes."""
+
+    def __init__(self, private_key: bytes | None = None) -> None:
+        self._private_key = private_key or os.urandom(PRIVATE_KEY_BYTES)
+        self._admin_token_sha256: bytes | None = None
+
+    async def private_key(self) -> bytes:
+        return self._private_key
+
+    async def admin_token_sha256(self) -> bytes | None:
+        return self._admin_token_sha256
+
+    async def keep_admin_token_sha256(self, digest: bytes) -> None:
+        self._admin_token_sha256 = digest
+
+
+class MemoryStore:
+    """The `Store` protocol over the three above. Several may share one journal, as replicas share a database."""
+
+    torn_bytes = 0
+
+    def __init__(self, max_blob_bytes: int, journal: MemoryJournal | None = None) -> None:
+        self.journal = journal or MemoryJournal()
+        self.blobs = MemoryBlobs(max_blob_bytes)
+        self.keys = MemoryKeys()
+        self.state_file = ""
+
+    @property
+    def journal_bytes(self) -> int:
+        return sum(
+            len(segment.snapshot.body) + sum(len(record.body) for record in segment.records)
+            for segment in self.journal.segments
+        )
+
+    async def save_state_file(self, text: str) -> None:
+        self.state_file = text
+
+    async def aclose(self) -> None:
+        """Nothing is locked."""

@@ -20,6 +20,9 @@ CoordinatorCaOption = Annotated[
 ]
 TlsCertOption = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve HTTPS.")]
 TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private key of --tls-cert, in PEM.")]
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="STORE", help="Where the run is kept: as `epochal coordinator --store`.")
+]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")
 ]

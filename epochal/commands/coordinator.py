@@ -27,11 +27,15 @@ def coordinator(
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8000,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run is kept; an existing one is resumed. Default: runs/RUN_ID.")
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where the run is kept, a folder or file://…; an existing run is resumed. Default: runs/RUN_ID.",
+        ),
     ] = None,
     restored: Annotated[
-        bool, typer.Option("--restored", help="The run directory is a backup's: clients go back to where it stands.")
+        bool, typer.Option("--restored", help="The store is a backup: clients go back to where it stands.")
     ] = False,
     new_admin_token: Annotated[
         bool, typer.Option("--new-admin-token", help="Make and print another admin token; the one before ends.")
@@ -42,13 +46,13 @@ def coordinator(
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve a run: hold its state, assign its data, keep its results. The same command resumes a run directory."""
+    """Serve a run: hold its state, assign its data, keep its results. The same command resumes it."""
     start_logging(log_format, verbose=verbose)
     state = read_supported_state(state_path)
     if data_config is not None:
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))
     options = ServeOptions(
-        run_dir=run_dir or RUNS_FOLDER / state.run_id,
+        store=store or str(RUNS_FOLDER / state.run_id),
         endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
         version=__version__,
         source=str(state_path),

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,12 +11,11 @@ from batching.packing.packed_batches import AssignedBatches, Packing
 from batching.round_plan import RoundPlan
 from coordinator.machine.records import replay
 from coordinator.machine.run import Run
-from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal import RunDirectory
+from coordinator.store.open import StoreReader, open_store_reader
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.opening import Access, open_location, parse_location, spec_for
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import JsonOption
+from epochal.cli.options import JsonOption, StoreArgument
 from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
@@ -55,7 +53,7 @@ class Evaluation:
 
 
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The coordinator's run directory.")],
+    store: StoreArgument,
     data: Annotated[
         str | None, typer.Option(metavar="LOCATION", help="Other data than the run's: as `epochal client --data`.")
     ] = None,
@@ -70,7 +68,7 @@ def evaluate(
     start_logging(LogFormat.TEXT, verbose=False)
 
     async def main() -> None:
-        found = await evaluated(run_dir, data, split, samples)
+        found = await evaluated(store, data, split, samples)
         if as_json:
             say(json.dumps(asdict(found)))
             return
@@ -81,20 +79,22 @@ def evaluate(
     run_to_end(main())
 
 
-async def evaluated(run_dir: Path, data: str | None, split: str | None, samples: int | None) -> Evaluation:
+async def evaluated(store: str, data: str | None, split: str | None, samples: int | None) -> Evaluation:
     """The newest checkpoint's loss on one pass of a split.
 
     Args:
+        store: URL of the place where the run is kept.
         data: a location in place of the run's; None for the run's own.
         split: None for "validation", where the data have splits.
         samples: at most so many, from the first one.
 
     Raises:
-        StoreFailed: the run directory cannot be read, or has no checkpoint yet.
-        InvalidInput: there is no such split, token files have none, or the data have no end and `samples` is None.
+        StoreFailed: the store cannot be read, or the run has no checkpoint yet.
+        InvalidInput: no run is kept there, there is no such split, token files have none, or the data have no end and
+            `samples` is None.
         DataError: the data cannot be read, or are no samples of this run.
     """
-    state, replica = await _newest_replica(run_dir)
+    state, replica = await _newest_replica(open_store_reader(store))
     llm = state.model.LLM
     location = llm.data_location if data is None else parse_location(data)
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
@@ -129,21 +129,20 @@ async def evaluated(run_dir: Path, data: str | None, split: str | None, samples:
     return Evaluation(state.run_id, replica.step, split, count, trained.token_count, trained.loss)
 
 
-async def _newest_replica(run_dir: Path) -> tuple[StateFile, Replica]:
-    run = await _last_run(run_dir)
+async def _newest_replica(store: StoreReader) -> tuple[StateFile, Replica]:
+    run = await _last_run(store)
     if run.checkpoint is None:
-        raise StoreFailed(f"{run_dir} has no checkpoint yet", path=str(run_dir))
-    blobs = await DirectoryBlobs.open_readonly(run_dir)
-    data = await blobs.read(run.checkpoint.blob_sha256)
+        raise StoreFailed("the run has no checkpoint yet")
+    data = await store.blobs.read(run.checkpoint.blob_sha256)
     if sha256_hex(data) != run.checkpoint.blob_sha256:
         raise StoreFailed(f"the blob of checkpoint {run.checkpoint.step} is damaged")
     return run.state_file, parse_checkpoint(data)
 
 
-async def _last_run(run_dir: Path) -> Run:
+async def _last_run(store: StoreReader) -> Run:
     last = None
-    async for segment in RunDirectory.read_history(run_dir):
+    async for segment in store.journal.history():
         last = segment
     if last is None:
-        raise StoreFailed(f"{run_dir} holds no journal", path=str(run_dir))
+        raise StoreFailed("the store holds no journal")
     return replay(last).run

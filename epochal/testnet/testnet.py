@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import tomli_w
 
-from coordinator.audit import AuditReport
-from epochal.commands.audit import audit_run_directory
+from coordinator.audit import AuditReport, audit_store
+from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from epochal.testnet.children import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demo_state import demo_state
@@ -104,7 +104,7 @@ class Testnet:
 
     @property
     def coordinator_dir(self) -> Path:
-        return self._options.run_dir / "coordinator"
+        return self._options.run_dir / TESTNET_FOLDER
 
     async def run(self) -> Report:
         """Start everything, watch it to the end, and prove it.
@@ -132,7 +132,7 @@ class Testnet:
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             training_s = time.monotonic() - training_s
             problems = await self._await_clients()
-        audit = await audit_run_directory(self.coordinator_dir, recompute=True)
+        audit = await audit_store(str(self.coordinator_dir), recompute=True)
         return self._report(status, data, audit, problems, training_s, started_s)
 
     def _prepare(self) -> tuple[DemoData, StateFile]:
@@ -159,7 +159,7 @@ class Testnet:
         directory = options.run_dir
         _, url = await children.start_server(
             "coordinator",
-            *("coordinator", str(directory / "state.toml"), "--run-dir", str(self.coordinator_dir)),
+            *("coordinator", str(directory / "state.toml"), "--store", str(self.coordinator_dir)),
             *("--host", HOST, "--port", "0"),
         )
         await children.start_server("data-server", "data-server", str(directory / "data.toml"), "--coordinator", url)

@@ -112,7 +112,7 @@ async def test_data_server_beside_its_coordinator_hears_it_whatever_name_the_cer
     async with prepared_run(tmp_path / "run", model__LLM__data_location=location) as run:
         await run.start_server(
             "coordinator",
-            *("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0"),
+            *("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0"),
             *("--data-config", str(data_config), "--tls-cert", str(certificate), "--tls-key", str(key)),
         )
         with pytest.raises(Rejected, match="ticket is not valid"):
@@ -121,7 +121,7 @@ async def test_data_server_beside_its_coordinator_hears_it_whatever_name_the_cer
 
 async def test_plain_http_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
-        arguments = ("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        arguments = ("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         ran = await run_command(*arguments, "--host", "0.0.0.0")
         assert ran.code == 2
         assert "--insecure" in ran.err

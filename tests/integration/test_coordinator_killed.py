@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.commands.audit import audit_run_directory
+from coordinator.audit import audit_store
 from state.phases import RunState
 from tests.support.by_hand import hold_in, joined_by_hand
 from tests.support.processes import RealRun, in_training, prepared_run, real_run
@@ -73,7 +73,7 @@ async def test_backup_that_is_restored_takes_its_clients_back_to_where_it_stands
 
 async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
-        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--restored")
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--restored")
     assert ran.code == 2
     assert "holds no run; restore the backup first" in ran.err
 
@@ -92,7 +92,7 @@ async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_
         await run.kill_coordinator()
         killed_s = time.monotonic()
         while time.monotonic() - killed_s <= 2 * CLIENT_TIMEOUT_S:
-            assert (await audit_run_directory(run.run_dir, recompute=True)).clean
+            assert (await audit_store(str(run.run_dir), recompute=True)).clean
         await run.start_coordinator()
         report = await run.finish()
         assert report.rounds == 40
@@ -102,7 +102,7 @@ async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_
 
 async def test_second_coordinator_on_the_same_run_directory_refuses_and_names_the_first(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=2) as run:
-        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         assert ran.code == 1
         assert f"served by another coordinator already (process {run.coordinator.process.pid})" in ran.err
         await run.start_client()

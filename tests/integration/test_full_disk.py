@@ -96,7 +96,7 @@ async def test_disk_that_fills_under_an_upload_stops_the_coordinator_and_costs_n
 async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run:
         (tmp_path / "file").write_text("no folder")
-        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(tmp_path / "file"), "--port", "0")
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(tmp_path / "file"), "--port", "0")
         assert ran.code == 1
         assert "cannot be used as a run directory" in ran.err
         assert "Traceback" not in ran.err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
-from coordinator.store.directory.journal import KEYS_FOLDER
+from coordinator.store.directory.keys import KEYS_FOLDER
 from coordinator_client.client_key import ClientKey
 from run_manager.context import round_of
 from state.errors import Refused

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.commands.audit import audit_run_directory
+from coordinator.audit import audit_store
 from state.phases import RunState
 from tests.support.by_hand import hold_in, joined_by_hand
 from tests.support.processes import BOUND_S, at_round, in_phase, in_training, prepared_run, real_run
@@ -78,7 +78,7 @@ async def test_first_start_that_fails_makes_no_admin_token_that_nobody_saw(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as taken:
         async with prepared_run(tmp_path) as run:
             port = str(taken.getsockname()[1])
-            ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", port)
+            ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", port)
             assert ran.code != 0
             assert port in ran.err
             await run.start_coordinator()
@@ -159,7 +159,7 @@ async def test_audit_proves_a_run_and_disproves_a_damaged_one(tmp_path: Path) ->
         assert ran.code == 1
         assert "damaged" in ran.out + ran.err
         assert "Traceback" not in ran.err
-        assert (await run.command("audit", str(tmp_path / "nowhere"))).code == 1
+        assert (await run.command("audit", str(tmp_path / "nowhere"))).code == 2
 
 
 async def test_state_file_edited_where_it_may_is_applied_and_said(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_state_file_edited_where_it_may_not_is_refused_with_the_difference
         await run.start_coordinator()
         await run.stop_coordinator()
         run.write_state(config__total_steps=9, **edit)
-        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         assert ran.code == 2
         assert "differs from the kept run where it may not change any more" in ran.err
         assert difference in ran.err
@@ -207,7 +207,7 @@ async def test_bound_of_blobs_may_not_be_lowered_below_what_is_held(tmp_path: Pa
         await run.finish()
         await run.stop_coordinator()
         run.write_state(config__total_steps=2, blobs__max_total_bytes=1000)
-        ran = await run.command("coordinator", str(run.state_path), "--run-dir", str(run.run_dir), "--port", "0")
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         assert ran.code == 2
         assert "blobs.max_total_bytes is 1000, and the run holds" in ran.err
         run.write_state(config__total_steps=2, blobs__max_total_bytes=10**9)
@@ -235,7 +235,7 @@ async def test_audit_of_a_run_that_goes_on_is_not_misled_by_what_is_swept_meanwh
     async with real_run(tmp_path, **short, config__total_steps=100_000) as run:
         await run.start_client()
         await run.until(in_training(5))
-        reports = [await audit_run_directory(run.run_dir, recompute=True) for _ in range(AUDITS)]
+        reports = [await audit_store(str(run.run_dir), recompute=True) for _ in range(AUDITS)]
         assert [report.problems for report in reports] == [()] * AUDITS
 
 

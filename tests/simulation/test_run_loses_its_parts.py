@@ -30,7 +30,7 @@ def all_finished(ends: list[ClientEnd]) -> bool:
 
 def silences(run: SimulatedRun) -> int:
     """How often the coordinator took members for gone."""
-    records = [record for segment in run.coordinator.store.segments() for record in segment.records]
+    records = [record for segment in run.coordinator.journal.segments for record in segment.records]
     return sum(b"clients_fell_silent" in record.body for record in records)
 
 

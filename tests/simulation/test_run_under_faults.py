@@ -10,7 +10,7 @@ import pytest
 
 from run_manager.agent import EndReason
 from state.phases import RunState
-from tests.support.simulated_coordinator import JournalInMemory
+from tests.support.simulated_coordinator import SlowJournal
 from tests.support.simulated_network import Weather
 from tests.support.simulated_run import (
     BOUND_S,
@@ -114,18 +114,18 @@ def test_run_of_hundreds_of_clients_under_everything_at_once_is_finished_and_pro
     run_virtually(main())
 
 
-class ForgetfulJournal(JournalInMemory):
-    """A broken store: what it kept last is gone when the machine stops, though it said that it was safe."""
+class ForgetfulJournal(SlowJournal):
+    """A broken journal: what it kept last is gone when the machine stops, though it said that it was safe."""
 
     def lose_power(self) -> None:
-        last = self._segments[-1]
+        last = self.segments[-1]
         if last.records:
-            self._segments[-1] = type(last)(last.number, last.snapshot, last.records[:-1], 0)
+            self.segments[-1] = type(last)(last.number, last.snapshot, last.records[:-1])
 
 
 def test_store_that_forgets_what_it_kept_is_caught() -> None:
     async def main() -> None:
-        async with simulated_run(small_state(batches=6), seed=1, store=ForgetfulJournal) as run:
+        async with simulated_run(small_state(batches=6), seed=1, journal=ForgetfulJournal) as run:
             clients = run.start_clients(4, ("numpy", "null"))
             for step in range(2, TOTAL_STEPS):
                 await run.coordinator.reached(RunState.ROUND_TRAIN, step)

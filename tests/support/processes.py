@@ -17,12 +17,11 @@ from typing import Any
 
 import httpx
 
-from coordinator.audit import AuditReport
+from coordinator.audit import AuditReport, audit_store
 from coordinator_client.api import DocumentMark
 from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
 from epochal.cli.run import LISTENING
-from epochal.commands.audit import audit_run_directory
 from epochal.testnet.children import Child, Children
 from epochal.testnet.testnet import compare_digests
 from runtime.retry import RetryPolicy
@@ -141,7 +140,7 @@ class RealRun:
         self._starts += 1
         self.coordinator, address = await self.start_server(
             f"coordinator-{self._starts}",
-            *("coordinator", str(self.state_path), "--run-dir", str(self.run_dir), "--port", port, *arguments),
+            *("coordinator", str(self.state_path), "--store", str(self.run_dir), "--port", port, *arguments),
         )
         if not self.url:
             self.url = address
@@ -233,7 +232,7 @@ class RealRun:
 
     async def prove(self) -> AuditReport:
         """The audit of the run as it stands: clean, with every replica recomputed and equal on every client."""
-        report = await audit_run_directory(self.run_dir, recompute=True)
+        report = await audit_store(str(self.run_dir), recompute=True)
         assert report.clean, f"{report.problems}\n{self.logs()}"
         assert report.replay_identical
         assert report.replicas_identical

@@ -18,8 +18,7 @@ from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import current_checkpointer
 from coordinator.service import CoordinatorService, ServiceOptions
-from coordinator.store.memory import MemoryBlobs, MemoryStore
-from coordinator.store.protocol import BlobStore, Store
+from coordinator.store.memory import MemoryStore
 from runtime.clock import SystemClock
 from runtime.problem_json import TYPE_PREFIX
 from state.config.state_file import StateFile
@@ -51,11 +50,10 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(state: StateFile, store: Store | None = None, blobs: BlobStore | None = None) -> AsyncIterator[Served]:
+async def served(state: StateFile) -> AsyncIterator[Served]:
     """Serve a run in this process until the context is left."""
     identity = Identity(bytes(range(32)), state.run_id)
-    kept_blobs = blobs or MemoryBlobs(state.blobs.max_total_bytes)
-    parts = ServiceOptions(store or MemoryStore(), kept_blobs, SystemClock(), identity.public_key_hex)
+    parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), identity.public_key_hex)
     service = await CoordinatorService.open(parts, state)
     handlers = Handlers(service, identity, AdminToken(hashlib.sha256(ADMIN.encode()).digest()), LayoutCache(), in_place)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)

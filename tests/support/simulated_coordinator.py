@@ -16,8 +16,8 @@ from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.service import CoordinatorService, ServiceOptions
-from coordinator.store.memory import MemoryBlobs, MemoryStore
-from coordinator.store.protocol import JournalRecord, Snapshot
+from coordinator.store.journal import JournalRecord, Snapshot
+from coordinator.store.memory import MemoryJournal, MemoryStore
 from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
 from state.errors import CoordinatorUnreachable, EpochalError
@@ -32,8 +32,8 @@ ADMIN = "the operator's token"
 T = TypeVar("T")
 
 
-class JournalInMemory(MemoryStore):
-    """A store that takes time, and knows which documents its records vouch for."""
+class SlowJournal(MemoryJournal):
+    """A journal that takes time, and knows which documents its records vouch for."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class JournalInMemory(MemoryStore):
         await asyncio.sleep(self._chance.uniform(0, MAX_FSYNC_S))
 
     def lose_power(self) -> None:
-        """What a sound store does when its machine stops: nothing that it kept is lost."""
+        """Lose nothing that was kept, as a sound journal does when its machine stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class SimulatedCoordinator:
     Args:
         state: the state file that each start reads.
         chance: seeds, and the time that keeping takes.
-        store: where the run is kept.
+        journal: where the run is kept.
     """
 
-    def __init__(self, state: StateFile, chance: random.Random, store: JournalInMemory | None = None) -> None:
+    def __init__(self, state: StateFile, chance: random.Random, journal: SlowJournal | None = None) -> None:
         self.state = state
-        self.store = store or JournalInMemory(chance)
-        self.blobs = MemoryBlobs(state.blobs.max_total_bytes)
+        self.journal = journal or SlowJournal(chance)
+        self.store = MemoryStore(state.blobs.max_total_bytes, self.journal)
         self.clock = VirtualClock()
         self.starts = 0
         self.phases: list[RunState] = []
@@ -111,7 +111,7 @@ class SimulatedCoordinator:
     def kill(self) -> None:
         """Ends the process at this instant; what is under way breaks off."""
         self._life = None
-        self.store.lose_power()
+        self.journal.lose_power()
         if self._living is not None:
             self._living.cancel()
 
@@ -132,7 +132,7 @@ class SimulatedCoordinator:
 
         key = self._identity.public_key_hex
         service = await CoordinatorService.open(
-            ServiceOptions(self.store, self.blobs, self.clock, key, new_seed=new_seed), self.state
+            ServiceOptions(self.store, self.clock, key, new_seed=new_seed), self.state
         )
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
         handlers = Handlers(service, self._identity, admin, LayoutCache(), _in_place)

@@ -28,7 +28,7 @@ from state.intervals import DataIds
 from state.messages import Capabilities
 from state.wire import Sha256, document_digest
 from tests.support.fake_clients import opener
-from tests.support.simulated_coordinator import JournalInMemory, SimulatedCoordinator
+from tests.support.simulated_coordinator import SimulatedCoordinator, SlowJournal
 from tests.support.simulated_network import Link, SimulatedApi, Weather
 from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock
@@ -65,8 +65,8 @@ class SafetyBroken(AssertionError):
 class Witness:
     """Everything that any client saw or held."""
 
-    def __init__(self, store: JournalInMemory) -> None:
-        self._store = store
+    def __init__(self, journal: SlowJournal) -> None:
+        self._journal = journal
         self._shown: dict[int, RunDocument] = {}
         self.digests: dict[int, Sha256] = {}
         """The digest of each replica that anybody held."""
@@ -81,7 +81,7 @@ class Witness:
         self._shown[document.version] = document
 
     def _check_kept(self, document: RunDocument) -> None:
-        if self._store.kept.get(document.version) != document_digest(document):
+        if self._journal.kept.get(document.version) != document_digest(document):
             raise SafetyBroken(f"version {document.version} was shown, and no kept record vouches for it")
 
     def event(self, event: Event) -> None:
@@ -183,18 +183,18 @@ class SimulatedRun:
     async def audit(self) -> AuditReport:
         """The operator's audit, parameters recomputed."""
         self.witness.check()
-        return await audit(self.coordinator.store.history(), self.coordinator.blobs)
+        return await audit(self.coordinator.store, recompute=True)
 
 
 @asynccontextmanager
 async def simulated_run(
-    state: StateFile, seed: int, store: Callable[[random.Random], JournalInMemory] = JournalInMemory
+    state: StateFile, seed: int, journal: Callable[[random.Random], SlowJournal] = SlowJournal
 ) -> AsyncIterator[SimulatedRun]:
     """A run whose every accident follows from `seed`; everything in it ends with the context."""
     chance = random.Random(seed)
-    coordinator = SimulatedCoordinator(state, chance, store(chance))
+    coordinator = SimulatedCoordinator(state, chance, journal(chance))
     async with asyncio.TaskGroup() as tasks:
-        run = SimulatedRun(coordinator, Witness(coordinator.store), chance, tasks)
+        run = SimulatedRun(coordinator, Witness(coordinator.journal), chance, tasks)
         background = tasks.create_task(coordinator.run())
         try:
             yield run

@@ -1,1 +1,1 @@
-"""The run directory: journal and blobs in one folder, for one coordinator."""
+"""The run directory: journal, blobs, keys and state file in one folder, for one coordinator."""

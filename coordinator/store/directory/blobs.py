@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinator.store.blob_rules import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
-from coordinator.store.directory.journal import BLOBS_FOLDER
 from runtime.durable_files import REAL_DISK, Disk, make_folder, sync_folder
 from state.errors import Refused, StoreFailed
 from state.wire import Sha256
 
+BLOBS_FOLDER = "blobs"
 MAX_IN_MEMORY_BYTES = 1024 * 1024
 """A blob up to this size is gathered in memory and written in one go; a larger one is written as it comes."""
 _PARTIAL = "partial"
@@ -36,7 +36,7 @@ class DirectoryBlobs:
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
-        """The blobs of a run directory; what interrupted uploads left is removed.
+        """Return the blobs of a run directory; what interrupted uploads left is removed.
 
         Raises:
             StoreFailed: the folder cannot be read or created.
@@ -46,8 +46,8 @@ class DirectoryBlobs:
         return cls(folder, max_total_bytes, disk, total_bytes)
 
     @classmethod
-    async def open_readonly(cls, run_dir: Path) -> "DirectoryBlobs":
-        """The blobs of a run directory that another process may be serving; for reading alone."""
+    def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
+        """Return the blobs of a run directory that another process may be serving; none can be received."""
         return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0)
 
     @property

@@ -1,4 +1,4 @@
-"""The journal's file format: segments of checksummed records, and what a damaged end means.
+"""The journal's file format: segments of checksummed records; a torn end is cut off, other damage is an error.
 
 A segment file holds an 8-byte magic with the format's version, then records. A record is a header of 20 bytes
 (little-endian: u32 body length, u64 sequence, 8 bytes of BLAKE2b over length, sequence and body) and the body. The
@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from coordinator.store.protocol import JournalRecord, Segment, Snapshot
+from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from state.errors import StoreFailed
 
 MAGIC = b"EPOCHJ01"
@@ -29,7 +29,7 @@ def _checksum(sequence: int, body: bytes) -> bytes:
 
 
 def encode_entry(sequence: int, body: bytes) -> bytes:
-    """One record's bytes in a segment file.
+    """Return one record's bytes in a segment file.
 
     Raises:
         StoreFailed: the body is longer than `MAX_RECORD_BYTES`.
@@ -40,8 +40,8 @@ def encode_entry(sequence: int, body: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """A segment's entries, and where the last whole one ends.
+class ParsedSegment:
+    """The entries of a segment file, and where the last whole one ends.
 
     Attributes:
         kept_bytes: the file's length without its torn end.
@@ -52,9 +52,14 @@ class Parsed:
     kept_bytes: int
     torn_bytes: int
 
+    def as_segment(self, number: int) -> Segment:
+        """Return what was kept, as a segment of the journal."""
+        (sequence, body), *records = self.entries
+        return Segment(number, Snapshot(sequence, body), tuple(JournalRecord(later, text) for later, text in records))
 
-def parse_segment(data: bytes, name: str, *, is_last: bool) -> Parsed:
-    """The entries of a segment file.
+
+def parse_segment(data: bytes, name: str, *, is_last: bool) -> ParsedSegment:
+    """Return the entries of a segment file.
 
     Args:
         data: the whole file.
@@ -79,7 +84,7 @@ def parse_segment(data: bytes, name: str, *, is_last: bool) -> Parsed:
         raise StoreFailed(f"{name} is damaged at byte {offset}; what follows there was kept once", offset=offset)
     if not entries:
         raise StoreFailed(f"{name} has no snapshot")
-    return Parsed(tuple(entries), offset, torn_bytes)
+    return ParsedSegment(tuple(entries), offset, torn_bytes)
 
 
 def _entry_at(data: bytes, offset: int) -> tuple[int, bytes] | None:
@@ -101,10 +106,3 @@ def _any_whole_entry_after(data: bytes, offset: int, last_sequence: int) -> bool
         if last_sequence < sequence <= furthest and _entry_at(data, start) is not None:
             return True
     return False
-
-
-def segment_of(parsed: Parsed, number: int) -> Segment:
-    """The parsed file as a segment."""
-    (sequence, body), *records = parsed.entries
-    following = tuple(JournalRecord(later, text) for later, text in records)
-    return Segment(number, Snapshot(sequence, body), following, parsed.torn_bytes)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.store.blobs import BlobStore
 from coordinator.store.directory.blobs import MAX_IN_MEMORY_BYTES, DirectoryBlobs
 from coordinator.store.memory import MemoryBlobs
-from coordinator.store.protocol import BlobStore
 from state.errors import Refused
 from state.wire import Sha256, sha256_hex
 

@@ -1,23 +1,23 @@
-"""Every store keeps a run alike: one suite, run on each."""
+"""Every journal keeps records alike: one suite, run on each."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from coordinator.store.directory.journal import RunDirectory
-from coordinator.store.memory import MemoryStore
-from coordinator.store.protocol import JournalRecord, Snapshot, Store
+from coordinator.store.directory.run_directory import RunDirectory
+from coordinator.store.journal import Journal, JournalRecord, Snapshot
+from coordinator.store.memory import MemoryJournal
 from state.errors import StoreConflict
 
-KINDS = ("directory", "memory")
 
-
-@pytest.fixture(params=KINDS)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened: Store = RunDirectory.open(tmp_path / "run") if request.param == "directory" else MemoryStore()
-    yield opened
+@pytest.fixture(params=("directory", "memory"))
+async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
+    if request.param == "memory":
+        yield MemoryJournal()
+        return
+    opened = await RunDirectory.open(tmp_path, max_blob_bytes=0)
+    yield opened.journal
     await opened.aclose()
 
 
@@ -25,65 +25,59 @@ def record(sequence: int) -> JournalRecord:
     return JournalRecord(sequence, b"record %d" % sequence)
 
 
-async def test_store_of_a_run_never_started_loads_nothing(store: Store) -> None:
-    assert await store.load() is None
+async def test_journal_of_a_run_never_started_loads_nothing(journal: Journal) -> None:
+    assert await journal.load() is None
 
 
-async def test_store_gives_back_snapshot_and_records_in_order(store: Store) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
+async def test_journal_gives_back_snapshot_and_records_in_order(journal: Journal) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
     for sequence in (1, 2, 3):
-        await store.append(record(sequence))
-    segment = await store.load()
+        await journal.append(record(sequence))
+    segment = await journal.load()
     assert segment is not None
     assert segment.snapshot == Snapshot(0, b"start")
     assert segment.records == (record(1), record(2), record(3))
-    assert segment.torn_bytes == 0
 
 
-async def test_store_loads_the_newest_segment_and_keeps_all_in_its_history(store: Store) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
-    await store.append(record(1))
-    await store.open_segment(Snapshot(1, b"later"))
-    await store.append(record(2))
-    segment = await store.load()
+async def test_journal_loads_the_newest_segment_and_keeps_all_in_its_history(journal: Journal) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
+    await journal.append(record(1))
+    await journal.open_segment(Snapshot(1, b"later"))
+    await journal.append(record(2))
+    segment = await journal.load()
     assert segment is not None
     assert segment.snapshot == Snapshot(1, b"later")
     assert segment.records == (record(2),)
-    history = [found async for found in store.history()]
+    history = [found async for found in journal.history()]
     assert [found.snapshot.sequence for found in history] == [0, 1]
     assert [found.number for found in history] == [0, 1]
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 3])
-async def test_store_refuses_a_record_that_does_not_follow(store: Store, sequence: int) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
-    await store.append(record(1))
+async def test_journal_refuses_a_record_that_does_not_follow(journal: Journal, sequence: int) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
+    await journal.append(record(1))
     with pytest.raises(StoreConflict, match=str(sequence)):
-        await store.append(record(sequence))
+        await journal.append(record(sequence))
 
 
-async def test_store_refuses_a_snapshot_that_does_not_follow(store: Store) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
+async def test_journal_refuses_a_snapshot_that_does_not_follow(journal: Journal) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
     with pytest.raises(StoreConflict):
-        await store.open_segment(Snapshot(5, b"jump"))
+        await journal.open_segment(Snapshot(5, b"jump"))
 
 
-async def test_store_wakes_who_watches_once_something_is_appended(store: Store) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(store.watch(0))
-        await store.append(record(1))
-        assert await watching == 1
-        assert await store.watch(0) == 1
+async def test_journal_refuses_a_snapshot_that_covers_no_record(journal: Journal) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
+    with pytest.raises(StoreConflict):
+        await journal.open_segment(Snapshot(0, b"another start"))
 
 
-async def test_store_counts_the_journals_bytes(store: Store) -> None:
-    await store.open_segment(Snapshot(0, b"start"))
-    before = store.journal_bytes
-    await store.append(record(1))
-    assert store.journal_bytes >= before + len(record(1).body)
-
-
-async def test_store_closed_twice_is_closed(store: Store) -> None:
-    await store.aclose()
-    await store.aclose()
+async def test_journal_after_a_conflict_keeps_what_follows(journal: Journal) -> None:
+    await journal.open_segment(Snapshot(0, b"start"))
+    with pytest.raises(StoreConflict):
+        await journal.append(record(2))
+    await journal.append(record(1))
+    segment = await journal.load()
+    assert segment is not None
+    assert segment.records == (record(1),)

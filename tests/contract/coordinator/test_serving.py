@@ -46,39 +46,41 @@ async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: P
     for name in ("cert", "key"):
         (tmp_path / name).write_text("nothing")
     for cert in ("cert", "missing"):
-        options = ServeOptions(tmp_path / "run", Endpoint(port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key"))
+        options = ServeOptions(
+            str(tmp_path / "run"), Endpoint(port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key")
+        )
         with pytest.raises(InvalidInput, match="certificate"):
             async with serving(state_file(), options):
                 raise AssertionError("it is served")
 
 
 async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
-    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
+    async with serving(state_file(), ServeOptions(str(tmp_path / "one"), Endpoint(port=0))) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(InvalidInput, match=str(port)):
-            async with serving(state_file(), ServeOptions(tmp_path / "two", Endpoint(port=port))):
+            async with serving(state_file(), ServeOptions(str(tmp_path / "two"), Endpoint(port=port))):
                 raise AssertionError("it is served")
 
 
 async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Path) -> None:
     two = tmp_path / "two"
-    async with serving(state_file(), ServeOptions(tmp_path / "one", Endpoint(port=0))) as first:
+    async with serving(state_file(), ServeOptions(str(tmp_path / "one"), Endpoint(port=0))) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(InvalidInput, match="--restored"):
-            async with serving(state_file(), ServeOptions(two, Endpoint(port=0), is_restored=True)):
+            async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0), is_restored=True)):
                 pass
         with pytest.raises(InvalidInput, match="cannot listen"):
-            async with serving(state_file(), ServeOptions(two, Endpoint(port=port))):
+            async with serving(state_file(), ServeOptions(str(two), Endpoint(port=port))):
                 pass
-    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as started:
+    async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0))) as started:
         assert started.admin_token is not None
-    async with serving(state_file(), ServeOptions(two, Endpoint(port=0))) as again:
+    async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0))) as again:
         assert again.admin_token is None
 
 
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
     """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
-    options = ServeOptions(tmp_path, Endpoint(port=0))
+    options = ServeOptions(str(tmp_path), Endpoint(port=0))
     limits = httpx.Limits(max_connections=2 * POLLS)
     async with httpx.AsyncClient(limits=limits, timeout=10) as http:
         async with asyncio.TaskGroup() as tasks:
@@ -113,7 +115,7 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.http_bodies, "MESSAGE_TIMEOUT_S", 0.1)
-    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
+    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
@@ -134,7 +136,7 @@ async def test_connection_without_a_whole_request_head_is_closed(
 ) -> None:
     monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(runtime.http_server, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
-    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running, asyncio.timeout(10):
         host, _, port = running.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         if asked_before:
@@ -146,7 +148,7 @@ async def test_connection_without_a_whole_request_head_is_closed(
 
 
 async def test_connection_whose_request_head_never_ends_is_closed_before_it_fills_the_memory(tmp_path: Path) -> None:
-    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running, asyncio.timeout(10):
+    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running, asyncio.timeout(10):
         host, _, port = running.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /healthz HTTP/1.1\r\n")
@@ -165,7 +167,7 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.1)
-    options = ServeOptions(tmp_path, Endpoint(port=0))
+    options = ServeOptions(str(tmp_path), Endpoint(port=0))
     async with serving(state_file(), options) as running, httpx.AsyncClient(base_url=running.url) as http:
         for _ in range(2):
             version = (await http.get("/v1/runs/test-run")).json()["version"]
@@ -175,7 +177,7 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(state_file(), ServeOptions(tmp_path, Endpoint(port=0))) as running:
+    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         body = canonical_json({"public_key": "ab" * 32})

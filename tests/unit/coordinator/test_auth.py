@@ -1,6 +1,6 @@
 """The coordinator's identity: challenges, tokens, tickets, the admin token."""
 
-from pathlib import Path
+import hashlib
 
 import jwt
 import pytest
@@ -12,9 +12,9 @@ from coordinator.auth.identity import (
     SESSION_LIFETIME_S,
     AdminToken,
     Identity,
-    load_or_create_key,
 )
-from state.errors import Refused, StoreFailed
+from coordinator.store.memory import MemoryKeys
+from state.errors import Refused
 from state.messages import Capabilities, JoinRequest, join_message
 from state.wire import client_id_of
 
@@ -97,47 +97,33 @@ def test_data_ticket_is_verified_with_the_public_key_alone() -> None:
     assert (claims["sub"], claims["run"]) == (CLIENT_ID, "run")
 
 
-def test_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
-    key = load_or_create_key(tmp_path / "keys")
-    assert load_or_create_key(tmp_path / "keys") == key
-    assert (tmp_path / "keys" / "coordinator.key").stat().st_mode & 0o077 == 0
-    (tmp_path / "keys" / "coordinator.key").write_bytes(b"short")
-    with pytest.raises(StoreFailed, match="5 bytes"):
-        load_or_create_key(tmp_path / "keys")
-
-
-def test_admin_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
-    admin, token = AdminToken.load_or_create(tmp_path)
+async def test_admin_token_is_shown_once_and_kept_as_a_hash() -> None:
+    keys = MemoryKeys()
+    admin, token = await AdminToken.load_or_create(keys)
     assert token is not None
     admin.check(token)
-    again, shown = AdminToken.load_or_create(tmp_path)
+    again, shown = await AdminToken.load_or_create(keys)
     assert shown is None
     again.check(token)
-    assert token not in (tmp_path / "admin-token.sha256").read_text()
+    assert await keys.admin_token_sha256() == hashlib.sha256(token.encode()).digest()
     for wrong in ("", token[:-1], token + "x"):
         with pytest.raises(Refused) as refused:
             again.check(wrong)
         assert refused.value.kind == "forbidden"
 
 
-def test_admin_token_made_anew_ends_the_one_before(tmp_path: Path) -> None:
-    _, lost = AdminToken.load_or_create(tmp_path)
-    admin, token = AdminToken.load_or_create(tmp_path, anew=True)
+async def test_admin_token_made_anew_ends_the_one_before() -> None:
+    keys = MemoryKeys()
+    _, lost = await AdminToken.load_or_create(keys)
+    admin, token = await AdminToken.load_or_create(keys, anew=True)
     assert lost is not None
     assert token is not None
-    again, shown = AdminToken.load_or_create(tmp_path)
+    again, shown = await AdminToken.load_or_create(keys)
     assert shown is None
     for kept in (admin, again):
         kept.check(token)
         with pytest.raises(Refused, match="--new-admin-token"):
             kept.check(lost)
-
-
-@pytest.mark.parametrize("kept", ["", "ab", "junk"])
-def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kept: str) -> None:
-    (tmp_path / "admin-token.sha256").write_text(kept)
-    with pytest.raises(StoreFailed, match="admin-token"):
-        AdminToken.load_or_create(tmp_path)
 
 
 def test_consumed_nonce_cannot_be_spelled_another_way() -> None:

@@ -74,8 +74,12 @@ def test_version_is_shown() -> None:
 def test_known_error_is_one_message_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    segment = tmp_path / "journal" / "00000000.log"
+    segment.parent.mkdir()
+    segment.write_text("no journal")
     assert run_main(monkeypatch, "audit", str(tmp_path)) == 1
-    assert capsys.readouterr().err == f"epochal: {tmp_path} holds no journal\n"
+    told = f"epochal: {segment} does not begin as a journal segment of this version does\n"
+    assert capsys.readouterr().err == told
 
 
 def test_user_mistake_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

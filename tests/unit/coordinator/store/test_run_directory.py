@@ -1,4 +1,4 @@
-"""The journal's bytes: what a crash may leave, and what is damage."""
+"""The run directory: its lock, what is durable, and what a crash or a failing disk leaves."""
 
 import asyncio
 import os
@@ -10,89 +10,54 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal import RunDirectory
-from coordinator.store.directory.segments import MAGIC, encode_entry, parse_segment
-from coordinator.store.protocol import JournalRecord, Snapshot
+from coordinator.store.directory.keys import DirectoryKeys
+from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
+from coordinator.store.journal import JournalRecord, Snapshot
 from runtime.durable_files import Disk
 from state.errors import StoreConflict, StoreFailed
 from state.wire import sha256_hex
 
-BODIES = [b"snapshot", b"first", b"second", b"third"]
-
-
-def segment(bodies: list[bytes] = BODIES) -> bytes:
-    return MAGIC + b"".join(encode_entry(number, body) for number, body in enumerate(bodies))
-
-
-@given(st.lists(st.binary(max_size=200), min_size=1, max_size=6))
-def test_segment_parses_to_what_was_encoded(bodies: list[bytes]) -> None:
-    parsed = parse_segment(segment(bodies), "x", is_last=False)
-    assert [body for _, body in parsed.entries] == bodies
-    assert parsed.torn_bytes == 0
-
-
-def test_segment_cut_anywhere_in_its_last_record_loses_only_that_record() -> None:
-    whole = segment()
-    start = len(segment(BODIES[:-1]))
-    for length in range(start, len(whole)):
-        parsed = parse_segment(whole[:length], "x", is_last=True)
-        assert [body for _, body in parsed.entries] == BODIES[:-1]
-        assert parsed.kept_bytes == start
-        assert parsed.torn_bytes == length - start
-        if length > start:
-            with pytest.raises(StoreFailed):
-                parse_segment(whole[:length], "x", is_last=False)
-
-
-def test_segment_with_any_byte_flipped_is_damage_or_a_torn_last_record() -> None:
-    whole = segment()
-    last = len(segment(BODIES[:-1]))
-    for position in range(len(whole)):
-        flipped = bytearray(whole)
-        flipped[position] ^= 0x40
-        if position >= last:
-            assert len(parse_segment(bytes(flipped), "x", is_last=True).entries) == len(BODIES) - 1
-            continue
-        try:
-            entries = parse_segment(bytes(flipped), "x", is_last=True).entries
-        except StoreFailed:
-            continue
-        raise AssertionError(f"byte {position} flipped unnoticed: {entries}")
-
-
-def test_segment_with_a_record_missing_in_the_middle_is_damage() -> None:
-    missing = MAGIC + b"".join(encode_entry(number, BODIES[number]) for number in (0, 1, 3))
-    with pytest.raises(StoreFailed):
-        parse_segment(missing, "x", is_last=True)
+MAX_BLOB_BYTES = 1_000
 
 
 async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: Path) -> None:
-    store = RunDirectory.open(tmp_path)
-    await store.open_segment(Snapshot(0, b"start"))
-    await store.append(JournalRecord(1, b"one"))
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.open_segment(Snapshot(0, b"start"))
+    await store.journal.append(JournalRecord(1, b"one"))
     await store.aclose()
     path = tmp_path / "journal" / "00000000.log"
     path.write_bytes(path.read_bytes() + b"torn")
-    again = RunDirectory.open(tmp_path)
-    loaded = await again.load()
+    again = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    loaded = await again.journal.load()
     assert loaded is not None
-    assert loaded.torn_bytes == 4
-    await again.append(JournalRecord(2, b"two"))
+    assert again.torn_bytes == 4
+    await again.journal.append(JournalRecord(2, b"two"))
     await again.aclose()
-    (found,) = [item async for item in RunDirectory.read_history(tmp_path)]
+    (found,) = [item async for item in RunDirectoryReader(tmp_path).journal.history()]
     assert [record.body for record in found.records] == [b"one", b"two"]
 
 
-async def test_run_directory_opened_twice_refuses_the_second_and_names_the_owner(tmp_path: Path) -> None:
-    store = RunDirectory.open(tmp_path)
-    with pytest.raises(StoreConflict, match=str(os.getpid())):
-        RunDirectory.open(tmp_path)
+async def test_run_directory_read_meanwhile_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.open_segment(Snapshot(0, b"start"))
+    path = tmp_path / "journal" / "00000000.log"
+    torn = path.read_bytes() + b"torn"
+    path.write_bytes(torn)
+    reader = RunDirectoryReader(tmp_path)
+    assert [segment.records async for segment in reader.journal.history()] == [()]
+    assert reader.torn_bytes == 4
+    assert path.read_bytes() == torn
     await store.aclose()
-    await RunDirectory.open(tmp_path).aclose()
+
+
+async def test_run_directory_opened_twice_refuses_the_second_and_names_the_owner(tmp_path: Path) -> None:
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    with pytest.raises(StoreFailed, match=str(os.getpid())):
+        await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.aclose()
+    await (await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)).aclose()
 
 
 class _Syncs:
@@ -114,8 +79,8 @@ class _Syncs:
 
 async def test_run_directory_that_is_new_is_durable_with_every_folder_above_it(tmp_path: Path) -> None:
     syncs, run_dir = _Syncs(), tmp_path / "runs" / "one"
-    store = RunDirectory.open(run_dir, syncs.disk)
-    await store.open_segment(Snapshot(0, b"start"))
+    store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES, syncs.disk)
+    await store.journal.open_segment(Snapshot(0, b"start"))
     journal = run_dir / "journal"
     assert syncs.lacks(tmp_path, tmp_path / "runs", run_dir, journal, journal / "00000000.log") == []
     await store.aclose()
@@ -134,6 +99,41 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
     assert syncs.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
 
 
+async def test_run_directory_after_a_lost_compare_and_swap_keeps_on(tmp_path: Path) -> None:
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.open_segment(Snapshot(0, b"start"))
+    with pytest.raises(StoreConflict):
+        await store.journal.append(JournalRecord(2, b"two"))
+    await store.journal.append(JournalRecord(1, b"one"))
+    await store.aclose()
+
+
+async def test_run_directory_that_is_closed_keeps_nothing_more(tmp_path: Path) -> None:
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.open_segment(Snapshot(0, b"start"))
+    await store.aclose()
+    with pytest.raises(StoreFailed, match="closed"):
+        await store.journal.append(JournalRecord(1, b"one"))
+
+
+async def test_key_is_readable_by_its_owner_alone_and_checked(tmp_path: Path) -> None:
+    keys = DirectoryKeys(tmp_path)
+    await keys.private_key()
+    path = tmp_path / "keys" / "coordinator.key"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(b"short")
+    with pytest.raises(StoreFailed, match="5 bytes"):
+        await keys.private_key()
+
+
+@pytest.mark.parametrize("kept", ["", "ab", "junk"])
+async def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "admin-token.sha256").write_text(kept)
+    with pytest.raises(StoreFailed, match="admin-token"):
+        await DirectoryKeys(tmp_path).admin_token_sha256()
+
+
 @pytest.mark.parametrize("failing", ["write", "sync"])
 async def test_run_directory_after_a_failed_write_keeps_nothing_more(tmp_path: Path, failing: str) -> None:
     broken = False
@@ -148,31 +148,31 @@ async def test_run_directory_after_a_failed_write_keeps_nothing_more(tmp_path: P
             raise OSError(5, "Input/output error")
         os.fsync(descriptor)
 
-    store = RunDirectory.open(tmp_path, Disk(write, sync))
-    await store.open_segment(Snapshot(0, b"start"))
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES, Disk(write, sync))
+    await store.journal.open_segment(Snapshot(0, b"start"))
     broken = True
     with pytest.raises(StoreFailed, match=r"No space|Input/output"):
-        await store.append(JournalRecord(1, b"one"))
+        await store.journal.append(JournalRecord(1, b"one"))
     broken = False
     with pytest.raises(StoreFailed):
-        await store.append(JournalRecord(1, b"one"))
+        await store.journal.append(JournalRecord(1, b"one"))
     await store.aclose()
 
 
 APPEND_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
-from coordinator.store.directory.journal import RunDirectory
-from coordinator.store.protocol import JournalRecord, Snapshot
+from coordinator.store.directory.run_directory import RunDirectory
+from coordinator.store.journal import JournalRecord, Snapshot
 
 async def main():
-    store = RunDirectory.open(Path(sys.argv[1]))
-    await store.open_segment(Snapshot(0, b"start"))
+    store = await RunDirectory.open(Path(sys.argv[1]), 0)
+    await store.journal.open_segment(Snapshot(0, b"start"))
     for sequence in range(1, 100_000):
-        await store.append(JournalRecord(sequence, b"x" * 500))
+        await store.journal.append(JournalRecord(sequence, b"x" * 500))
         print(sequence, flush=True)
         if sequence % 50 == 0:
-            await store.open_segment(Snapshot(sequence, b"again"))
+            await store.journal.open_segment(Snapshot(sequence, b"again"))
 
 asyncio.run(main())
 """
@@ -194,8 +194,8 @@ def test_run_directory_of_a_killed_process_holds_every_acknowledged_record(tmp_p
 
 
 async def last_sequence(run_dir: Path) -> int:
-    store = RunDirectory.open(run_dir)
-    loaded = await store.load()
+    store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES)
+    loaded = await store.journal.load()
     await store.aclose()
     assert loaded is not None
     return loaded.records[-1].sequence if loaded.records else loaded.snapshot.sequence

@@ -1,0 +1,27 @@
+"""The secrets of a run that its coordinators share: the key that signs tokens, and the hash of the operator's token."""
+
+from typing import Protocol
+
+PRIVATE_KEY_BYTES = 32
+"""Length of a raw Ed25519 private key (RFC 8032)."""
+ADMIN_TOKEN_DIGEST_BYTES = 32
+"""Length of a SHA-256."""
+
+
+class CoordinatorKeys(Protocol):
+    """Kept with the run, so that tokens hold after a restart and at every coordinator of the run.
+
+    Every method raises `StoreFailed` when the medium fails or holds something else.
+    """
+
+    async def private_key(self) -> bytes:
+        """Return the coordinator's Ed25519 private key (32 raw bytes), made at the first call."""
+        ...
+
+    async def admin_token_sha256(self) -> bytes | None:
+        """Return the SHA-256 of the operator's token, or None before there is one."""
+        ...
+
+    async def keep_admin_token_sha256(self, digest: bytes) -> None:
+        """Keep the SHA-256 of the operator's token in place of the one before."""
+        ...

@@ -1,0 +1,48 @@
+"""Every store keeps the whole of a run alike: one suite, run on each."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.store.journal import JournalRecord, Snapshot
+from coordinator.store.memory import MemoryStore
+from coordinator.store.open import Store, open_store
+
+
+@pytest.fixture(params=("directory", "memory"))
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    opened: Store = MemoryStore(0) if request.param == "memory" else await open_store(str(tmp_path / "run"), 0)
+    yield opened
+    await opened.aclose()
+
+
+async def test_store_counts_the_journals_bytes(store: Store) -> None:
+    await store.journal.open_segment(Snapshot(0, b"start"))
+    before = store.journal_bytes
+    await store.journal.append(JournalRecord(1, b"one"))
+    assert store.journal_bytes >= before + 3
+    assert store.torn_bytes == 0
+
+
+async def test_store_makes_its_private_key_once(store: Store) -> None:
+    key = await store.keys.private_key()
+    assert len(key) == 32
+    assert await store.keys.private_key() == key
+
+
+async def test_store_keeps_the_newest_admin_tokens_hash(store: Store) -> None:
+    assert await store.keys.admin_token_sha256() is None
+    for digest in (b"1" * 32, b"2" * 32):
+        await store.keys.keep_admin_token_sha256(digest)
+        assert await store.keys.admin_token_sha256() == digest
+
+
+async def test_store_takes_a_state_file_again_and_again(store: Store) -> None:
+    for text in ("first", "second"):
+        await store.save_state_file(text)
+
+
+async def test_store_closed_twice_is_closed(store: Store) -> None:
+    await store.aclose()
+    await store.aclose()
