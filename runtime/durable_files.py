@@ -1,6 +1,10 @@
-"""The few file operations on which "kept" rests, in one place: so that a test can make them fail as a disk does."""
+"""Files that are written whole or not at all, and that survive a crash once they are written.
+
+Every write goes through a `Disk`, so that a test can make it fail as a disk does.
+"""
 
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +20,9 @@ class Disk:
 
 
 REAL_DISK = Disk()
+PUBLIC_MODE = 0o666
+PRIVATE_MODE = 0o600
+"""For files that nobody but their owner may read."""
 
 
 def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
@@ -35,12 +42,36 @@ def make_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
         sync_folder(path.parent, disk)
 
 
-def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK) -> None:
+def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:
     """Write the file whole or not at all: a crash leaves the old one or the new one."""
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
+    _write(fresh, data, disk, mode)
+    fresh.replace(path)
+    sync_folder(path.parent, disk)
+
+
+def create_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:
+    """Write a file that is not there yet, whole or not at all.
+
+    Raises:
+        FileExistsError: it is there; another process may have been first.
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        _write(fresh, data, disk, mode)
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            fresh.rename(path)
+        sync_folder(path.parent, disk)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes, disk: Disk, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         disk.write(file, data)
         file.flush()
         disk.sync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent, disk)

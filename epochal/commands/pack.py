@@ -7,6 +7,7 @@ last whole part ended, and comes to the same rows.
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
+from runtime.durable_files import replace_file
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
 from state.intervals import DataIds, coalesce
@@ -209,7 +211,7 @@ class _Work:
 
     async def _save(self, out: Path) -> None:
         saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
-        await asyncio.to_thread(_replace, out / STATE_NAME, json.dumps(saved).encode())
+        await asyncio.to_thread(replace_file, out / STATE_NAME, json.dumps(saved).encode())
 
 
 def _part_name(number: int) -> str:
@@ -236,15 +238,9 @@ def _write_part(path: Path, rows: Sequence[TokenBatch]) -> None:
         "position_ids": [row.position_ids for row in rows],
         "sequence_lengths": [row.sequence_lengths for row in rows],
     }
-    partial = path.with_suffix(".partial")
-    pyarrow.parquet.write_table(pyarrow.table(columns), partial, row_group_size=256)
-    os.replace(partial, path)
-
-
-def _replace(path: Path, text: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(text)
-    os.replace(partial, path)
+    part = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), part, row_group_size=256)
+    replace_file(path, part.getvalue())
 
 
 def _show(report: PackReport) -> None:

@@ -8,7 +8,6 @@ follows fails too, and what had been added is discarded; then the model is as it
 """
 
 import math
-import os
 import re
 import secrets
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from batching.micro_batches import Document
+from runtime.durable_files import replace_file
 from state.config.model import AdamW, NgramConfig
 from state.errors import Refused
 from state.refusals import Refusal
@@ -140,9 +140,9 @@ class TinkerModel:
             folder.mkdir(parents=True, exist_ok=True)
             if sum(1 for _ in folder.iterdir()) >= MAX_SAVED:
                 raise Refused(Refusal.NOT_SAVED, f"{MAX_SAVED} files are saved of this model, the maximum")
-            _write(folder / (name + OPTIMIZER_SUFFIX), encode_tensor_file(moments, steps))
+            replace_file(folder / (name + OPTIMIZER_SUFFIX), encode_tensor_file(moments, steps))
             named = {_MODEL: self.base_model}
-            _write(folder / (name + WEIGHTS_SUFFIX), encode_tensor_file(self._parameters, named))
+            replace_file(folder / (name + WEIGHTS_SUFFIX), encode_tensor_file(self._parameters, named))
         except OSError as error:
             raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be saved: {error.strerror}") from error
 
@@ -184,13 +184,3 @@ def _check_name(name: str) -> None:
             Refusal.NOT_SAVED,
             f"the name {name!r}; allowed: letters, digits, '.', '_' and '-', up to 128, not ending in '.optimizer'",
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -1,0 +1,83 @@
+"""`runtime/durable_files.py`: files that are whole or not there, and durable with their names."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from runtime.durable_files import PRIVATE_MODE, Disk, create_file, make_folder, replace_file
+
+Write = Callable[..., None]
+
+
+class _Syncs:
+    """A disk that remembers what was made durable."""
+
+    def __init__(self) -> None:
+        self.synced: set[int] = set()
+        self.disk = Disk(sync=self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        self.synced.add(os.fstat(descriptor).st_ino)
+
+
+def _full(file: BinaryIO, data: bytes) -> None:
+    file.write(data[:1])
+    raise OSError("no space left")
+
+
+@pytest.fixture(params=[replace_file, create_file])
+def write(request: pytest.FixtureRequest) -> Write:
+    found: Write = request.param
+    return found
+
+
+def test_written_file_and_its_name_are_durable(tmp_path: Path, write: Write) -> None:
+    syncs = _Syncs()
+    write(tmp_path / "file", b"data", syncs.disk)
+    assert (tmp_path / "file").read_bytes() == b"data"
+    assert {(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino} <= syncs.synced
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_private_file_is_readable_by_its_owner_alone(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "file", b"secret", mode=PRIVATE_MODE)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_failed_write_leaves_no_file_of_that_name(tmp_path: Path, write: Write) -> None:
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path / "file", b"data", Disk(write=_full))
+    assert not (tmp_path / "file").exists()
+
+
+def test_failed_replacement_leaves_the_old_file(tmp_path: Path) -> None:
+    replace_file(tmp_path / "file", b"old")
+    with pytest.raises(OSError, match="no space"):
+        replace_file(tmp_path / "file", b"new", Disk(write=_full))
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_file_that_is_there_is_not_created_again(tmp_path: Path) -> None:
+    create_file(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_created_file_needs_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*paths: Path) -> None:
+        raise OSError("no links on this file system")
+
+    monkeypatch.setattr(os, "link", no_links)
+    create_file(tmp_path / "file", b"data")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_new_folders_are_durable_by_name(tmp_path: Path) -> None:
+    syncs = _Syncs()
+    make_folder(tmp_path / "one" / "two", syncs.disk)
+    assert {tmp_path.stat().st_ino, (tmp_path / "one").stat().st_ino} <= syncs.synced
