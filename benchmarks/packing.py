@@ -14,7 +14,7 @@ from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
 from batching.round_plan import RoundPlan
 from benchmarks.figures import Figure, median_ms
-from benchmarks.line_plot import line_plot
+from benchmarks.plots import line_plot
 from data_providers.protocol import TokenBatch, Tokens
 from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW, NgramConfig

@@ -1,0 +1,67 @@
+"""The plots of the documentation, as SVG by matplotlib. Equal figures give equal files."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from benchmarks.figures import Figure
+
+WIDTH_IN, ROW_IN, MARGIN_IN, LINES_HEIGHT_IN = 9.0, 0.27, 0.8, 4.0
+COLOUR = "#4472a8"
+STYLE: Any = {
+    "svg.hashsalt": "epochal",  # or every run would name its clip paths anew
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",  # readable on a dark page, too
+}
+
+
+def ratio_plot(figures: Sequence[Figure]) -> str:
+    """Return a bar for each figure with a baseline: measured as a multiple of it, on a logarithmic scale around 1."""
+    shown = [
+        (f"{figure.name} ({figure.unit})", figure.value / figure.baseline) for figure in figures if figure.baseline
+    ]
+    places = range(len(shown))
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(shown) + MARGIN_IN), layout="constrained")
+        axes = canvas.subplots()
+        bars = axes.barh(places, [ratio - 1 for _, ratio in shown], left=1, height=0.7, color=COLOUR)
+        axes.bar_label(bars, [f" {ratio:,.2f} × " for _, ratio in shown])
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks(places, [label for label, _ in shown])
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g} ×"))
+        axes.set_xlabel("measured ÷ baseline")
+        return _svg(canvas)
+
+
+def line_plot(lines: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> str:
+    """Return a line for each name; x is logarithmic."""
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(WIDTH_IN, LINES_HEIGHT_IN), layout="constrained")
+        axes = canvas.subplots()
+        for name, points in lines.items():
+            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.grid(axis="y", color="#dddddd")
+        axes.set_xlabel(x_title)
+        axes.set_ylabel(y_title)
+        axes.legend()
+        return _svg(canvas)
+
+
+def _svg(canvas: Canvas) -> str:
+    text = io.StringIO()
+    canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
