@@ -5,8 +5,10 @@ The rule kept here: one call is one attempt. It answers, or raises `Refused` (th
 Every message is idempotent, so a caller that retries (`coordinator_client/session.py`) need not know which.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
@@ -20,10 +22,14 @@ from state.messages import (
     ReadyReport,
     ResultCommitment,
     ResultsPage,
+    RunStatus,
     Session,
     Standing,
 )
-from state.wire import Sha256
+from state.wire import ClientId, Sha256
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +50,24 @@ class ResultsQuery:
     wait_s: float
 
 
-class CoordinatorApi(Protocol):
-    """One try of each request that a client makes. All may raise what the module's head says."""
-
-    @property
-    def run_id(self) -> str:
-        """The run that the requests are about."""
-        ...
-
-    def use_token(self, token: str | None) -> None:
-        """Sends this session token with every later request."""
-        ...
+class RunRequests(Protocol):
+    """The requests of a client that takes part in the run. A data server uses those that read."""
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
-        """The run document, once it is newer than `after` or of another lineage; None if nothing came in `wait_s`."""
+        """Return the run document once it is newer than `after` or of another lineage; None after `wait_s`."""
         ...
 
-    async def challenge(self, request: ChallengeRequest) -> Challenge: ...
+    async def config(self, sha256: Sha256) -> StateFile:
+        """Return the run's configuration of this digest, verified."""
+        ...
 
-    async def join(self, request: JoinRequest) -> Session: ...
+    async def roster(self, sha256: Sha256) -> Roster:
+        """Return the roster of this digest, verified."""
+        ...
 
-    async def renew(self) -> Session: ...
-
-    async def withdraw(self) -> None: ...
-
-    async def config(self, sha256: Sha256) -> StateFile: ...
-
-    async def roster(self, sha256: Sha256) -> Roster: ...
-
-    async def work(self, sha256: Sha256) -> WorkList: ...
+    async def work(self, sha256: Sha256) -> WorkList:
+        """Return the work list of this digest, verified."""
+        ...
 
     async def outcome(self, step: int) -> Outcome: ...
 
@@ -91,5 +86,96 @@ class CoordinatorApi(Protocol):
     async def put_blob(self, sha256: Sha256, data: bytes) -> None: ...
 
     async def get_blob(self, sha256: Sha256) -> bytes:
-        """The blob's bytes, unverified."""
+        """Return the blob's bytes, unverified."""
         ...
+
+
+class CoordinatorApi(RunRequests, Protocol):
+    """Every request of a client: those of `RunRequests`, and those of its membership."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that the requests are about."""
+        ...
+
+    def use_token(self, token: str | None) -> None:
+        """Send this session token with every later request."""
+        ...
+
+    async def challenge(self, request: ChallengeRequest) -> Challenge: ...
+
+    async def join(self, request: JoinRequest) -> Session: ...
+
+    async def renew(self) -> Session: ...
+
+    async def withdraw(self) -> None: ...
+
+
+class OperatorApi(Protocol):
+    """Every request of an operator. All but `status` need the admin token."""
+
+    def use_token(self, token: str | None) -> None:
+        """Send this admin token with every later request."""
+        ...
+
+    async def status(self) -> RunStatus: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def eject(self, client_id: ClientId) -> None: ...
+
+
+class ForwardedRequests(ABC):
+    """`RunRequests` that hands each request on to another by way of `_carry`, which subclasses define.
+
+    Args:
+        requests: makes one attempt of each request.
+    """
+
+    def __init__(self, requests: RunRequests) -> None:
+        self._requests = requests
+
+    @abstractmethod
+    async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make the request, a bound method of what it is handed on to."""
+
+    async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
+        return await self._carry(self._requests.run_document, after, wait_s)
+
+    async def config(self, sha256: Sha256) -> StateFile:
+        return await self._carry(self._requests.config, sha256)
+
+    async def roster(self, sha256: Sha256) -> Roster:
+        return await self._carry(self._requests.roster, sha256)
+
+    async def work(self, sha256: Sha256) -> WorkList:
+        return await self._carry(self._requests.work, sha256)
+
+    async def outcome(self, step: int) -> Outcome:
+        return await self._carry(self._requests.outcome, step)
+
+    async def results(self, query: ResultsQuery) -> ResultsPage:
+        return await self._carry(self._requests.results, query)
+
+    async def report_ready(self, report: ReadyReport) -> Standing:
+        return await self._carry(self._requests.report_ready, report)
+
+    async def commit_result(self, commitment: ResultCommitment) -> Standing:
+        return await self._carry(self._requests.commit_result, commitment)
+
+    async def attest(self, attestation: Attestation) -> Standing:
+        return await self._carry(self._requests.attest, attestation)
+
+    async def report_checkpoint(self, report: CheckpointReport) -> Standing:
+        return await self._carry(self._requests.report_checkpoint, report)
+
+    async def report_failure(self, report: FailureReport) -> Standing:
+        return await self._carry(self._requests.report_failure, report)
+
+    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
+        await self._carry(self._requests.put_blob, sha256, data)
+
+    async def get_blob(self, sha256: Sha256) -> bytes:
+        return await self._carry(self._requests.get_blob, sha256)

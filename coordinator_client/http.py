@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
+from coordinator_client.follow import parse_immutable
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
@@ -24,11 +25,12 @@ from state.messages import (
     ReadyReport,
     ResultCommitment,
     ResultsPage,
+    RunStatus,
     Session,
     Standing,
 )
 from state.refusals import Refusal
-from state.wire import Sha256, canonical_json, parse_document, sha256_hex
+from state.wire import ClientId, Sha256, canonical_json, parse_document
 
 log = logging.getLogger(__name__)
 
@@ -138,13 +140,13 @@ class CoordinatorClient:
         await self._request("DELETE", f"{self._run}/clients/me")
 
     async def config(self, sha256: Sha256) -> StateFile:
-        return await self._immutable(StateFile, "config", sha256)
+        return parse_immutable(StateFile, sha256, await self._document("config", sha256))
 
     async def roster(self, sha256: Sha256) -> Roster:
-        return await self._immutable(Roster, "rosters", sha256)
+        return parse_immutable(Roster, sha256, await self._document("rosters", sha256))
 
     async def work(self, sha256: Sha256) -> WorkList:
-        return await self._immutable(WorkList, "work", sha256)
+        return parse_immutable(WorkList, sha256, await self._document("work", sha256))
 
     async def outcome(self, step: int) -> Outcome:
         return parse_document(Outcome, (await self._request("GET", f"{self._run}/rounds/{step}/outcome")).content)
@@ -173,8 +175,20 @@ class CoordinatorClient:
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._request("PUT", f"/v1/blobs/{sha256}", content=data, answer_s=BLOB_TIMEOUT_S)
 
+    async def status(self) -> RunStatus:
+        return parse_document(RunStatus, (await self._request("GET", f"{self._run}/status")).content)
+
+    async def pause(self) -> None:
+        await self._request("POST", f"{self._run}/pause")
+
+    async def resume(self) -> None:
+        await self._request("POST", f"{self._run}/resume")
+
+    async def eject(self, client_id: ClientId) -> None:
+        await self._request("POST", f"{self._run}/clients/{client_id}/eject")
+
     async def get_blob(self, sha256: Sha256) -> bytes:
-        """The blob's bytes, unverified; a body that breaks off is continued where it broke, as long as more comes."""
+        """Return the blob's bytes, unverified; a body that breaks off is continued there, as long as more comes."""
         held = bytearray()
         for answer in range(1, MAX_BLOB_ANSWERS + 1):
             before = len(held)
@@ -216,13 +230,8 @@ class CoordinatorClient:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))
         return answer.content
 
-    async def _immutable(self, kind: type[T], place: str, sha256: Sha256) -> T:
-        """The document of this digest, verified."""
-        answer = await self._request("GET", f"{self._run}/{place}/{sha256}")
-        found = sha256_hex(canonical_json(_json_of(answer)))
-        if found != sha256:
-            raise InvalidDocument(f"{place} {sha256} came with digest {found}", expected=sha256, found=found)
-        return parse_document(kind, answer.content)
+    async def _document(self, place: str, sha256: Sha256) -> bytes:
+        return (await self._request("GET", f"{self._run}/{place}/{sha256}")).content
 
     async def _request(
         self,

@@ -1,7 +1,7 @@
 """A client's membership: joining, the session token, and every request that needs one.
 
-Theory of operation. `Member.call` is the one place where requests to the coordinator are repeated: after a failed
-connection or a refusal that passes, with backoff, within its `RetryPolicy`; after `unauthorized` (an expired
+Theory of operation. `CoordinatorSession._carry` is the one place where requests to the coordinator are repeated: after
+a failed connection or a refusal that passes, with backoff, within its `RetryPolicy`; after `unauthorized` (an expired
 or superseded token, or a coordinator that dropped this client), by joining again first. Several requests may find that
 out at once, so a join is made once per session number. The token is renewed at half its age.
 """
@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeAlias, TypeVar
 
-from coordinator_client.api import CoordinatorApi
+from coordinator_client.api import CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, RetryPolicy
@@ -31,6 +31,7 @@ MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -59,35 +60,33 @@ SessionObserver = Callable[[SessionEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """What a client says of itself when it joins."""
+class ClientProfile:
+    """Who a client is, and what it says of itself when it joins."""
 
-    capabilities: Capabilities
+    key: ClientKey
+    capabilities: Capabilities = field(default_factory=Capabilities)
     invitation: str | None = None
 
 
-class Member:
-    """A client's place in the run.
+class CoordinatorSession(ForwardedRequests):
+    """A client's place in the run: each request of `RunRequests`, repeated until it is answered.
+
+    A request raises `Refused` for the coordinator's word, unless it passes, and `CoordinatorUnreachable` when there
+    was no answer for as long as the policy allows.
 
     Args:
         api: the coordinator.
-        key: who this client is.
-        admission: what it says when it joins.
+        profile: who this client is.
         retry_policy: how long a request is tried again.
         observer: told of joins and of a coordinator lost and found.
     """
 
     def __init__(
-        self,
-        api: CoordinatorApi,
-        key: ClientKey,
-        admission: Admission,
-        retry_policy: RetryPolicy,
-        observer: SessionObserver,
+        self, api: CoordinatorApi, profile: ClientProfile, retry_policy: RetryPolicy, observer: SessionObserver
     ) -> None:
+        super().__init__(api)
         self._api = api
-        self._key = key
-        self._admission = admission
+        self._profile = profile
         self._retry_policy = retry_policy
         self._observer = observer
         self._session: Session | None = None
@@ -100,7 +99,7 @@ class Member:
     @property
     def client_id(self) -> ClientId:
         """Follows from the key."""
-        return self._key.client_id
+        return self._profile.key.client_id
 
     @property
     def run_id(self) -> str:
@@ -108,41 +107,37 @@ class Member:
         return self._api.run_id
 
     @property
-    def retry_policy(self) -> RetryPolicy:
-        """How long anything that the run depends on is tried again."""
-        return self._retry_policy
-
-    @property
     def wait_s(self) -> float:
-        """How long a long poll may take: at most a third of what the coordinator takes for silence (DESIGN §5)."""
+        """How long a long poll may take: at most a third of the silence for which the coordinator drops a member."""
         return 0.0 if self._session is None else min(self._session.client_timeout_s / 3, MAX_WAIT_S)
 
     def data_ticket(self) -> str:
-        """The ticket of the present session, for data servers; "" before the first join."""
+        """Return the present session's ticket for data servers; "" before the first join."""
         return "" if self._session is None else self._session.data_ticket
 
     async def join(self) -> None:
-        """Joins; returns at once when this client has joined before.
+        """Join the run, unless this client has joined before.
 
         Raises:
             Refused: for good (`Retry.LEAVE`).
-            CoordinatorUnreachable: no answer for as long as the retry policy allows.
+            CoordinatorUnreachable: no answer for as long as the policy allows.
         """
         await self._join_after(0)
 
-    async def call(self, request: Callable[[CoordinatorApi], Awaitable[T]]) -> T:
-        """The request's answer, however often it takes. The request must be idempotent; all of a client's are.
+    async def renew(self) -> None:
+        """Exchange the session token and the data ticket for fresh ones."""
+        number = self.session_number
+        renewed = await self._carry(self._api.renew)
+        if number == self.session_number:
+            self._take(renewed)
 
-        Raises:
-            Refused: the coordinator's word, unless it passes.
-            CoordinatorUnreachable: no answer for as long as the retry policy allows.
-        """
-        # Seldomer tries would cost a member its place: a coordinator that comes back counts its silence from then on.
+    async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        # Attempts farther apart would cost a member its place: a coordinator that comes back counts silence anew.
         backoff = self._retry_policy.begin(self.wait_s or MAX_DELAY_S)
         while True:
             number = self.session_number
             try:
-                answer = await request(self._api)
+                answer = await request(*args, **kwargs)
             except CoordinatorUnreachable as error:
                 self._note_lost(error)
                 await backoff.wait(error)
@@ -158,12 +153,12 @@ class Member:
                 return answer
 
     async def session_after(self, number: int) -> None:
-        """Returns when there is a session later than `number`."""
+        """Return when there is a session later than `number`."""
         while self.session_number <= number:
             await self._news.wait()
 
     async def keep_session(self) -> None:
-        """Renews the token at half its age, until cancelled."""
+        """Renew the token at half its age, until cancelled."""
         while True:
             session, number = self._session, self.session_number
             if session is None:
@@ -171,12 +166,10 @@ class Member:
                 continue
             await asyncio.sleep(max(session.expires_in_s / 2, MIN_RENEWAL_S))
             if number == self.session_number:
-                renewed = await self.call(lambda api: api.renew())
-                if number == self.session_number:
-                    self._take(renewed)
+                await self.renew()
 
     async def withdraw(self) -> None:
-        """Leaves the run by this client's own word; one bounded try, since silence says the same."""
+        """Leave the run by this client's own word: one bounded attempt, since silence says the same."""
         if self._session is None:
             return
         try:
@@ -186,7 +179,7 @@ class Member:
             log.warning("withdrawal_not_heard", extra={"reason": str(error)})
 
     async def _join_after(self, number: int) -> None:
-        """A session later than `number`."""
+        """Open a session later than `number`."""
         async with self._joining:
             if self.session_number > number:
                 return
@@ -212,13 +205,11 @@ class Member:
 
     async def _join_once(self) -> Session:
         self._api.use_token(None)
-        public_key = self._key.public_key
+        public_key = self._profile.key.public_key
         challenge = await self._api.challenge(ChallengeRequest(public_key))
-        signature = self._key.sign(join_message(self._api.run_id, challenge.nonce, public_key))
+        signature = self._profile.key.sign(join_message(self._api.run_id, challenge.nonce, public_key))
         return await self._api.join(
-            JoinRequest(
-                public_key, challenge.nonce, signature, self._admission.capabilities, self._admission.invitation
-            )
+            JoinRequest(public_key, challenge.nonce, signature, self._profile.capabilities, self._profile.invitation)
         )
 
     def _count_join(self) -> None:

@@ -1,34 +1,28 @@
 """A client, whole: joins, follows the run document, and lets `RunManager` do what it asks, until the run ends.
 
-The rules kept here: a document is never exchanged for an older one of the same lineage, nor for one of a lineage that
-was left; following goes on while everything else works, because it is the client's sign of life; and a client that is
-asked to leave finishes the round under way.
+The rules kept here: following goes on while everything else works, because it is the client's sign of life; and a
+client that is asked to leave finishes the round under way.
 """
 
 import asyncio
 import logging
-from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 
-from coordinator_client.api import CoordinatorApi, DocumentMark
-from coordinator_client.client_key import ClientKey
-from coordinator_client.session import Admission, Member
+from coordinator_client.api import CoordinatorApi
+from coordinator_client.follow import DocumentFeed
+from coordinator_client.session import ClientProfile, CoordinatorSession
+from run_manager.context import ClientDependencies
 from run_manager.events import DocumentArrived
-from run_manager.run_manager import Equipment, RunManager
-from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from run_manager.run_manager import RunManager
 from state.documents import RunDocument
 from state.phases import RunState
 from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
-MAX_LEFT_LINEAGES = 64
 LAST_REPLICA_TIMEOUT_S = 30.0
 """How long a client stays after the run is finished to hold its last replica."""
-RESTORED_POLL_S = 1.0
-"""How long to wait before asking again when an answer is older than what is known."""
 
 
 class EndReason(StrEnum):
@@ -52,75 +46,36 @@ class ClientEnd:
     replica_digest: Sha256 | None
 
 
-class DocumentFeed:
-    """Run documents, each newer than the one before."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._mark: DocumentMark | None = None
-        self._left: deque[str] = deque(maxlen=MAX_LEFT_LINEAGES)
-
-    async def next(self) -> RunDocument:
-        """The next document, as soon as there is one. Raises what `Member.call` does."""
-        while True:
-            document = await self._member.call(partial(_newer_document, after=self._mark, wait_s=self._member.wait_s))
-            if document is None:
-                continue
-            if self._is_news(document):
-                if self._mark is not None and self._mark.lineage != document.lineage:
-                    self._left.append(self._mark.lineage)
-                self._mark = DocumentMark(document.lineage, document.version)
-                return document
-            log.warning("older_document_ignored", extra={"lineage": document.lineage, "version": document.version})
-            await asyncio.sleep(RESTORED_POLL_S)
-
-    def _is_news(self, document: RunDocument) -> bool:
-        if document.lineage in self._left:
-            return False
-        mark = self._mark
-        return mark is None or mark.lineage != document.lineage or document.version > mark.version
-
-
 class Agent:
     """One client of one run.
 
     Args:
         api: the coordinator.
-        key: who the client is.
-        admission: what it says when it joins.
-        equipment: clock, workers, data, trainer, observer.
-        reconnect_bound_s: for how long a coordinator that does not answer is tried again.
+        profile: who the client is.
+        dependencies: retries, workers, data, trainer, observer.
     """
 
-    def __init__(
-        self,
-        api: CoordinatorApi,
-        key: ClientKey,
-        admission: Admission,
-        equipment: Equipment,
-        reconnect_bound_s: float = DEFAULT_BOUND_S,
-    ) -> None:
-        self._equipment = equipment
-        retry_policy = RetryPolicy(equipment.clock, equipment.jitter, reconnect_bound_s)
-        self._member = Member(api, key, admission, retry_policy, equipment.observer)
+    def __init__(self, api: CoordinatorApi, profile: ClientProfile, dependencies: ClientDependencies) -> None:
+        self._dependencies = dependencies
+        self._session = CoordinatorSession(api, profile, dependencies.retry_policy, dependencies.observer)
         self._leaving = asyncio.Event()
         self._ended = asyncio.Event()
         self._reason = EndReason.FINISHED
         self._document: RunDocument | None = None
 
     def finish_and_withdraw(self) -> None:
-        """Leaves the run once nothing is owed to the round under way, before the next one counts on this client.
+        """Leave the run once nothing is owed to the round under way, before the next one counts on this client.
 
         Cancelling `run` leaves at once.
         """
         self._leaving.set()
 
     async def run(self) -> ClientEnd:
-        """Takes part until the run is finished, or this client has withdrawn.
+        """Take part until the run is finished, or this client has withdrawn.
 
         Raises:
             Refused: the run does not want this client (`access-denied`, `ejected`, `fingerprint-differs`, …).
-            CoordinatorUnreachable: no answer within `reconnect_bound_s`.
+            CoordinatorUnreachable: no answer for as long as the retry policy allows.
             EpochalError: whatever else ends the client; one error, however many came at once.
         """
         try:
@@ -130,13 +85,13 @@ class Agent:
 
     async def _run(self) -> ClientEnd:
         async with asyncio.TaskGroup() as group:
-            manager = RunManager(self._member, self._equipment, group)
+            manager = RunManager(self._session, self._dependencies, group)
             tasks: list[asyncio.Task[None]] = []
             try:
-                await self._member.join()
+                await self._session.join()
                 tasks = [
                     group.create_task(self._follow(manager), name="follow"),
-                    group.create_task(self._member.keep_session(), name="session"),
+                    group.create_task(self._session.keep_session(), name="session"),
                     group.create_task(self._leave_when_asked(manager), name="leave"),
                 ]
                 await self._ended.wait()
@@ -151,11 +106,11 @@ class Agent:
         return ClientEnd(self._reason, step, digest)
 
     async def _follow(self, manager: RunManager) -> None:
-        feed = DocumentFeed(self._member)
+        feed = DocumentFeed(self._session)
         while True:
-            document = await feed.next()
+            document = await feed.next(self._session.wait_s)
             before, self._document = self._document, document
-            self._equipment.observer(DocumentArrived(document))
+            self._dependencies.observer(DocumentArrived(document))
             if self._leaving.is_set() and (before is None or before.round != document.round):
                 self._end(EndReason.WITHDREW)
                 return
@@ -180,13 +135,9 @@ class Agent:
             self._ended.set()
 
     async def _withdraw(self) -> None:
-        """Says goodbye; a client that was cancelled does so too, since the request is bounded."""
+        """Say goodbye; a client that was cancelled does so too, since the request is bounded."""
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
-            await self._member.withdraw()
-
-
-async def _newer_document(api: CoordinatorApi, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
-    return await api.run_document(after, wait_s)
+            await self._session.withdraw()
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -5,14 +5,12 @@ coordinator's knowledge anew; and by a client that is not in the roster once per
 """
 
 import asyncio
-from functools import partial
 
-from coordinator_client.api import CoordinatorApi
-from coordinator_client.session import Member
+from coordinator_client.session import CoordinatorSession
 from run_manager.events import BecameReady, Observer
 from run_manager.replica.keeper import ReplicaKeeper
 from state.errors import Refused
-from state.messages import ReadyReport, Standing
+from state.messages import ReadyReport
 from state.refusals import Refusal
 
 
@@ -20,14 +18,16 @@ class Readiness:
     """What this client has reported.
 
     Args:
-        member: asks the coordinator.
+        session: asks the coordinator.
         keeper: holds the replica.
         data_fingerprint: of the dataset that this client's provider delivers.
         observer: told when the coordinator knows.
     """
 
-    def __init__(self, member: Member, keeper: ReplicaKeeper, data_fingerprint: str, observer: Observer) -> None:
-        self._member = member
+    def __init__(
+        self, session: CoordinatorSession, keeper: ReplicaKeeper, data_fingerprint: str, observer: Observer
+    ) -> None:
+        self._session = session
         self._keeper = keeper
         self._data_fingerprint = data_fingerprint
         self._observer = observer
@@ -46,12 +46,12 @@ class Readiness:
             Desync: the replica differs however often it is rebuilt.
         """
         async with self._reporting:
-            while self._reported_session != self._member.session_number:
+            while self._reported_session != self._session.session_number:
                 held = await self._keeper.at(step)
                 report = ReadyReport(held.step, held.digest, self._data_fingerprint)
-                number = self._member.session_number
+                number = self._session.session_number
                 try:
-                    await self._member.call(partial(_send, report=report))
+                    await self._session.report_ready(report)
                 except Refused as refusal:
                     if refusal.kind is not Refusal.REPLICA_DIFFERS:
                         raise
@@ -65,8 +65,4 @@ class Readiness:
         """Reports replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""
         while True:
             await self.ensure(step)
-            await self._member.session_after(self._reported_session or 0)
-
-
-async def _send(api: CoordinatorApi, report: ReadyReport) -> Standing:
-    return await api.report_ready(report)
+            await self._session.session_after(self._reported_session or 0)

@@ -9,9 +9,10 @@ task that lives from the round's first document to its last, across Training and
 import asyncio
 import logging
 
-from run_manager.context import Step, StepContext, round_of
+from run_manager.context import Step, StepContext
 from run_manager.events import StepEntered, StepRefused
 from run_manager.exchange.round_results import RoundResults
+from run_manager.round_view import round_of
 from run_manager.step_table import StepName, next_step
 from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.training import TrainingStepMetadata
@@ -29,12 +30,12 @@ class StepStateMachine:
     """The steps Warmup, Training, Witness and Cooldown of one client.
 
     Args:
-        context: what the steps work with.
+        context: what the steps work with; another one counts for the steps that start later.
         group: where they run; it must outlive the machine.
     """
 
     def __init__(self, context: StepContext, group: asyncio.TaskGroup) -> None:
-        self._context = context
+        self.context = context
         self._step_task = BackgroundTask(group, "step")
         self._results_task = BackgroundTask(group, "round results")
         self._results: RoundResults | None = None
@@ -51,7 +52,7 @@ class StepStateMachine:
             Desync: no step allows the document; nothing was changed.
         """
         goal = next_step(self.step, document, self._last_round)
-        self._context.keeper.aim(document)
+        self.context.keeper.aim(document)
         key = self._key_of(goal, document)
         if goal is self.step and key == self._key:
             return
@@ -59,7 +60,7 @@ class StepStateMachine:
         await self._step_task.replace(None)
         await self._follow_results(document)
         step = self._make(goal, document)
-        self._context.observer(StepEntered(goal.value, document))
+        self.context.dependencies.observer(StepEntered(goal.value, document))
         log.debug("step_entered", extra={"step_name": goal.value, "version": document.version})
         if step is not None:
             await self._step_task.replace(self._run(goal, step))
@@ -84,7 +85,7 @@ class StepStateMachine:
 
     def _key_of(self, goal: StepName, document: RunDocument) -> tuple[object, ...]:
         """What of the document the step depends on: another key starts it again."""
-        mine = document.checkpointer == self._context.member.client_id
+        mine = document.checkpointer == self.context.session.client_id
         match goal:
             case StepName.TRAINING | StepName.WITNESS:
                 return (document.round,)
@@ -102,7 +103,7 @@ class StepStateMachine:
             await self._results_task.replace(None)
         elif self._results is None or head != self._last_round:
             self._last_round = head
-            self._results = RoundResults(self._context, head)
+            self._results = RoundResults(self.context, head)
             await self._results_task.replace(self._results.run())
 
     def _make(self, goal: StepName, document: RunDocument) -> Step | None:
@@ -111,24 +112,24 @@ class StepStateMachine:
                 warmup = (document.lineage, document.epoch, document.phase_started_s)
                 if warmup != self._warmup:
                     self._warmup = warmup
-                    self._context.readiness.owe()
-                return WarmupStep(self._context, document)
+                    self.context.readiness.owe()
+                return WarmupStep(self.context, document)
             case StepName.TRAINING:
-                self._training = TrainingStepMetadata(self._context, document)
+                self._training = TrainingStepMetadata(self.context, document)
                 return self._training
             case StepName.WITNESS:
-                results = self._results or RoundResults(self._context, round_of(document))
-                return WitnessStep(self._context, document, results)
+                results = self._results or RoundResults(self.context, round_of(document))
+                return WitnessStep(self.context, document, results)
             case StepName.COOLDOWN:
-                return CooldownStep(self._context, document)
+                return CooldownStep(self.context, document)
             case _:
                 return None
 
     async def _run(self, name: StepName, step: Step) -> None:
         try:
-            await step.run()
+            await step.start()
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("step_refused", extra={"step_name": name.value, "kind": refusal.kind, "reason": refusal.message})
-            self._context.observer(StepRefused(name.value, refusal.kind, refusal.message))
+            self.context.dependencies.observer(StepRefused(name.value, refusal.kind, refusal.message))

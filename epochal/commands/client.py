@@ -13,7 +13,7 @@ import typer
 from batching.mesh.layout import parse_mesh
 from coordinator_client.client_key import ClientKey, load_or_create_key
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.session import Admission
+from coordinator_client.session import ClientProfile
 from data_providers.opening import open_provider, parse_location
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
@@ -22,10 +22,9 @@ from epochal.cli.options import LogFormatOption, VerboseOption, trainer_token, t
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
+from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import DocumentArrived, Event, StepEntered
-from run_manager.run_manager import Equipment, RunAccess
-from runtime.clock import SystemClock
-from runtime.retry import DEFAULT_BOUND_S, RetryPolicy, system_jitter
+from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
 from state.messages import Capabilities
@@ -155,19 +154,12 @@ def base_url(url: str) -> str:
 
 
 async def _run(options: ClientOptions) -> None:
-    equipment = _equipment(options)  # what the user got wrong is said before anybody is asked
+    dependencies = _dependencies(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
-    retry_policy = RetryPolicy(bound_s=options.reconnect_bound_s)
-    api = await CoordinatorClient.connect(base_url(options.url), retry_policy, options.verify)
+    capabilities = Capabilities(batches_per_round=options.share, trainer=options.trainer)
+    api = await CoordinatorClient.connect(base_url(options.url), dependencies.retry_policy, options.verify)
     try:
-        agent = Agent(
-            api,
-            key,
-            Admission(Capabilities(batches_per_round=options.share, trainer=options.trainer), options.invitation),
-            equipment,
-            options.reconnect_bound_s,
-        )
-        await _run_agent(agent)
+        await _run_agent(Agent(api, ClientProfile(key, capabilities, options.invitation), dependencies))
     finally:
         await api.aclose()
 
@@ -200,7 +192,7 @@ async def _run_agent(agent: Agent) -> None:
     say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
 
 
-def _equipment(options: ClientOptions) -> Equipment:
+def _dependencies(options: ClientOptions) -> ClientDependencies:
     check_trainer_name(options.trainer)
     if options.data is not None:
         parse_location(options.data)
@@ -214,9 +206,8 @@ def _equipment(options: ClientOptions) -> Equipment:
             return await open_mesh_trainer(options.mesh, access.state, access.ticket, worker)
         return open_trainer(options.trainer, access.state, worker, options.remote)
 
-    return Equipment(
-        clock=SystemClock(),
-        jitter=system_jitter,
+    return ClientDependencies(
+        retry_policy=RetryPolicy(bound_s=options.reconnect_bound_s),
         new_worker=WorkerThread,
         open_provider=provider,
         open_trainer=trainer,

@@ -55,7 +55,7 @@ class RoundResults:
         """
         context, head = self._context, self._head
         view = await context.rounds.of(head)
-        if context.member.client_id not in view.witnesses:
+        if context.session.client_id not in view.witnesses:
             return
         held = await context.keeper.at(head.step - 1)
         async with self._attesting:
@@ -64,9 +64,9 @@ class RoundResults:
                 return
             bits = sum(1 << view.positions[client_id] for client_id in received)
             attestation = Attestation(head.step, head.attempt, held.digest, f"{bits:x}")
-            await context.member.call(lambda api: api.attest(attestation))
+            await context.session.attest(attestation)
             self._attested = received
-            context.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
+            context.dependencies.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
 
     async def _follow(self) -> bool:
         """Whether the list was followed to its end."""
@@ -86,9 +86,9 @@ class RoundResults:
                     return True
 
     async def _page(self, after: int) -> ResultsPage | None:
-        query = ResultsQuery(self._head.step, self._head.attempt, after, self._context.member.wait_s)
+        query = ResultsQuery(self._head.step, self._head.attempt, after, self._context.session.wait_s)
         try:
-            return await self._context.member.call(lambda api: api.results(query))
+            return await self._context.session.results(query)
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
                 raise

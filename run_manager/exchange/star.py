@@ -1,6 +1,5 @@
-"""How results travel between clients: one interface, and its default, a star through the coordinator's blobs.
+"""The default exchange: a star through the coordinator's blobs.
 
-The rule kept here: bytes that come out of `fetch` have the digest that was asked for, wherever they came from.
 The star costs clients² × result bytes per round, since every replica fetches every other client's result.
 """
 
@@ -11,9 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from coordinator_client.session import Member
+from coordinator_client.api import RunRequests
 from runtime.worker_thread import Worker
 from state.errors import InvalidDocument
 from state.wire import Sha256, sha256_hex
@@ -28,31 +26,6 @@ INLINE_HASH_BYTES = 256 * 1024
 """Up to here hashing takes less time than handing it to another thread is worth."""
 
 
-class Exchange(Protocol):
-    """Publishes and fetches immutable bytes by SHA-256."""
-
-    async def publish(self, sha256: Sha256, data: bytes) -> None:
-        """Makes the bytes available to every replica. They must have been announced to the coordinator.
-
-        Raises:
-            Refused: nobody waits for them (any more), or they break a rule.
-        """
-        ...
-
-    async def fetch(self, sha256: Sha256) -> bytes:
-        """The bytes of this digest.
-
-        Raises:
-            Refused: `not-found`.
-            InvalidDocument: whoever holds them keeps sending others.
-        """
-        ...
-
-    def forget(self, digests: Iterable[Sha256]) -> None:
-        """These bytes will not be asked for again soon."""
-        ...
-
-
 @dataclass(slots=True)
 class _Fetch:
     """Callers of one fetch take turns: the first does it, and if it is cancelled, the next does."""
@@ -64,8 +37,8 @@ class _Fetch:
 class StarExchange:
     """Everything goes through the coordinator's blobs; what was fetched is kept, up to `cache_bytes`."""
 
-    def __init__(self, member: Member, worker: Worker, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        self._member = member
+    def __init__(self, requests: RunRequests, worker: Worker, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self._requests = requests
         self._worker = worker
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[Sha256, bytes] = OrderedDict()
@@ -75,7 +48,7 @@ class StarExchange:
 
     async def publish(self, sha256: Sha256, data: bytes) -> None:
         self._keep(sha256, data)
-        await self._member.call(lambda api: api.put_blob(sha256, data))
+        await self._requests.put_blob(sha256, data)
 
     async def fetch(self, sha256: Sha256) -> bytes:
         fetch = self._under_way.setdefault(sha256, _Fetch())
@@ -103,7 +76,7 @@ class StarExchange:
     async def _fetch_verified(self, sha256: Sha256) -> bytes:
         found = ""
         for _ in range(FETCHES_BEFORE_GIVING_UP):
-            data = await self._member.call(lambda api: api.get_blob(sha256))
+            data = await self._requests.get_blob(sha256)
             hashing = partial(sha256_hex, data)
             found = hashing() if len(data) <= INLINE_HASH_BYTES else await self._worker.run(hashing)
             if found == sha256:

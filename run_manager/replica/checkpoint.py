@@ -10,22 +10,22 @@ from state.wire import Sha256, sha256_hex
 
 
 async def publish_checkpoint(context: StepContext, held: HeldReplica) -> None:
-    """Claims the replica's digest, names the blob, and uploads it.
+    """Claim the replica's digest, name the blob, and upload it.
 
     Raises:
         Refused: this client is not asked (any more), or its bytes do not hold what it claims.
     """
     data, sha256 = await context.worker.run(partial(_encode, held))
     report = CheckpointReport(held.step, held.digest, sha256, len(data))
-    await context.member.call(lambda api: api.report_checkpoint(report))
+    await context.session.report_checkpoint(report)
     await context.exchange.publish(sha256, data)
     context.exchange.forget((sha256,))
 
 
 async def claim_replica(context: StepContext, held: HeldReplica) -> None:
-    """Claims the replica's digest, for the quorum on the checkpointer's bytes. Raises `Refused` as above."""
+    """Claim the replica's digest, for the quorum on the checkpointer's bytes. Raises `Refused` as above."""
     report = CheckpointReport(held.step, held.digest, None, 0)
-    await context.member.call(lambda api: api.report_checkpoint(report))
+    await context.session.report_checkpoint(report)
 
 
 def _encode(held: HeldReplica) -> tuple[bytes, Sha256]:

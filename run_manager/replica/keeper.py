@@ -1,8 +1,9 @@
 """The replica of this client: brought to where the run is, from checkpoint and outcomes, and kept there.
 
-Theory of operation. `aim` says which replica the run document asks for. One task (`run`) moves towards it a step at a
-time: it loads the verified checkpoint, or applies the next outcome; between two steps it looks at the aim again, so a
-document that arrives meanwhile neither restarts the work nor waits for it. Steps of the machine wait with `at`.
+Theory of operation. The run document asks for replica `document.step − 1`, and `aim` takes it. One task (`run`) moves
+towards it a step at a time: it loads the verified checkpoint, or applies the next outcome; between two steps it looks
+at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it. Steps of the machine
+wait with `at`.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
 is thrown away and rebuilt, never repaired; and one that differs again after it was rebuilt ends this client, because
@@ -15,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from coordinator_client.session import Member
+from coordinator_client.api import RunRequests
 from run_manager.events import Observer, ReplicaDistrusted, ReplicaHeld
-from run_manager.exchange.star import Exchange
+from run_manager.exchange.protocol import Exchange
 from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
 from runtime.worker_thread import Worker
@@ -48,36 +49,11 @@ class HeldReplica:
         return self.replica.step
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """Which replica the run asks for.
-
-    Attributes:
-        step: `document.step − 1`.
-        checkpoint: the newest verified one.
-        outcome_sha256: digest of outcome `step`, where the document knows it.
-        rebuild: the round for which everybody rebuilds, or None.
-    """
-
-    step: int
-    checkpoint: CheckpointRef | None
-    outcome_sha256: Sha256 | None
-    rebuild: tuple[str, int, int] | None
-
-    @classmethod
-    def of(cls, document: RunDocument) -> "Aim":
-        """What the run document asks for."""
-        head = document.round
-        attempt = 0 if head is None else head.attempt
-        rebuild = (document.lineage, document.step, attempt) if document.rebuild and head is not None else None
-        return cls(document.step - 1, document.checkpoint, document.last_outcome_sha256, rebuild)
-
-
 class ReplicaKeeper:
     """Holds this client's replica. Keep `run` running in a task group.
 
     Args:
-        member: asks the coordinator.
+        requests: asks the coordinator.
         exchange: where checkpoints and results are.
         merger: applies outcomes.
         worker: decodes, off the event loop.
@@ -87,20 +63,20 @@ class ReplicaKeeper:
 
     def __init__(
         self,
-        member: Member,
+        requests: RunRequests,
         exchange: Exchange,
         merger: Merger,
         worker: Worker,
         on_outcome: Callable[[Outcome], None],
         observer: Observer,
     ) -> None:
-        self._member = member
+        self._requests = requests
         self._exchange = exchange
         self._merger = merger
         self._worker = worker
         self._on_outcome = on_outcome
         self._observer = observer
-        self._aim: Aim | None = None
+        self._aim: RunDocument | None = None
         self._held: HeldReplica | None = None
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
@@ -115,11 +91,9 @@ class ReplicaKeeper:
 
     def aim(self, document: RunDocument) -> None:
         """Moves towards the replica that this document asks for."""
-        aim = Aim.of(document)
-        if aim != self._aim:
-            self._aim = aim
-            self._missing = None
-            self._changed.notify()
+        self._aim = document
+        self._missing = None
+        self._changed.notify()
 
     def adopt(self, held: HeldReplica) -> None:
         """Holds the run's initial replica, which this client made."""
@@ -168,26 +142,26 @@ class ReplicaKeeper:
             if aim is None or not await self._advance(aim):
                 await changed.wait()
 
-    async def _advance(self, aim: Aim) -> bool:
+    async def _advance(self, aim: RunDocument) -> bool:
         """Takes one step towards the aim; False when there is none to take before something changes."""
         held = self._held
         if held is None:
-            self._rebuilt_for = aim.rebuild
+            self._rebuilt_for = _rebuild_of(aim)
         elif self._must_rebuild(held, aim):
-            self._rebuilt_for = aim.rebuild
+            self._rebuilt_for = _rebuild_of(aim)
             self._drop("the run asks for a rebuild, or for another replica of this step")
             return True
-        elif held.step == aim.step:
+        elif held.step == aim.step - 1:
             return False
-        if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step):
+        if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step - 1):
             return await self._load(aim.checkpoint)
-        if held is None or held.step > aim.step or self._missing == held.step + 1:
+        if held is None or held.step > aim.step - 1 or self._missing == held.step + 1:
             return False
         await self._apply_next(held, aim)
         return True
 
-    def _must_rebuild(self, held: HeldReplica, aim: Aim) -> bool:
-        if aim.rebuild is not None and aim.rebuild != self._rebuilt_for:
+    def _must_rebuild(self, held: HeldReplica, aim: RunDocument) -> bool:
+        if _rebuild_of(aim) not in (None, self._rebuilt_for):
             return True
         checkpoint = aim.checkpoint
         return checkpoint is not None and checkpoint.step == held.step and checkpoint.replica_digest != held.digest
@@ -213,11 +187,11 @@ class ReplicaKeeper:
             self._hold(held, "checkpoint")
         return True
 
-    async def _apply_next(self, held: HeldReplica, aim: Aim) -> None:
+    async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1
         try:
-            outcome = await self._member.call(lambda api: api.outcome(step))
-            if step == aim.step and aim.outcome_sha256 not in (None, document_digest(outcome)):
+            outcome = await self._requests.outcome(step)
+            if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
@@ -265,3 +239,9 @@ class ReplicaKeeper:
         self._held = held
         self._changed.notify()
         self._observer(ReplicaHeld(held.step, held.digest, origin))
+
+
+def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:
+    """Return the round for which the run document asks everybody to rebuild, if it does."""
+    head = document.round
+    return (document.lineage, head.step, head.attempt) if document.rebuild and head is not None else None

@@ -12,8 +12,8 @@ class CooldownStep:
         self._context = context
         self._document = document
 
-    async def run(self) -> None:
-        """Reports this client's replica, with its bytes if this client is the checkpointer.
+    async def start(self) -> None:
+        """Report this client's replica, with its bytes if this client is the checkpointer.
 
         Raises:
             Refused: the checkpoint is verified meanwhile, or this client was not in the epoch; nothing is lost by it.
@@ -23,7 +23,7 @@ class CooldownStep:
         held = await context.keeper.at(step)
         if document.checkpoint is not None and document.checkpoint.step == step:
             return
-        if document.checkpointer == context.member.client_id:
+        if document.checkpointer == context.session.client_id:
             await publish_checkpoint(context, held)
         else:
             await claim_replica(context, held)

@@ -1,8 +1,7 @@
 """The Training step: from the run document's round to a published result, or to a reported failure.
 
-The names are those of specs/data-provider.md: `start` computes `assign_data_for_state`, gives the `data_assignments` to
-`fetch_data`, and `train` receives from its channel. Fetching begins before the replica is there, because it depends on
-the assignment alone.
+`start` computes `assign_data_for_state`, gives the `data_assignments` to `fetch_data`, and the trainer receives from
+its channel. Fetching begins before the replica is there, because it depends on the assignment alone.
 """
 
 import asyncio
@@ -11,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.packing.packed_batches import AssignedBatches
-from batching.round_plan import RoundPlan, plan_round
+from batching.round_plan import plan_round
 from data_providers.fetcher import BatchReceiver, failure_kind
-from run_manager.context import StepContext, round_of
+from run_manager.context import StepContext
 from run_manager.events import RoundFailed, RoundTrained
 from run_manager.replica.keeper import HeldReplica
+from run_manager.round_view import round_of
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId
@@ -62,12 +62,8 @@ class TrainingStepMetadata:
         self._head = round_of(document)
         self.delivered = asyncio.Event()
 
-    async def run(self) -> None:
-        """The machine's name for `start`."""
-        await self.start()
-
     async def start(self) -> None:
-        """Trains this client's data assignment of the round and publishes the result; stays ready for the next round.
+        """Train this client's data assignment of the round and publish the result; stay ready for the next round.
 
         Raises:
             Refused: the round moved on, or the result breaks a rule; the next round goes on without harm.
@@ -78,20 +74,10 @@ class TrainingStepMetadata:
             self.delivered.set()
         await self._context.readiness.keep(self._head.step - 1)
 
-    async def train(self, plan: RoundPlan, held: HeldReplica, batches: AssignedBatches) -> TrainedRound:
-        """What the plan's local steps come to, from this replica, on the samples (or the rows) that come.
-
-        Raises:
-            DataError: the provider's own; `batches.failed_batch` says where.
-            TrainerFailed: the trainer cannot take the step.
-        """
-        self._context.tentative.forget()
-        return await self._context.trainer.train(plan, held.replica.parameters, batches)
-
     async def _deliver(self) -> None:
         context = self._context
         view = await context.rounds.of(self._head)
-        client_id = context.member.client_id
+        client_id = context.session.client_id
         if client_id not in view.positions:
             context.readiness.owe()
         data_assignments = view.assignments.get(client_id, ())
@@ -110,15 +96,17 @@ class TrainingStepMetadata:
             context.state.merge.local_steps,
             llm.lr_schedule,
         )
+        clock = context.dependencies.retry_policy.clock
         failure: DataError | TrainerFailed | None = None
         async with asyncio.TaskGroup() as group:
             fetched = () if context.trainer.loads_data else data_assignments
-            receiver = context.fetcher.fetch_data(fetched, group)
+            receiver = context.fetcher().fetch_data(fetched, group)
             batches = self._batched(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
-            started_s = context.clock.monotonic_s()
+            started_s = clock.monotonic_s()
             try:
-                trained = await self.train(plan, held, batches)
+                context.tentative.forget()
+                trained = await context.trainer.train(plan, held.replica.parameters, batches)
             except (DataError, TrainerFailed) as error:
                 failure = error
             finally:
@@ -126,7 +114,7 @@ class TrainingStepMetadata:
         if failure is not None:
             await self._report(failure, failure.context.get("batch_id", batches.failed_batch))
             return None
-        return _Trained(trained, held, context.clock.monotonic_s() - started_s)
+        return _Trained(trained, held, clock.monotonic_s() - started_s)
 
     def _batched(self, data_assignments: tuple[BatchId, ...], receiver: BatchReceiver) -> AssignedBatches:
         """What the trainer is given: the samples as they come, or packed into rows."""
@@ -139,7 +127,7 @@ class TrainingStepMetadata:
             run_id=self._document.run_id,
             step=head.step,
             attempt=head.attempt,
-            client_id=context.member.client_id,
+            client_id=context.session.client_id,
             work_sha256=head.work_sha256,
             replica_digest=trained.held.digest,
         )
@@ -148,7 +136,7 @@ class TrainingStepMetadata:
         commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
         context.tentative.published(sha256)
         try:
-            await context.member.call(lambda api: api.commit_result(commitment))
+            await context.session.commit_result(commitment)
             await context.exchange.publish(sha256, data)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
@@ -157,7 +145,9 @@ class TrainingStepMetadata:
             reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
             await self._report_failed("unavailable", reason, None)
             return
-        context.observer(RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256))
+        context.dependencies.observer(
+            RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256)
+        )
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
         kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
@@ -167,8 +157,8 @@ class TrainingStepMetadata:
         context, head = self._context, self._head
         report = FailureReport(head.step, head.attempt, kind, reason[:MAX_MESSAGE_CHARS], batch_id)
         log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
-        context.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
-        await context.member.call(lambda api: api.report_failure(report))
+        context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
+        await context.session.report_failure(report)
 
 
 def _encode(header: ResultHeader, difference: Tensors) -> tuple[bytes, Sha256]:

@@ -29,8 +29,8 @@ class WarmupStep:
         self._context = context
         self._document = document
 
-    async def run(self) -> None:
-        """Publishes the first checkpoint if this client is to, or waits for the replica and reports to be ready.
+    async def start(self) -> None:
+        """Publish the first checkpoint if this client is to, or wait for the replica and report to be ready.
 
         Raises:
             Refused: `fingerprint-differs`, for good; others pass with the next document.
@@ -39,7 +39,7 @@ class WarmupStep:
         context, document = self._context, self._document
         if document.checkpoint is not None:
             await context.readiness.keep(document.step - 1)
-        elif document.checkpointer == context.member.client_id:
+        elif document.checkpointer == context.session.client_id:
             held = await self._initial_replica(document.step - 1)
             await publish_checkpoint(context, held)
 
@@ -48,7 +48,7 @@ class WarmupStep:
         context = self._context
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
-        seed = hashlib.sha256(GENESIS_DOMAIN + context.member.run_id.encode()).digest()
+        seed = hashlib.sha256(GENESIS_DOMAIN + context.session.run_id.encode()).digest()
         parameters = await context.trainer.initial_parameters(seed)
         source = context.state.model.LLM.checkpoint
         if isinstance(source, LocalCheckpoint):

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
-from run_manager.context import StepContext, round_of
+from run_manager.context import StepContext
 from run_manager.exchange.round_results import RoundResults
+from run_manager.round_view import round_of
 from state.documents import RunDocument
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,8 @@ class WitnessStep:
         self._head = round_of(document)
         self._results = results
 
-    async def run(self) -> None:
-        """Attests what is held, unless everything was attested before.
+    async def start(self) -> None:
+        """Attest what is held, unless everything was attested before.
 
         Raises:
             Refused: the round is over; nothing is lost by it.

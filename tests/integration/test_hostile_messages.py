@@ -11,7 +11,7 @@ import pytest
 from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
 from coordinator.store.directory.keys import KEYS_FOLDER
 from coordinator_client.client_key import ClientKey
-from run_manager.context import round_of
+from run_manager.round_view import round_of
 from state.errors import Refused
 from state.messages import Attestation, ChallengeRequest, FailureReport
 from state.replica import replica_digest

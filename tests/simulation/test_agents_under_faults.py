@@ -12,8 +12,8 @@ import pytest
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import EndReason
+from run_manager.context import RunAccess
 from run_manager.events import ReplicaHeld
-from run_manager.run_manager import RunAccess
 from state.errors import CoordinatorUnreachable
 from state.intervals import DataIds
 from tests.support.fake_clients import ClientSpec, FakeClient, fake_client

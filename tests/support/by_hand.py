@@ -15,7 +15,7 @@ from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
-from run_manager.context import round_of
+from run_manager.round_view import round_of
 from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
 from state.documents import RoundHead, RunDocument

@@ -6,12 +6,13 @@ from functools import partial
 from typing import TypeVar
 
 from coordinator_client.client_key import ClientKey
-from coordinator_client.session import Admission
+from coordinator_client.session import ClientProfile
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from run_manager.agent import Agent
+from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event
-from run_manager.run_manager import Equipment, RunAccess
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
 from state.config.state_file import StateFile
 from state.messages import Capabilities
@@ -69,14 +70,13 @@ def fake_client(coordinator: FakeCoordinator, number: int, spec: ClientSpec | No
     """A client with the key of this number."""
     spec = spec or ClientSpec()
     events: list[Event] = []
-    equipment = Equipment(
-        clock=VirtualClock(),
-        jitter=lambda: 0.5,
+    dependencies = ClientDependencies(
+        retry_policy=RetryPolicy(VirtualClock(), lambda: 0.5, spec.reconnect_bound_s),
         new_worker=spec.new_worker,
         open_provider=spec.open_provider,
         open_trainer=opener(spec.open_trainer or partial(open_trainer, spec.trainer)),
         observer=events.append,
     )
     api = coordinator.api(spec.faults)
-    agent = Agent(api, key_of(number), Admission(spec.capabilities), equipment, spec.reconnect_bound_s)
+    agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)
     return FakeClient(agent, events)

@@ -15,17 +15,17 @@ from functools import partial
 
 from coordinator.audit import AuditReport, audit
 from coordinator_client.client_key import ClientKey
-from coordinator_client.session import Admission
+from coordinator_client.session import ClientProfile
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import Agent, ClientEnd
+from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event, ReplicaHeld
-from run_manager.run_manager import Equipment, RunAccess
+from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.intervals import DataIds
-from state.messages import Capabilities
 from state.wire import Sha256, document_digest
 from tests.support.fake_clients import opener
 from tests.support.simulated_coordinator import SimulatedCoordinator, SlowJournal
@@ -155,9 +155,8 @@ class SimulatedRun:
         async def open_provider(request: RunAccess) -> DataProvider:
             return BadDataProvider(request.state.model.LLM.max_seq_len, chance, self.data_loss)
 
-        equipment = Equipment(
-            clock=VirtualClock(),
-            jitter=chance.random,
+        dependencies = ClientDependencies(
+            retry_policy=RetryPolicy(VirtualClock(), chance.random, RECONNECT_BOUND_S),
             new_worker=lambda name: InlineWorker(),
             open_provider=open_provider,
             open_trainer=opener(partial(open_trainer, trainer)),
@@ -165,7 +164,7 @@ class SimulatedRun:
         )
         api = SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw)
         key = ClientKey.from_seed(hashlib.sha256(b"client %d" % number).digest())
-        agent = Agent(api, key, Admission(Capabilities()), equipment, RECONNECT_BOUND_S)
+        agent = Agent(api, ClientProfile(key), dependencies)
         client = SimulatedClient(number, agent, link, events)
         client.task = self.tasks.create_task(agent.run())
         self.clients.append(client)

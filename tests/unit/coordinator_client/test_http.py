@@ -13,16 +13,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from coordinator.machine.stimuli import ClientEjected
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.client_key import load_or_create_key
+from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.session import Admission, Joined, Member
-from run_manager.agent import DocumentFeed
+from coordinator_client.session import ClientProfile, CoordinatorSession, Joined
 from run_manager.events import Event
 from run_manager.exchange.star import StarExchange
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from state.messages import Capabilities, ReadyReport, Standing, join_message
+from state.messages import ReadyReport, Standing, join_message
 from state.phases import RunState
 from state.wire import Sha256, canonical_json, document_digest, sha256_hex
 from tests.support.fake_clients import key_of
@@ -168,10 +168,10 @@ async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: p
 
 def member(
     coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0
-) -> tuple[Member, list[Event]]:
+) -> tuple[CoordinatorSession, list[Event]]:
     events: list[Event] = []
     retry_policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s)
-    return Member(coordinator.api(faults), key_of(1), Admission(Capabilities()), retry_policy, events.append), events
+    return CoordinatorSession(coordinator.api(faults), ClientProfile(key_of(1)), retry_policy, events.append), events
 
 
 def test_call_lost_requests_and_answers_are_repeated_until_one_gets_through() -> None:
@@ -186,7 +186,7 @@ def test_call_lost_requests_and_answers_are_repeated_until_one_gets_through() ->
         coordinator = FakeCoordinator(state_file())
         one, events = member(coordinator, faults)
         await one.join()
-        await one.call(lambda api: api.renew())
+        await one.renew()
         assert losses == [("withdraw", "request")]
         assert len([event for event in events if isinstance(event, Joined)]) == 1
 
@@ -200,7 +200,7 @@ def test_call_without_answer_gives_up_after_the_bound() -> None:
         await one.join()
         coordinator.away = True
         with pytest.raises(CoordinatorUnreachable):
-            await one.call(lambda api: api.renew())
+            await one.renew()
         assert 30 <= asyncio.get_running_loop().time() < 40
 
     run_virtually(main())
@@ -214,7 +214,7 @@ def test_call_several_at_once_after_a_lost_session_join_once() -> None:
         coordinator.sessions.clear()
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
-                group.create_task(one.call(lambda api: api.renew()))
+                group.create_task(one.renew())
         assert one.session_number == 2
 
     run_virtually(main())
@@ -227,7 +227,7 @@ def test_call_after_ejection_is_refused_for_good() -> None:
         await one.join()
         coordinator.submit(ClientEjected, client_id=one.client_id)
         with pytest.raises(Refused) as caught:
-            await one.call(lambda api: api.renew())
+            await one.renew()
         assert caught.value.kind == "ejected"
 
     run_virtually(main())
@@ -242,8 +242,8 @@ def test_call_two_processes_with_one_key_do_not_fight_for_ever() -> None:
 
         async def fight() -> None:
             while True:
-                await other.call(lambda api: api.renew())
-                await one.call(lambda api: api.renew())
+                await other.renew()
+                await one.renew()
 
         with pytest.raises(Refused) as caught:
             await fight()
@@ -306,7 +306,7 @@ def test_document_feed_older_documents_and_left_lineages_are_ignored() -> None:
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(show())
             await asyncio.sleep(0)
-            found = [await feed.next() for _ in range(3)]
+            found = [await feed.next(0.0) for _ in range(3)]
             showing.cancel()
         assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]
 

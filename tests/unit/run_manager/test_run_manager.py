@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from coordinator.machine.stimuli import ClientsFellSilent
-from coordinator_client.session import Admission, CoordinatorFound, CoordinatorLost, Joined, Member
+from coordinator_client.session import ClientProfile, CoordinatorFound, CoordinatorLost, CoordinatorSession, Joined
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import ClientEnd, EndReason
-from run_manager.context import TentativeState
+from run_manager.context import RunAccess, TentativeState
 from run_manager.events import (
     Attested,
     BecameReady,
@@ -29,7 +29,6 @@ from run_manager.events import (
 from run_manager.exchange.star import StarExchange
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
-from run_manager.run_manager import RunAccess
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
 from state.config.model import NgramConfig
@@ -38,7 +37,6 @@ from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import CoordinatorUnreachable, Desync, Refused, TrainerFailed
 from state.intervals import BatchId, DataIds
 from state.merging import OuterStep
-from state.messages import Capabilities
 from state.phases import RunState
 from state.refusals import Refusal
 from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_digest
@@ -635,7 +633,7 @@ def test_keeper_replica_other_than_the_verified_checkpoint_is_exchanged_for_it()
         coordinator.blobs[blob] = data
         events: list[Event] = []
         retry_policy = RetryPolicy(VirtualClock(), lambda: 0.5)
-        member = Member(coordinator.api(), key_of(1), Admission(Capabilities()), retry_policy, events.append)
+        member = CoordinatorSession(coordinator.api(), ClientProfile(key_of(1)), retry_policy, events.append)
         await member.join()
         worker = InlineWorker()
         merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(member, worker)

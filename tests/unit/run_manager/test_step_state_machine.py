@@ -7,8 +7,8 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
+from run_manager.context import RunAccess
 from run_manager.events import RoundTrained, StepEntered
-from run_manager.run_manager import RunAccess
 from run_manager.step_table import News, StepName, destination, news_of, next_step
 from state.errors import Desync
 from state.intervals import DataIds

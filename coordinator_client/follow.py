@@ -1,0 +1,77 @@
+"""Following a run: documents that never go back, and the immutable documents that they name, verified.
+
+The rules kept here: a run document is never exchanged for an older one of the same lineage, nor for one of a lineage
+that was left; and a document that a digest names is believed only if it has that digest.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from typing import TypeVar
+
+from coordinator_client.api import DocumentMark, RunRequests
+from state.documents import RunDocument
+from state.errors import InvalidDocument
+from state.wire import Sha256, canonical_json, parse_document, sha256_hex
+
+log = logging.getLogger(__name__)
+
+MAX_LEFT_LINEAGES = 64
+RESTORED_POLL_S = 1.0
+"""How long to wait before asking again when an answer is older than what is known."""
+
+T = TypeVar("T")
+
+
+class DocumentFeed:
+    """Run documents, each newer than the one before.
+
+    Args:
+        requests: the coordinator.
+    """
+
+    def __init__(self, requests: RunRequests) -> None:
+        self._requests = requests
+        self._mark: DocumentMark | None = None
+        self._left: deque[str] = deque(maxlen=MAX_LEFT_LINEAGES)
+
+    async def next(self, wait_s: float) -> RunDocument:
+        """Return the next document, as soon as there is one; each request waits up to `wait_s` seconds."""
+        while True:
+            document = await self.poll(wait_s)
+            if document is not None:
+                return document
+
+    async def poll(self, wait_s: float) -> RunDocument | None:
+        """Return the answer to one request, or None unless it is newer than all before."""
+        document = await self._requests.run_document(self._mark, wait_s)
+        if document is None:
+            return None
+        if not self._is_newer(document):
+            log.warning("older_document_ignored", extra={"lineage": document.lineage, "version": document.version})
+            await asyncio.sleep(RESTORED_POLL_S)
+            return None
+        if self._mark is not None and self._mark.lineage != document.lineage:
+            self._left.append(self._mark.lineage)
+        self._mark = DocumentMark(document.lineage, document.version)
+        return document
+
+    def _is_newer(self, document: RunDocument) -> bool:
+        if document.lineage in self._left:
+            return False
+        mark = self._mark
+        return mark is None or mark.lineage != document.lineage or document.version > mark.version
+
+
+def parse_immutable(kind: type[T], sha256: Sha256, content: bytes) -> T:
+    """Return the document of type `kind` in the JSON bytes.
+
+    Raises:
+        InvalidDocument: it has another digest, or is no such document; the coordinator's fault.
+    """
+    document = parse_document(kind, content)
+    found = sha256_hex(canonical_json(json.loads(content)))
+    if found != sha256:
+        raise InvalidDocument(f"{kind.__name__} {sha256} came with digest {found}", expected=sha256, found=found)
+    return document

@@ -1,0 +1,34 @@
+"""How results travel between clients: bytes by SHA-256.
+
+The rule kept here: bytes that come out of `fetch` have the digest that was asked for, wherever they came from.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from state.wire import Sha256
+
+
+class Exchange(Protocol):
+    """Publishes and fetches immutable bytes by SHA-256."""
+
+    async def publish(self, sha256: Sha256, data: bytes) -> None:
+        """Make the bytes available to every replica. They must have been announced to the coordinator.
+
+        Raises:
+            Refused: nobody waits for them (any more), or they break a rule.
+        """
+        ...
+
+    async def fetch(self, sha256: Sha256) -> bytes:
+        """Return the bytes of this digest.
+
+        Raises:
+            Refused: `not-found`.
+            InvalidDocument: their holder keeps sending others.
+        """
+        ...
+
+    def forget(self, digests: Iterable[Sha256]) -> None:
+        """Drop what is kept of these bytes: they will not be asked for again soon."""
+        ...

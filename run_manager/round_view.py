@@ -1,0 +1,84 @@
+"""What a client knows of a round: who is in it, what each one trains on, and who witnesses."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from coordinator_client.api import RunRequests
+from state.assignment import DataAssignments, assign_data_for_state
+from state.documents import Roster, RoundHead, RunDocument, WorkList
+from state.election import elect_witnesses
+from state.errors import InvalidDocument
+from state.wire import ClientId, Sha256
+
+MAX_CACHED_DOCUMENTS = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What follows from a round's documents without asking anyone.
+
+    Attributes:
+        assignments: everyone's data assignment.
+        positions: the roster position of each client.
+        witnesses: the elected witnesses.
+    """
+
+    head: RoundHead
+    assignments: DataAssignments
+    positions: dict[ClientId, int]
+    witnesses: frozenset[ClientId]
+
+    @classmethod
+    def of(cls, head: RoundHead, roster: Roster, work: WorkList) -> "RoundView":
+        """Return the view of this round."""
+        return cls(
+            head,
+            assign_data_for_state(roster, work, head.seed),
+            {entry.client_id: position for position, entry in enumerate(roster.clients)},
+            frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
+        )
+
+
+class RoundViews:
+    """Round views by round. Rosters and work lists are fetched once per digest; a roster often outlives its round."""
+
+    def __init__(self, requests: RunRequests) -> None:
+        self._requests = requests
+        self._rosters: OrderedDict[Sha256, Roster] = OrderedDict()
+        self._work: OrderedDict[Sha256, WorkList] = OrderedDict()
+        self._view: RoundView | None = None
+        self._fetching = asyncio.Lock()
+
+    async def of(self, head: RoundHead) -> RoundView:
+        """Return the view of the round that the run document names."""
+        async with self._fetching:
+            if self._view is None or self._view.head != head:
+                roster = await _cached(self._rosters, head.roster_sha256, self._requests.roster)
+                work = await _cached(self._work, head.work_sha256, self._requests.work)
+                self._view = RoundView.of(head, roster, work)
+            return self._view
+
+
+async def _cached(cache: OrderedDict[Sha256, T], sha256: Sha256, fetch: Callable[[Sha256], Awaitable[T]]) -> T:
+    found = cache.get(sha256)
+    if found is None:
+        cache[sha256] = found = await fetch(sha256)
+        while len(cache) > MAX_CACHED_DOCUMENTS:
+            cache.popitem(last=False)
+    return found
+
+
+def round_of(document: RunDocument) -> RoundHead:
+    """Return the round of a document in a round's phase.
+
+    Raises:
+        InvalidDocument: it has none; the coordinator's fault.
+    """
+    if document.round is None:
+        raise InvalidDocument(f"a run document in {document.run_state.value} without a round")
+    return document.round
