@@ -1,3 +1,124 @@
-"""The front door: the command line and the local testnet. Imports everything, is imported by nothing."""
+"""The public API: the names that data providers, task encoders, trainers and training loops are built with.
+
+    import epochal
+
+    should_load, local_shards = epochal.compute_batch_size(mesh)
+
+A name is imported from the module that defines it when it is first used, so `import epochal` alone takes no time.
+`docs/reference.md` describes every name. The modules behind them may change without notice.
+"""
+
+# ruff: noqa: I001 (`name as name` says that a name is exported; one import for each would be three times as long)
+import importlib
+
+TYPE_CHECKING = False  # `typing` would take longer to import than all of this
+if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imports
+    # fmt: off
+    from batching.chunking.datums import (
+        Datum as Datum, EncodedTextChunk as EncodedTextChunk, ImageAssetPointerChunk as ImageAssetPointerChunk,
+        ImageChunk as ImageChunk, ModelInput as ModelInput, TensorData as TensorData,
+    )
+    from batching.chunking.policies import (
+        Chunk as Chunk, ChunkEnd as ChunkEnd, ChunkLimits as ChunkLimits, ChunkPolicy as ChunkPolicy,
+        ColumnChunk as ColumnChunk, chunk_columns as chunk_columns, chunk_data as chunk_data, exact as exact,
+    )
+    from batching.mesh.jax_mesh import global_rows as global_rows
+    from batching.mesh.layout import (
+        MeshLayout as MeshLayout, ProcessLoading as ProcessLoading, compute_batch_size as compute_batch_size,
+        layout_of_mesh as layout_of_mesh, parse_mesh as parse_mesh, spread_over as spread_over,
+    )
+    from batching.mesh.rows import (
+        GlobalBatch as GlobalBatch, RowArrays as RowArrays, RowReader as RowReader, global_batches as global_batches,
+        loaded_indices as loaded_indices,
+    )
+    from batching.mesh.torch_mesh import RowBroadcast as RowBroadcast
+    from batching.packing.packer import Packer as Packer, PackingCounts as PackingCounts, packed as packed
+    from batching.packing.samples import EncodedSample as EncodedSample, RawSample as RawSample
+    from batching.packing.task_encoder import (
+        EncoderContext as EncoderContext, SkipSample as SkipSample, TaskEncoder as TaskEncoder, stateless as stateless,
+    )
+    from batching.round_plan import RoundPlan as RoundPlan
+    from coordinator_client.http import CoordinatorClient as CoordinatorClient
+    from coordinator_client.operator import OperatorClient as OperatorClient
+    from data_providers.fetcher import (
+        BatchReceiver as BatchReceiver, DataFetcher as DataFetcher, FetchSettings as FetchSettings,
+    )
+    from data_providers.local import LocalDataProvider as LocalDataProvider
+    from data_providers.opening import open_provider as open_provider
+    from data_providers.order import DataFile as DataFile, DataOrder as DataOrder
+    from data_providers.protocol import (
+        CorruptData as CorruptData, DataProvider as DataProvider, DatasetSpec as DatasetSpec,
+        IGNORED_LABEL as IGNORED_LABEL, OutOfRange as OutOfRange, Rejected as Rejected,
+        SourceUnavailable as SourceUnavailable, TokenBatch as TokenBatch,
+    )
+    from data_providers.ranged import RangedDataProvider as RangedDataProvider
+    from data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
+    from runtime.clock import SystemClock as SystemClock
+    from runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
+    from state.config.state_file import (
+        PackingConfig as PackingConfig, StateFile as StateFile, parse_state as parse_state,
+    )
+    from state.errors import (
+        CoordinatorUnreachable as CoordinatorUnreachable, DataError as DataError, Desync as Desync,
+        EpochalError as EpochalError, InternalError as InternalError, InvalidConfig as InvalidConfig,
+        InvalidDocument as InvalidDocument, InvalidInput as InvalidInput, InvalidResult as InvalidResult,
+        Mistake as Mistake, Refused as Refused, StoreConflict as StoreConflict, StoreFailed as StoreFailed,
+        TrainerFailed as TrainerFailed, Unsupported as Unsupported,
+    )
+    from state.intervals import BatchId as BatchId, DataIds as DataIds
+    from state.refusals import Refusal as Refusal
+    from trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
+    # fmt: on
 
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    "data_providers.protocol": (
+        "DataProvider DatasetSpec TokenBatch IGNORED_LABEL SourceUnavailable CorruptData OutOfRange Rejected"
+    ),
+    "data_providers.order": "DataFile DataOrder",
+    "data_providers.sources.protocol": "ByteSource SourceFile",
+    "data_providers.ranged": "RangedDataProvider",
+    "data_providers.local": "LocalDataProvider",
+    "data_providers.opening": "open_provider",
+    "data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
+    "batching.packing.samples": "RawSample EncodedSample",
+    "batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
+    "batching.packing.packer": "Packer PackingCounts packed",
+    "batching.mesh.layout": "MeshLayout ProcessLoading compute_batch_size layout_of_mesh parse_mesh spread_over",
+    "batching.mesh.rows": "GlobalBatch RowArrays RowReader global_batches loaded_indices",
+    "batching.mesh.jax_mesh": "global_rows",
+    "batching.mesh.torch_mesh": "RowBroadcast",
+    "batching.chunking.datums": "Datum ModelInput EncodedTextChunk ImageChunk ImageAssetPointerChunk TensorData",
+    "batching.chunking.policies": "Chunk ChunkEnd ChunkLimits ChunkPolicy chunk_data chunk_columns ColumnChunk exact",
+    "batching.round_plan": "RoundPlan",
+    "trainers.protocol": "Trainer TrainedRound",
+    "coordinator_client.http": "CoordinatorClient",
+    "coordinator_client.operator": "OperatorClient",
+    "runtime.retry": "RetryPolicy system_jitter",
+    "runtime.clock": "SystemClock",
+    "state.config.state_file": "StateFile PackingConfig parse_state",
+    "state.intervals": "BatchId DataIds",
+    "state.errors": (
+        "EpochalError InvalidInput InvalidConfig Mistake InvalidDocument InvalidResult Unsupported Refused "
+        "DataError CoordinatorUnreachable Desync StoreFailed StoreConflict TrainerFailed InternalError"
+    ),
+    "state.refusals": "Refusal",
+}
+"""The names that each module exports, in the order of `docs/reference.md`."""
+
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = ["__version__", *_MODULE_OF]
+
+if not TYPE_CHECKING:  # a type checker is to know no other names than those above
+
+    def __getattr__(name):
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

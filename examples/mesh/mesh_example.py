@@ -12,15 +12,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batching.mesh.layout import MeshLayout
-from batching.mesh.rows import GlobalBatch, RowArrays, RowReader, global_batches, loaded_indices
-from batching.round_plan import RoundPlan
-from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import DatasetSpec
+from epochal import (
+    BatchId,
+    DataFetcher,
+    DataIds,
+    DatasetSpec,
+    FetchSettings,
+    GlobalBatch,
+    LocalDataProvider,
+    MeshLayout,
+    RoundPlan,
+    RowArrays,
+    RowReader,
+    global_batches,
+    loaded_indices,
+    system_jitter,
+)
 from epochal.testnet.demo_data import write_demo_data
-from runtime.retry import system_jitter
-from state.intervals import BatchId, DataIds
 
 SEQUENCE_LENGTH = 128
 BATCH_SIZE = 4

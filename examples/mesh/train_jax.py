@@ -15,8 +15,7 @@ import numpy as np
 from mesh_example import BATCH_SIZE, Host
 from numpy.typing import NDArray
 
-from batching.mesh.layout import compute_batch_size, layout_of_mesh, parse_mesh
-from batching.mesh.rows import RowArrays
+from epochal import RowArrays, compute_batch_size, layout_of_mesh, parse_mesh
 
 
 def main(coordinator: str, host: int, hosts: int, mesh_text: str, order: str, folder: Path) -> None:
@@ -28,7 +27,7 @@ def main(coordinator: str, host: int, hosts: int, mesh_text: str, order: str, fo
     from jax.experimental import multihost_utils
     from jax.sharding import Mesh
 
-    from batching.mesh.jax_mesh import global_rows
+    from epochal import global_rows
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(

@@ -15,9 +15,7 @@ from mesh_example import BATCH_SIZE, Host
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
-from batching.mesh.layout import compute_batch_size, layout_of_mesh, parse_mesh
-from batching.mesh.rows import RowArrays
-from batching.mesh.torch_mesh import RowBroadcast
+from epochal import RowArrays, RowBroadcast, compute_batch_size, layout_of_mesh, parse_mesh
 
 
 def main(mesh_text: str, folder: Path) -> None:

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data_providers.order import DataFile, DataOrder
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
-from state.errors import InternalError
-from state.intervals import DataIds
+from epochal import (
+    CorruptData,
+    DataFile,
+    DataIds,
+    DataOrder,
+    DataProvider,
+    DatasetSpec,
+    InternalError,
+    SourceUnavailable,
+    TokenBatch,
+)
 
 
 class TextProvider:

@@ -1,7 +1,5 @@
 """The `epochal` command itself: its commands, what it imports, its errors and exit codes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,22 +11,9 @@ from epochal.cli.main import COMMANDS, DATA_COMMANDS, app
 from epochal.cli.run import first_error
 from state.errors import Refused
 from state.refusals import Refusal
-from tests.support.cli import run_main
+from tests.support.cli import heavy_imports_of, run_main
 
-HEAVY = ("cryptography", "fastapi", "httpx", "jax", "numpy", "pydantic", "torch", "transitions", "uvicorn")
 cli = CliRunner()
-
-
-def imported_by(code: str) -> set[str]:
-    """The heavy packages that a fresh process has imported after running the code."""
-    ran = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, sep='\\n')"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return set(HEAVY).intersection(ran.stdout.splitlines())
 
 
 def after_help_of(*arguments: str) -> str:
@@ -39,12 +24,12 @@ def after_help_of(*arguments: str) -> str:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert imported_by(after_help_of()) == set()
+    assert heavy_imports_of(after_help_of()) == set()
 
 
 @pytest.mark.parametrize("command", ["check", "status", "pause", "resume", "eject"])
 def test_command_without_arithmetic_imports_neither_numpy_nor_fastapi(command: str) -> None:
-    assert not imported_by(after_help_of(command)) & {"fastapi", "numpy", "torch", "jax", "uvicorn"}
+    assert not heavy_imports_of(after_help_of(command)) & {"fastapi", "numpy", "torch", "jax", "uvicorn"}
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *DATA_COMMANDS], ids=lambda command: command.name)

@@ -1,0 +1,45 @@
+"""`import epochal`: the public names, each imported when it is first used."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import epochal
+from tests.support.cli import heavy_imports_of
+
+NEEDS = {"global_rows": "jax", "RowBroadcast": "torch"}
+
+
+def typed_names() -> dict[str, str]:
+    """The module of every name that type checkers see, read from the source."""
+    block = next(node for node in ast.parse(Path(epochal.__file__).read_text()).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {str(alias.asname): str(node.module) for node in imports for alias in node.names}
+
+
+def test_import_epochal_imports_nothing_heavy() -> None:
+    assert heavy_imports_of("import epochal") == set()
+
+
+def test_an_error_can_be_caught_without_importing_anything_heavy() -> None:
+    assert heavy_imports_of("import epochal; epochal.EpochalError; epochal.BatchId") == set()
+
+
+@pytest.mark.parametrize("name", epochal.__all__)
+def test_public_name_is_there_and_listed(name: str) -> None:
+    package = NEEDS.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    assert name in dir(epochal)
+    assert getattr(epochal, name) is not None
+
+
+def test_type_checkers_see_the_names_that_there_are() -> None:
+    assert typed_names() == epochal._MODULE_OF
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'epochal' has no attribute 'Nope'"):
+        _ = epochal.Nope  # type: ignore[attr-defined]
