@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from data_providers.protocol import DatasetSpec, TokenBatch
+from data_providers.protocol import DatasetSpec, TokenBatch, dataset_fingerprint
 from state.errors import InternalError
 from state.intervals import DataIds
-from state.wire import document_digest
 
 DUMMY_VOCABULARY = 256
 """Tokens are below this number, so that a byte-level model can take them."""
@@ -20,12 +19,8 @@ class DummyDataProvider:
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
         self._closed = False
-        self._fingerprint = document_digest(
-            {
-                "format": "epochal/dummy-dataset/v1",
-                "token_size_bytes": spec.token_size_bytes,
-                "sequence_length": spec.sequence_length,
-            }
+        self._fingerprint = dataset_fingerprint(
+            "dummy-dataset", token_size_bytes=spec.token_size_bytes, sequence_length=spec.sequence_length
         )
 
     @property

@@ -8,13 +8,15 @@ lines are no records. The order is that of `data_providers/order.py`, a line bei
 
 import asyncio
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.order import DataFile, DataOrder, Run
+from data_providers.file_names import JSON_LINES_SUFFIX
+from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -24,13 +26,12 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
     TokenBatch,
+    dataset_fingerprint,
 )
 from data_providers.splits import DEFAULT_SPLIT, files_of_split
 from state.errors import InternalError
 from state.intervals import DataIds
-from state.wire import document_digest
 
-SUFFIX = ".jsonl"
 MAX_LINE_BYTES = MAX_SEQUENCE_BYTES // 2
 """A byte of text takes two in a batch."""
 MAX_LINES = 2**28
@@ -40,15 +41,13 @@ _MAX_BLANK_BYTES = 4
 """A longer line of blanks is met as a record that is no JSON."""
 _NEWLINE = 0x0A
 _BLANKS = frozenset(b" \t\r")
-_FINGERPRINT_FORMAT = "epochal/json-lines/v1"
 
 
-class LineFile(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class LineFile(DataFile):
     """One file; line *i* is `[starts[i], stops[i])` of its bytes, without the line's end."""
 
     path: Path
-    name: str
-    size_bytes: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
 
@@ -59,16 +58,12 @@ class JsonLinesDataProvider:
     def __init__(self, files: list[LineFile], shuffle_seed: bytes | None) -> None:
         # To the order a line is a sample of one token.
         spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
-        self._order = DataOrder((DataFile(file.name, file.size_bytes, len(file.starts)) for file in files), spec)
-        by_name = {file.name: file for file in files}
-        self.files = tuple(by_name[file.name] for file in self._order.files)
+        self._order = DataOrder(files, spec)
         self._closed = False
-        self._fingerprint = document_digest(
-            {
-                "format": _FINGERPRINT_FORMAT,
-                "files": [[file.name, file.size_bytes, len(file.starts)] for file in self.files],
-                "shuffle_seed": None if shuffle_seed is None else shuffle_seed.hex(),
-            }
+        self._fingerprint = dataset_fingerprint(
+            "json-lines",
+            files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
+            shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
         )
 
     @classmethod
@@ -81,14 +76,19 @@ class JsonLinesDataProvider:
             InvalidInput: the folder's splits do not say which one is meant; the user's fault.
         """
         try:
-            names = files_of_split(path, SUFFIX, split) if path.is_dir() else [path.name]
+            names = files_of_split(path, JSON_LINES_SUFFIX, split) if path.is_dir() else [path.name]
             folder = path if path.is_dir() else path.parent
             files = [_indexed(folder / name, name) for name in sorted(names)]
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
-        if not any(len(file.starts) for file in files):
+        if not any(file.token_count for file in files):
             raise CorruptData(f"{path} holds no JSON record", path=str(path))
         return cls(files, shuffle_seed)
+
+    @property
+    def files(self) -> tuple[LineFile, ...]:
+        """The files in their order; a token of theirs is a line."""
+        return self._order.files
 
     @property
     def sequence_count(self) -> int:
@@ -115,12 +115,12 @@ class JsonLinesDataProvider:
     async def aclose(self) -> None:
         self._closed = True
 
-    def _read(self, runs: list[Run]) -> TokenBatch:
+    def _read(self, extents: list[Extent]) -> TokenBatch:
         lines: list[bytes] = []
         taken_bytes = 0
-        for run in runs:
-            file = self.files[run.file]
-            part = slice(run.sequence, run.sequence + run.length)
+        for extent in extents:
+            file = self.files[extent.file]
+            part = slice(extent.sequence, extent.sequence + extent.length)
             starts, stops = file.starts[part].tolist(), file.stops[part].tolist()
             taken_bytes += 2 * (stops[-1] - starts[0])
             if taken_bytes > MAX_REQUEST_BYTES:
@@ -166,7 +166,7 @@ def _indexed(path: Path, name: str) -> LineFile:
         )
     kept = lengths > 0
     kept[kept] = ~_blank(path, starts[kept], stops[kept])
-    return LineFile(path, name, size_bytes, starts[kept], stops[kept])
+    return LineFile(name, size_bytes, int(kept.sum()), path, starts[kept], stops[kept])
 
 
 def _blank(path: Path, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -16,13 +16,14 @@ from typing import Self
 
 import numpy as np
 
-from data_providers.formats.discovery import SUFFIXES, Part, discovery
-from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
+from data_providers.file_names import MDS_INDEX_NAME, TOKEN_FILES, is_hidden
+from data_providers.formats.discovery import Part, discovery
+from data_providers.formats.mds import SHARD_SUFFIX
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
-from data_providers.order import DataOrder, Run
+from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
-from data_providers.sources.protocol import SourceFile, is_hidden
+from data_providers.sources.protocol import SourceFile
 from state.errors import InternalError
 from state.intervals import DataIds
 
@@ -51,10 +52,9 @@ class _OpenFile:
 class LocalDataProvider:
     """A `DataProvider` over local token files. Make one with `open`."""
 
-    def __init__(self, paths: dict[str, Path], layouts: Sequence[TokenFile], spec: DatasetSpec) -> None:
-        self.order = DataOrder(layouts, spec)
-        by_name = {layout.name: layout for layout in layouts}
-        self._files = [(paths[file.name], by_name[file.name]) for file in self.order.files]
+    def __init__(self, paths: Mapping[str, Path], files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        self.order = DataOrder(files, spec)
+        self._paths = [paths[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._nowait = _NOWAIT
@@ -73,7 +73,7 @@ class LocalDataProvider:
             paths = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
             if folder is path:
                 paths = {name: entry for name, entry in paths.items() if not is_hidden(name)}
-            if INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
+            if MDS_INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
                 paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
             if folder is not path:
                 # A file alone is a dataset; what lies beside it matters only if it is the file's own index.
@@ -81,14 +81,12 @@ class LocalDataProvider:
                 paths = {name: entry for name, entry in paths.items() if name in wanted}
                 if path.name not in paths:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-            layouts = _discovered(paths, spec)
+            files = _discovered(paths, spec)
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
-        if not layouts:
-            raise CorruptData(
-                f"{path} holds no token files ({', '.join(SUFFIXES)}, or an MDS {INDEX_NAME})", path=str(path)
-            )
-        return cls(paths, layouts, spec)
+        if not files:
+            raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
+        return cls(paths, files, spec)
 
     @property
     def sequence_count(self) -> int:
@@ -109,9 +107,9 @@ class LocalDataProvider:
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self.order.spec.empty_tokens(data_ids)
-        runs = self.order.locate(data_ids)
-        if not self._read_what_is_cached(runs, tokens):
-            await asyncio.to_thread(self._read, runs, tokens)
+        extents = self.order.locate(data_ids)
+        if not self._read_what_is_cached(extents, tokens):
+            await asyncio.to_thread(self._read, extents, tokens)
         return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
 
     async def aclose(self) -> None:
@@ -119,34 +117,34 @@ class LocalDataProvider:
         with self._lock:
             self._open_files.clear()
 
-    def _read_what_is_cached(self, runs: Sequence[Run], tokens: Tokens) -> bool:
+    def _read_what_is_cached(self, extents: Sequence[Extent], tokens: Tokens) -> bool:
         """Whether all of it could be read without waiting for a file to be opened or for the disk."""
         if self._nowait is None or tokens.nbytes > MAX_INLINE_BYTES:
             return False
         try:
-            return self._read_runs(runs, tokens, self._nowait)
+            return self._read_extents(extents, tokens, self._nowait)
         except BlockingIOError:
             return False
         except OSError:  # the file system does not know the flag
             self._nowait = None
             return False
 
-    def _read(self, runs: Sequence[Run], tokens: Tokens) -> None:
+    def _read(self, extents: Sequence[Extent], tokens: Tokens) -> None:
         try:
-            self._read_runs(runs, tokens, 0)
+            self._read_extents(extents, tokens, 0)
         except OSError as error:
             raise SourceUnavailable(f"a token file cannot be read: {error}") from error
 
-    def _read_runs(self, runs: Sequence[Run], tokens: Tokens, flags: int) -> bool:
+    def _read_extents(self, extents: Sequence[Extent], tokens: Tokens, flags: int) -> bool:
         """Fills `tokens` and says True; with flags, says False instead of opening a file or reading one in part."""
         view = tokens.view(np.uint8).data
         spec, begin = self.order.spec, 0
-        for run in runs:
-            file = self._file(run.file, may_open=not flags)
+        for extent in extents:
+            file = self._file(extent.file, may_open=not flags)
             if file is None:
                 return False
-            path, layout = self._files[run.file]
-            for offset, length in layout.stretches(run.sequence, run.length, spec):
+            path = self._paths[extent.file]
+            for offset, length in self.order.files[extent.file].stretches(extent.sequence, extent.length, spec):
                 if not _read_into(view[begin : begin + length], file.fd, offset, flags, path):
                     return False
                 begin += length
@@ -160,8 +158,7 @@ class LocalDataProvider:
                 return file
         if not may_open:
             return None
-        path, layout = self._files[number]
-        file = _OpenFile(path, layout.size_bytes)
+        file = _OpenFile(self._paths[number], self.order.files[number].size_bytes)
         with self._lock:
             if not self._closed:
                 self._open_files[number] = file

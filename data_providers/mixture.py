@@ -1,4 +1,4 @@
-"""Which source of a mix a data index means, and which of its samples: a pure function of the weights.
+"""The order of a mix: which source a data index means, and which of its samples; a pure function of the weights.
 
 Weights become whole counts in a period of `PERIOD` data indices, and each period serves every source exactly so often.
 Within the period the sources take turns so that in *every* prefix of the order each source is within one sample of its

@@ -12,18 +12,17 @@ Memory grows with the number of files, not of samples. This order is a contract 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
+from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, dataset_fingerprint
 from state.intervals import MAX_INDEX, DataIds
 from state.permutation import permutation_key, permute
-from state.wire import document_digest
 
 MAX_BLOCK_SEQUENCES = 16
 """Samples of one block in a large dataset: 64 KiB of 2,048 two-byte tokens."""
@@ -41,7 +40,6 @@ whoever asks for one data index soon asks for the next."""
 KEPT_WINDOWS = 64
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
 _SHORT_BLOCK_DOMAIN = b"epochal/order/short-block/v1"
-_FINGERPRINT_FORMAT = "epochal/dataset/v1"
 
 Numbers = NDArray[np.int64]
 
@@ -50,12 +48,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One token file of a dataset.
+    """One file of a dataset.
 
     Attributes:
         name: relative to the dataset's folder, with `/`; unique, and what files are sorted by (by code point).
         size_bytes: of the whole file, header included.
-        token_count: tokens that it holds.
+        token_count: tokens that it holds; where the spec's samples are one token long, its samples.
     """
 
     name: str
@@ -63,7 +61,10 @@ class DataFile:
     token_count: int
 
 
-class Run(NamedTuple):
+File = TypeVar("File", bound=DataFile)
+
+
+class Extent(NamedTuple):
     """Samples that lie one after the other in one file.
 
     Attributes:
@@ -82,7 +83,7 @@ def block_sequences(sequence_count: int) -> int:
     return min(max(sequence_count // MIN_BLOCKS, 1), MAX_BLOCK_SEQUENCES)
 
 
-class DataOrder:
+class DataOrder(Generic[File]):
     """Maps data indices to places in files.
 
     Attributes:
@@ -93,12 +94,12 @@ class DataOrder:
         fingerprint: 64 hex characters over the files' names and sizes, the token size, sequence length and shuffle.
     """
 
-    def __init__(self, files: Iterable[DataFile], spec: DatasetSpec) -> None:
+    def __init__(self, files: Iterable[File], spec: DatasetSpec) -> None:
         """
         Raises:
             CorruptData: no file holds a whole sample, or two have one name. The data's owner's fault.
         """
-        self.files = tuple(sorted(files, key=lambda file: file.name))
+        self.files: tuple[File, ...] = tuple(sorted(files, key=lambda file: file.name))
         self.spec = spec
         for file, following in zip(self.files, self.files[1:], strict=False):
             if file.name == following.name:
@@ -118,7 +119,13 @@ class DataOrder:
         self._full_blocks, self._short = divmod(self.sequence_count, self._block)
         self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_window)
         self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_short_place)
-        self.fingerprint = fingerprint(self.files, spec)
+        self.fingerprint = dataset_fingerprint(
+            "dataset",
+            files=[[file.name, file.size_bytes] for file in self.files],
+            token_size_bytes=spec.token_size_bytes,
+            sequence_length=spec.sequence_length,
+            shuffle_seed=None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),
+        )
         _log.info(
             "dataset opened",
             extra={
@@ -130,7 +137,7 @@ class DataOrder:
             },
         )
 
-    def locate(self, data_ids: DataIds) -> list[Run]:
+    def locate(self, data_ids: DataIds) -> list[Extent]:
         """The places of a closed interval of data indices, in their order.
 
         Raises:
@@ -139,28 +146,28 @@ class DataOrder:
         last_pass = data_ids.end // self.sequence_count
         if last_pass >= MAX_PASSES:
             raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_PASSES} passes of {self.sequence_count}")
-        runs: list[Run] = []
+        extents: list[Extent] = []
         for pass_number in range(data_ids.start // self.sequence_count, last_pass + 1):
             begin = pass_number * self.sequence_count
             first, stop = max(data_ids.start - begin, 0), min(data_ids.end + 1 - begin, self.sequence_count)
             if self.spec.shuffle_seed is None:
-                runs += self._split_at_files(np.array([first]), np.array([stop - first]))[0]
+                extents += self._split_at_files(np.array([first]), np.array([stop - first]))[0]
             else:
-                runs += self._shuffled_runs(pass_number, first, stop)
-        return runs
+                extents += self._shuffled_extents(pass_number, first, stop)
+        return extents
 
-    def _shuffled_runs(self, pass_number: int, first: int, stop: int) -> list[Run]:
+    def _shuffled_extents(self, pass_number: int, first: int, stop: int) -> list[Extent]:
         """The places of positions `[first, stop)` of a pass, in their order."""
         short_place = self._short_place(pass_number)
         first_place, last_place = self._place_of(first, short_place), self._place_of(stop - 1, short_place)
-        runs: list[Run] = []
+        extents: list[Extent] = []
         for number in range(first_place // WINDOW_PLACES, last_place // WINDOW_PLACES + 1):
             window = self._window(pass_number, number)
             begin = number * WINDOW_PLACES
             head = window.heads[max(first_place - begin, 0)]
-            runs += window.runs[head : window.heads[min(last_place + 1 - begin, WINDOW_PLACES)]]
+            extents += window.extents[head : window.heads[min(last_place + 1 - begin, WINDOW_PLACES)]]
         first_begin = first_place * self._block - (self._block - self._short if first_place > short_place else 0)
-        return _cut(runs, first - first_begin, stop - first)
+        return _cut(extents, first - first_begin, stop - first)
 
     def _place_of(self, position: int, short_place: int) -> int:
         """Which place in the pass's order of blocks holds a position."""
@@ -176,7 +183,7 @@ class DataOrder:
         return int(self._permute(_SHORT_BLOCK_DOMAIN, pass_number, self._full_blocks + 1, np.zeros(1, np.uint64))[0])
 
     def _compute_window(self, pass_number: int, number: int) -> "_Window":
-        """The runs of `WINDOW_PLACES` places of a pass's order of blocks, fewer at its end."""
+        """The extents of `WINDOW_PLACES` places of a pass's order of blocks, fewer at its end."""
         short_place = self._short_place(pass_number)
         end = self._full_blocks + (1 if self._short else 0)
         places = np.arange(number * WINDOW_PLACES, min((number + 1) * WINDOW_PLACES, end))
@@ -185,14 +192,14 @@ class DataOrder:
         numbers = np.minimum(places - (places > short_place), self._full_blocks - 1).astype(np.uint64)
         images = self._permute(_BLOCKS_DOMAIN, pass_number, self._full_blocks, numbers)
         blocks = np.where(is_short, self._full_blocks, images)
-        runs, heads = self._split_at_files(blocks * self._block, np.where(is_short, self._short, self._block))
-        return _Window(runs, heads + [len(runs)] * (WINDOW_PLACES + 1 - len(places)))
+        extents, heads = self._split_at_files(blocks * self._block, np.where(is_short, self._short, self._block))
+        return _Window(extents, heads + [len(extents)] * (WINDOW_PLACES + 1 - len(places)))
 
     def _permute(self, domain: bytes, pass_number: int, n: int, numbers: NDArray[np.uint64]) -> Numbers:
         return permute(permutation_key(self.spec.shuffle_seed or b"", domain, pass_number), n, numbers).astype(np.int64)
 
-    def _split_at_files(self, starts: Numbers, lengths: Numbers) -> tuple[list[Run], list[int]]:
-        """Stretches of neighbouring samples as runs, cut where files end; and each stretch's first run's number."""
+    def _split_at_files(self, starts: Numbers, lengths: Numbers) -> tuple[list[Extent], list[int]]:
+        """Stretches of neighbouring samples as extents, cut where files end; and each one's first extent's number."""
         first_entries = np.searchsorted(self._file_starts, starts, side="right") - 1
         last_entries = np.searchsorted(self._file_starts, starts + lengths - 1, side="right") - 1
         pieces = last_entries - first_entries + 1
@@ -202,41 +209,28 @@ class DataOrder:
         begins = np.maximum(starts[stretch], self._file_starts[entries])
         ends = np.minimum((starts + lengths)[stretch], self._file_starts[entries + 1])
         sequences, counts = begins - self._file_starts[entries], ends - begins
-        runs = map(Run, self._file_numbers[entries].tolist(), sequences.tolist(), counts.tolist())
-        return list(runs), heads.tolist()
+        extents = map(Extent, self._file_numbers[entries].tolist(), sequences.tolist(), counts.tolist())
+        return list(extents), heads.tolist()
 
 
 class _Window(NamedTuple):
-    """The runs of some consecutive places; those of place *i* are `runs[heads[i]:heads[i + 1]]`."""
+    """The extents of some consecutive places; those of place *i* are `extents[heads[i]:heads[i + 1]]`."""
 
-    runs: list[Run]
+    extents: list[Extent]
     heads: list[int]
 
 
-def _cut(runs: list[Run], skipped: int, length: int) -> list[Run]:
-    """The `length` samples of the runs that follow the first `skipped` ones."""
-    cut: list[Run] = []
-    for run in runs:
-        if skipped >= run.length:
-            skipped -= run.length
+def _cut(extents: list[Extent], skipped: int, length: int) -> list[Extent]:
+    """The `length` samples of the extents that follow the first `skipped` ones."""
+    cut: list[Extent] = []
+    for extent in extents:
+        if skipped >= extent.length:
+            skipped -= extent.length
             continue
-        taken = min(run.length - skipped, length)
+        taken = min(extent.length - skipped, length)
         if not taken:
             break
-        cut.append(run if taken == run.length else Run(run.file, run.sequence + skipped, taken))
+        cut.append(extent if taken == extent.length else Extent(extent.file, extent.sequence + skipped, taken))
         length -= taken
         skipped = 0
     return cut
-
-
-def fingerprint(files: Sequence[DataFile], spec: DatasetSpec) -> str:
-    """64 hex characters that name the dataset: the files' names and sizes, how they are cut and ordered."""
-    return document_digest(
-        {
-            "format": _FINGERPRINT_FORMAT,
-            "files": [[file.name, file.size_bytes] for file in files],
-            "token_size_bytes": spec.token_size_bytes,
-            "sequence_length": spec.sequence_length,
-            "shuffle_seed": None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),
-        }
-    )

@@ -13,12 +13,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.order import DataFile, DataOrder, Run
+from data_providers.file_names import PARQUET_SUFFIX
+from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -27,14 +28,13 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
     TokenBatch,
+    dataset_fingerprint,
 )
 from data_providers.splits import DEFAULT_SPLIT, files_of_split
 from state.errors import InternalError, InvalidInput
 from state.intervals import DataIds
-from state.wire import document_digest
 
 EXTRA = "pip install 'epochal[parquet]'"
-SUFFIX = ".parquet"
 INPUTS = "inputs"
 OPTIONAL = ("labels", "position_ids", "sequence_lengths")
 MAX_DECODED_BYTES = 512 * 1024**2
@@ -44,28 +44,17 @@ MAX_ROW_GROUP_BYTES = 256 * 1024**2
 DECODED_ROWS = 1024
 """Rows that are decoded before what they take is looked at: a few bytes may stand for many equal values."""
 MAX_TOKEN = 2**32 - 1
-_FINGERPRINT_FORMAT = "epochal/preprocessed/v1"
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """To the order a row is a sample of one token."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFile(DataFile):
     """A file as its footer shows it; row group *g* has rows `[starts[g], starts[g + 1])`."""
 
     path: Path
-    name: str
-    size_bytes: int
     columns: tuple[str, ...]
     starts: NDArray[np.int64]
-
-
-class RowFile(NamedTuple):
-    """One file: its name within the dataset, its bytes, and its rows, each of them a sample."""
-
-    name: str
-    size_bytes: int
-    row_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +72,18 @@ class _Column:
 class PreprocessedDataProvider:
     """A `DataProvider` over parquet files. Make one with `open`."""
 
-    def __init__(self, tables: Sequence[_Table], max_tokens: int | None) -> None:
-        files = [DataFile(table.name, table.size_bytes, int(table.starts[-1])) for table in tables]
+    def __init__(self, files: Sequence[RowFile], max_tokens: int | None) -> None:
         self._order = DataOrder(files, _ROWS)
-        by_name = {table.name: table for table in tables}
-        self._tables = [by_name[file.name] for file in self._order.files]
-        self.columns = tables[0].columns
+        self.columns = files[0].columns
         self._max_tokens = max_tokens
         self._decoded: OrderedDict[tuple[int, int], dict[str, _Column]] = OrderedDict()
         self._decoded_bytes = 0
         self._reading = asyncio.Lock()
         self._closed = False
-        self._fingerprint = document_digest(
-            {
-                "format": _FINGERPRINT_FORMAT,
-                "files": [[table.name, table.size_bytes, int(table.starts[-1])] for table in self._tables],
-                "columns": list(self.columns),
-            }
+        self._fingerprint = dataset_fingerprint(
+            "preprocessed",
+            files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
+            columns=list(self.columns),
         )
 
     @classmethod
@@ -114,9 +98,9 @@ class PreprocessedDataProvider:
         _pyarrow()
         try:
             if not path.is_dir():
-                return cls([_table(path, path.name)], max_tokens)
-            names = files_of_split(path, SUFFIX, split)
-            tables = [_table(path / name, name) for name in sorted(names)]
+                return cls([_row_file(path, path.name)], max_tokens)
+            names = files_of_split(path, PARQUET_SUFFIX, split)
+            tables = [_row_file(path / name, name) for name in sorted(names)]
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
         first = tables[0]
@@ -127,8 +111,8 @@ class PreprocessedDataProvider:
 
     @property
     def files(self) -> tuple[RowFile, ...]:
-        """The files in their order."""
-        return tuple(RowFile(table.name, table.size_bytes, int(table.starts[-1])) for table in self._tables)
+        """The files in their order; a token of theirs is a row."""
+        return self._order.files
 
     @property
     def sequence_count(self) -> int:
@@ -157,16 +141,16 @@ class PreprocessedDataProvider:
         self._closed = True
         self._decoded.clear()
 
-    def _read(self, runs: Sequence[Run]) -> TokenBatch:
+    def _read(self, extents: Sequence[Extent]) -> TokenBatch:
         parts: dict[str, list[_Column]] = {name: [] for name in self.columns}
         taken_bytes = 0
-        for run in runs:
-            row, stop = run.sequence, run.sequence + run.length
-            starts = self._tables[run.file].starts
+        for extent in extents:
+            row, stop = extent.sequence, extent.sequence + extent.length
+            starts = self.files[extent.file].starts
             while row < stop:
                 group = int(np.searchsorted(starts, row, side="right")) - 1
                 begin, end = int(starts[group]), min(stop, int(starts[group + 1]))
-                for name, column in self._row_group(run.file, group).items():
+                for name, column in self._row_group(extent.file, group).items():
                     part = column.rows(row - begin, end - begin)
                     taken_bytes += part.values.nbytes
                     if taken_bytes > MAX_REQUEST_BYTES:
@@ -184,7 +168,7 @@ class PreprocessedDataProvider:
         if key in self._decoded:
             self._decoded.move_to_end(key)
             return self._decoded[key]
-        found = _decode(self._tables[file], group)
+        found = _decode(self.files[file], group)
         self._decoded[key] = found
         self._decoded_bytes += _bytes_of(found)
         while self._decoded_bytes > MAX_DECODED_BYTES and len(self._decoded) > 1:
@@ -220,7 +204,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _table(path: Path, name: str) -> _Table:
+def _row_file(path: Path, name: str) -> RowFile:
     arrow = _pyarrow()
     try:
         with arrow.parquet.ParquetFile(path) as file:
@@ -239,7 +223,8 @@ def _table(path: Path, name: str) -> _Table:
             raise CorruptData(f"{path}: column {column!r} holds {kind}; allowed: lists of integers", path=str(path))
     for group in range(metadata.num_row_groups):
         _check_row_group(metadata.row_group(group), group, path)
-    return _Table(path, name, path.stat().st_size, columns, np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+    starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    return RowFile(name, path.stat().st_size, int(starts[-1]), path, columns, starts)
 
 
 def _check_row_group(group: Any, number: int, path: Path) -> None:
@@ -269,7 +254,7 @@ def _is_list(arrow: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _decode(table: _Table, group: int) -> dict[str, _Column]:
+def _decode(table: RowFile, group: int) -> dict[str, _Column]:
     arrow = _pyarrow()
     try:
         if table.path.stat().st_size != table.size_bytes:
@@ -282,7 +267,7 @@ def _decode(table: _Table, group: int) -> dict[str, _Column]:
     return {name: _column(found.column(name).combine_chunks(), name, table, count) for name in table.columns}
 
 
-def _rows_of(file: Any, table: _Table, group: int) -> Any:
+def _rows_of(file: Any, table: RowFile, group: int) -> Any:
     """A row group as an arrow table, decoded part by part, so that one that is too large is noticed in time."""
     columns = list(table.columns)
     batches, taken_bytes = [], 0
@@ -301,7 +286,7 @@ def _as_ours(error: Exception, path: Path, trouble: str) -> CorruptData | Source
     return CorruptData(f"{path} {trouble}: {str(error).partition(chr(10))[0]}", path=str(path))
 
 
-def _column(array: Any, name: str, table: _Table, count: int) -> _Column:
+def _column(array: Any, name: str, table: RowFile, count: int) -> _Column:
     arrow = _pyarrow()
     if array.null_count or array.flatten().null_count or len(array) != count:
         raise CorruptData(f"{table.path}: column {name!r} has nulls, or another number of rows than its footer says")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
+from state.wire import document_digest
 
 TOKEN_SIZES_BYTES = (2, 4)
 MAX_SEQUENCE_BYTES = 16 * 1024**2
@@ -216,6 +217,11 @@ class TokenBatch:
         if not len(lengths) or (lengths != lengths[0]).any():
             raise InvalidInput("samples of different lengths are no rows; cut `input_ids` at `offsets`")
         return self.input_ids.reshape(len(lengths), int(lengths[0]))
+
+
+def dataset_fingerprint(kind: str, **described: Any) -> str:
+    """64 hex characters over a kind of dataset and all that decides which samples it delivers, in which order."""
+    return document_digest({"format": f"epochal/{kind}/v1", **described})
 
 
 class DataProvider(Protocol):

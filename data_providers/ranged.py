@@ -1,12 +1,12 @@
-"""Samples from token files of any `ByteSource`: the one order, few range requests, every byte at its place."""
+"""The provider over a `ByteSource`: samples from token files by few range requests, which `ranges.py` plans."""
 
 from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 
-from data_providers.formats.discovery import SUFFIXES, discover
-from data_providers.formats.mds import INDEX_NAME
+from data_providers.file_names import TOKEN_FILES
+from data_providers.formats.discovery import discover
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
@@ -21,8 +21,6 @@ class RangedDataProvider:
 
     def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
         self.order = DataOrder(files, spec)
-        by_name = {file.name: file for file in files}
-        self._files = [by_name[file.name] for file in self.order.files]
         self._source = source
         self._closed = False
 
@@ -39,7 +37,7 @@ class RangedDataProvider:
             files = await discover(source, spec)
             if not files:
                 raise CorruptData(
-                    f"{source.location} holds no token files ({', '.join(SUFFIXES)}, or an MDS {INDEX_NAME})",
+                    f"{source.location} holds no token files ({TOKEN_FILES})",
                     location=source.location,
                 )
             return cls(source, files, spec)
@@ -70,7 +68,7 @@ class RangedDataProvider:
         view = tokens.view(np.uint8).data
 
         async def read(wanted: ByteRange) -> None:
-            name, (piece, *more) = self._files[wanted.file].name, wanted.pieces
+            name, (piece, *more) = self.order.files[wanted.file].name, wanted.pieces
             if not more:
                 await self._source.read_into(name, wanted.start, view[piece.target : piece.target + piece.length])
                 return
@@ -79,7 +77,7 @@ class RangedDataProvider:
             for source, target, length in wanted.pieces:
                 view[target : target + length] = found[source : source + length]
 
-        ranges = plan_ranges(self.order.locate(data_ids), self._files, self.order.spec)
+        ranges = plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec)
         await run_bounded(read, ranges, MAX_CONCURRENT_READS)
         return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
 

@@ -1,11 +1,11 @@
-"""Which byte ranges to ask for, so that a request's samples come in few answers of bounded size."""
+"""Plan the byte ranges of a request for `ranged.py`, so that its samples come in few answers of bounded size."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from data_providers.formats.token_file import TokenFile
-from data_providers.order import Run
+from data_providers.order import Extent
 from data_providers.protocol import DatasetSpec
 
 MAX_RANGE_BYTES = 16 * 1024**2
@@ -39,15 +39,15 @@ class ByteRange:
     pieces: tuple[Piece, ...]
 
 
-def plan_ranges(runs: Sequence[Run], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
-    """The byte ranges that hold the runs, by file and offset; neighbours and small gaps make one range.
+def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
+    """The byte ranges that hold the extents, by file and offset; neighbours and small gaps make one range.
 
     Args:
-        runs: the places of a request, in the order of the answer.
+        extents: the places of a request, in the order of the answer.
         files: the dataset's files, in its order.
         spec: how samples are cut.
     """
-    wanted = sorted(_cut_long(runs, files, spec))
+    wanted = sorted(_cut_long(extents, files, spec))
     ranges: list[ByteRange] = []
     pieces: list[Piece] = []
     file, start, stop = -1, 0, 0
@@ -64,14 +64,14 @@ def plan_ranges(runs: Sequence[Run], files: Sequence[TokenFile], spec: DatasetSp
     return ranges
 
 
-def _cut_long(runs: Sequence[Run], files: Sequence[TokenFile], spec: DatasetSpec) -> list[tuple[int, int, int, int]]:
-    """Each run as (file, offset in the file, offset in the answer, length), none longer than `MAX_RANGE_BYTES`."""
-    parts: list[tuple[int, int, int, int]] = []
+def _cut_long(
+    extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec
+) -> Iterator[tuple[int, int, int, int]]:
+    """Each extent as (file, offset in the file, offset in the answer, length), none longer than `MAX_RANGE_BYTES`."""
     target = 0
-    for run in runs:
-        for offset, left in files[run.file].stretches(run.sequence, run.length, spec):
+    for extent in extents:
+        for offset, left in files[extent.file].stretches(extent.sequence, extent.length, spec):
             while left:
                 length = min(left, MAX_RANGE_BYTES)
-                parts.append((run.file, offset, target, length))
+                yield extent.file, offset, target, length
                 offset, target, left = offset + length, target + length, left - length
-    return parts

@@ -8,8 +8,8 @@ one that there is will do; of several configurations one must be named (huggingf
 import re
 from pathlib import Path
 
+from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData
-from data_providers.sources.protocol import is_hidden
 from state.errors import InvalidInput
 
 DEFAULT_SPLIT = "train"

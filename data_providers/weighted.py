@@ -1,4 +1,4 @@
-"""A mix of data: several providers, each delivering its weight's share, in an order that everyone computes alike."""
+"""The provider of a mix: it asks several others, each for its weight's share, in the order that `mixture.py` has."""
 
 import logging
 from collections.abc import Sequence
@@ -17,13 +17,12 @@ from data_providers.protocol import (
     DataProvider,
     Rejected,
     TokenBatch,
+    dataset_fingerprint,
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
 from state.errors import DataError, InternalError
 from state.intervals import DataIds
-from state.wire import document_digest
 
-_FINGERPRINT_FORMAT = "epochal/mixture/v1"
 _FLAT_PARTS = ("input_ids", "labels", "position_ids")
 _Flat: TypeAlias = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class WeightedDataProvider:
         self._order = MixtureOrder(counts)
         self._closed = False
         described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
-        self._fingerprint = document_digest({"format": _FINGERPRINT_FORMAT, "sources": described})
+        self._fingerprint = dataset_fingerprint("mixture", sources=described)
         log.info(
             "mix_opened",
             extra={

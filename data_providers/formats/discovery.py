@@ -2,7 +2,7 @@
 
 Theory of operation. What a format needs to know stands in a file's first bytes or in a small file beside it, and where
 the bytes come from is nobody's business here: `discovery` is a generator that yields the parts of files that it wants
-to see, is sent their bytes, and returns the layouts. `discover` drives it over a `ByteSource`.
+to see, is sent their bytes, and returns the token files. `discover` drives it over a `ByteSource`.
 
 * `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
 * `.bin` beside an `.idx` of the same name: Megatron's indexed dataset (`formats/megatron.py`).
@@ -14,13 +14,11 @@ to see, is sent their bytes, and returns the layouts. `discover` drives it over 
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+from data_providers.file_names import MDS_INDEX_NAME, NPY_SUFFIX, RAW_SUFFIXES
 from data_providers.formats import mds, megatron, npy
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
-
-RAW_SUFFIXES = (".bin", ".ds")
-SUFFIXES = (*RAW_SUFFIXES, npy.SUFFIX)
 
 
 class Part(NamedTuple):
@@ -42,22 +40,22 @@ def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
         CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
     """
     by_name = {file.name: file for file in files}
-    indexes = mds.outermost(name for name in by_name if name.rpartition("/")[2] == mds.INDEX_NAME)
+    indexes = mds.outermost(name for name in by_name if name.rpartition("/")[2] == MDS_INDEX_NAME)
     if indexes:
         return (yield from _mds_files(indexes, by_name, spec))
     found: list[TokenFile] = []
     pairs = yield from _megatron_pairs(by_name)
     found += yield from _megatron_files(pairs, by_name, spec)
-    headed = [file for file in files if file.name.endswith(npy.SUFFIX)]
+    headed = [file for file in files if file.name.endswith(NPY_SUFFIX)]
     heads = yield [Part(file.name, 0, min(npy.HEAD_BYTES, file.size_bytes)) for file in headed]
     for file, head in zip(headed, heads, strict=True):
         is_npy = head.startswith(npy.MAGIC)
-        found.append(npy.layout_of(file, head, spec) if is_npy else raw_layout(file, spec))
+        found.append(npy.npy_file(file, head, spec) if is_npy else raw_file(file, spec))
     raw = (file for file in files if file.name.endswith(RAW_SUFFIXES) and file.name not in pairs)
-    return found + [raw_layout(file, spec) for file in raw]
+    return found + [raw_file(file, spec) for file in raw]
 
 
-def raw_layout(file: SourceFile, spec: DatasetSpec) -> TokenFile:
+def raw_file(file: SourceFile, spec: DatasetSpec) -> TokenFile:
     """A file that is nothing but tokens.
 
     Raises:
@@ -81,7 +79,7 @@ def _mds_files(indexes: Sequence[str], by_name: dict[str, SourceFile], spec: Dat
         shard for name, text in zip(indexes, texts, strict=True) for shard in mds.shards_of(name, text, by_name, spec)
     ]
     headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in shards]
-    found = [mds.layout_of(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
+    found = [mds.mds_file(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
     shaped = {
         file.name: (file.data_offset_bytes, mds.shape_before(file, spec))
         for shard, file in zip(shards, found, strict=True)
@@ -119,7 +117,7 @@ def _megatron_files(pairs: dict[str, bytes], by_name: dict[str, SourceFile], spe
     found: list[TokenFile] = []
     for name, index in indexes.items():
         mine = [end for (owner, _), end in zip(wanted, ends, strict=True) if owner == name]
-        found.append(megatron.layout_of(index, mine))
+        found.append(megatron.megatron_file(index, mine))
     return found
 
 

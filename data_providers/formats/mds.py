@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from data_providers.file_names import MDS_INDEX_NAME
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.sources.protocol import SourceFile
 
-INDEX_NAME = "index.json"
 SHARD_SUFFIX = ".mds"
 MAX_INDEX_BYTES = 64 * 1024**2
 MAX_SHARD_SAMPLES = 2**24
@@ -51,14 +51,15 @@ class Shard:
 
     @property
     def header_bytes(self) -> int:
-        """So many first bytes of the file are what `layout_of` needs."""
+        """So many first bytes of the file are what `mds_file` needs."""
         return min(self.file.size_bytes, _SIZE_BYTES * (self.sample_count + 2))
 
 
 def outermost(indexes: Iterable[str]) -> list[str]:
     """The names of the indexes that are not below the folder of another one, sorted."""
-    folders = {name.removesuffix(INDEX_NAME) for name in indexes}
-    return sorted(folder + INDEX_NAME for folder in folders if not any(above in folders for above in _above(folder)))
+    folders = {name.removesuffix(MDS_INDEX_NAME) for name in indexes}
+    highest = (folder for folder in folders if not any(above in folders for above in _above(folder)))
+    return sorted(folder + MDS_INDEX_NAME for folder in highest)
 
 
 def _above(folder: str) -> Iterator[str]:
@@ -87,7 +88,7 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
             raise CorruptData(f"{name} is no MDS index: its shards are no list", name=name)
         if version != VERSION:
             raise CorruptData(f"{name} is an MDS index of version {version!r}; allowed: {VERSION}", name=name)
-        folder = name.removesuffix(INDEX_NAME)
+        folder = name.removesuffix(MDS_INDEX_NAME)
         return [_shard(name, folder, entry, files, spec) for entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"{name} is no MDS index: {type(error).__name__} {error}", name=name) from error
@@ -150,7 +151,7 @@ def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: Datas
     return tokens, False
 
 
-def layout_of(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
+def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
     """Where the tokens of a shard are, once its first `header_bytes` are known.
 
     Raises:

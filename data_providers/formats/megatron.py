@@ -69,7 +69,7 @@ def index_of(index: SourceFile, head: bytes, tokens: SourceFile, spec: DatasetSp
     return MegatronIndex(index, tokens, count, spec.token_size_bytes)
 
 
-def layout_of(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
+def megatron_file(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
     """The tokens' file, once the bytes at `index.last_parts` are known.
 
     Raises:

@@ -12,13 +12,12 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.protocol import SourceFile
 
-SUFFIX = ".npy"
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = 4096
-"""So many first bytes are enough for `layout_of`; a header that is longer is refused."""
+"""So many first bytes are enough for `npy_file`; a header that is longer is refused."""
 
 
-def layout_of(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
+def npy_file(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
     """Where the tokens of a file are.
 
     Args:

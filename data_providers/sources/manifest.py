@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from data_providers.formats.discovery import SUFFIXES
-from data_providers.formats.mds import INDEX_NAME
+from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
 from data_providers.sources.protocol import ByteSource, SourceFile, read
 from state.errors import InvalidInput
@@ -184,9 +183,10 @@ class VerifiedSource:
             return source
         try:
             manifest = await read_manifest(source, held)
-            is_mds = any(file.name.rpartition("/")[2] == INDEX_NAME for file in source.files)  # those name their shards
+            # The index of an MDS dataset names the shards that are read.
+            is_mds = any(file.name.rpartition("/")[2] == MDS_INDEX_NAME for file in source.files)
             for file in source.files:
-                if not is_mds and file.name.endswith(SUFFIXES) and file.name not in manifest:
+                if not is_mds and file.name.endswith(TOKEN_SUFFIXES) and file.name not in manifest:
                     raise CorruptData(
                         f"{source.location}: the manifest does not list {file.name}, which would be read as data",
                         name=file.name,

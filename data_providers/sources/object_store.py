@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.protocol import SourceFile, is_hidden
+from data_providers.sources.protocol import SourceFile
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 

@@ -36,12 +36,6 @@ class SourceFile:
     distinction: str = ""
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a listing leaves the file out: its name, or a folder's on the way, begins with a dot (macOS keeps its own
-    `._name` beside a file on foreign disks)."""
-    return any(part.startswith(".") for part in name.split("/"))
-
-
 class ByteSource(Protocol):
     """Files that are read by byte ranges. Calls may overlap; an error leaves the source usable."""
 

@@ -64,7 +64,7 @@ class _Call:
             self.done.set_exception(error)
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _ClientConnection(asyncio.BufferedProtocol):
     """Receives frames, each payload straight into the memory where it belongs.
 
     The pieces of a call that failed or was cancelled are received like any other; then nobody holds their memory.
@@ -169,7 +169,7 @@ class _Connection(asyncio.BufferedProtocol):
 class TcpDataProvider:
     """A `DataProvider` over a TCP data server. Make one with `open`."""
 
-    def __init__(self, address: DataServerAddress, ticket: Callable[[], str], connection: _Connection) -> None:
+    def __init__(self, address: DataServerAddress, ticket: Callable[[], str], connection: _ClientConnection) -> None:
         self._address = address
         self._ticket = ticket
         self._connection = connection
@@ -243,7 +243,7 @@ class TcpDataProvider:
         async with self._connecting:
             self._connection.drop(SourceUnavailable("the provider was closed"))
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _ClientConnection:
         async with self._connecting:
             if self._closed:
                 raise InternalError("get_samples after aclose")
@@ -261,9 +261,9 @@ class TcpDataProvider:
             return connection
 
 
-async def _connect(address: DataServerAddress, ticket: str) -> _Connection:
+async def _connect(address: DataServerAddress, ticket: str) -> _ClientConnection:
     """A connection whose handshake is done."""
-    connection = _Connection(address)
+    connection = _ClientConnection(address)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(lambda: connection, address.host, address.port)

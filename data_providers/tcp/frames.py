@@ -106,7 +106,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DataFailure:
     """Why a request or a connection failed: a `DataError`'s kind and message."""
 
     __pydantic_config__ = WIRE_CONFIG
@@ -137,7 +137,7 @@ def parse_header(header: bytes | memoryview) -> FrameHeader:
     return FrameHeader(kind, request, length)
 
 
-def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | Failure) -> bytes:
+def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure) -> bytes:
     """A whole frame around a document."""
     payload = canonical_json(document)
     return frame_header(kind, request, len(payload)) + payload
@@ -159,9 +159,9 @@ def parse_get(payload: bytes) -> DataIds:
     return DataIds(*_GET.unpack(payload))
 
 
-def failure_of(error: DataError) -> Failure:
+def failure_of(error: DataError) -> DataFailure:
     """The error as it travels."""
-    return Failure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
+    return DataFailure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
 
 
 def error_of(payload: bytes) -> DataError:
@@ -170,7 +170,7 @@ def error_of(payload: bytes) -> DataError:
     Raises:
         InvalidDocument: it is none.
     """
-    failure = parse_document(Failure, payload)
+    failure = parse_document(DataFailure, payload)
     kinds: dict[DataErrorKind, type[DataError]] = {
         kind.kind: kind for kind in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
     }

@@ -81,7 +81,7 @@ def _ignore(_: RequestEnded) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Connection:
+class _ServerConnection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     task: asyncio.Task[None]
@@ -109,7 +109,7 @@ class DataServer:
         self._gate = gate
         self._limits = limits
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ServerConnection] = set()
         self._connection_ended = asyncio.Event()
         self._closing = False
         self._watcher: Callable[[RequestEnded], None] = _ignore
@@ -162,7 +162,7 @@ class DataServer:
         task = asyncio.current_task()
         if task is None:
             raise InternalError("a connection is served outside a task")
-        connection = _Connection(reader, writer, task)
+        connection = _ServerConnection(reader, writer, task)
         is_full = len(self._connections) >= self._limits.max_connections
         self._connections.add(connection)
         try:
@@ -179,7 +179,7 @@ class DataServer:
             self._connections.discard(connection)
             self._connection_ended.set()
 
-    async def _converse(self, connection: _Connection) -> None:
+    async def _converse(self, connection: _ServerConnection) -> None:
         client_id = await self._shake_hands(connection)
         if client_id is None:
             return
@@ -213,7 +213,7 @@ class DataServer:
         batch = await self._provider.get_samples(data_ids)
         return batch.input_ids.view(np.uint8).data
 
-    async def _shake_hands(self, connection: _Connection) -> ClientId | None:
+    async def _shake_hands(self, connection: _ServerConnection) -> ClientId | None:
         """The admitted client; None when it was turned away."""
         try:
             _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
@@ -233,7 +233,7 @@ class DataServer:
         await self._send(connection, json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
 
-    def _take_place(self, connection: _Connection, client_id: ClientId) -> None:
+    def _take_place(self, connection: _ServerConnection, client_id: ClientId) -> None:
         """Counts the connection as its client's.
 
         Raises:
@@ -245,7 +245,7 @@ class DataServer:
         connection.client_id = client_id
 
     async def _read_frame(
-        self, connection: _Connection, expected: FrameKind, timeout_s: float
+        self, connection: _ServerConnection, expected: FrameKind, timeout_s: float
     ) -> tuple[FrameHeader, bytes]:
         connection.busy = False
         async with asyncio.timeout(timeout_s):
@@ -256,10 +256,10 @@ class DataServer:
         connection.busy = True
         return header, payload
 
-    async def _send_error(self, connection: _Connection, request: int, error: DataError) -> None:
+    async def _send_error(self, connection: _ServerConnection, request: int, error: DataError) -> None:
         await self._send(connection, json_frame(FrameKind.ERROR, request, failure_of(error)))
 
-    async def _send(self, connection: _Connection, data: bytes | memoryview) -> None:
+    async def _send(self, connection: _ServerConnection, data: bytes | memoryview) -> None:
         connection.writer.write(data)
         async with asyncio.timeout(self._limits.send_timeout_s):
             await connection.writer.drain()

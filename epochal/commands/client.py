@@ -14,7 +14,8 @@ from batching.mesh.layout import parse_mesh
 from coordinator_client.client_key import ClientKey, load_or_create_key
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import ClientProfile
-from data_providers.opening import open_provider, parse_location
+from data_providers.locations import parse_location
+from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.logs import LogFormat, start_logging

@@ -12,21 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from data_providers.formats.discovery import SUFFIXES
-from data_providers.formats.mds import INDEX_NAME, SHARD_SUFFIX
-from data_providers.formats.token_file import TokenFile
-from data_providers.json_lines import SUFFIX as JSON_LINES_SUFFIX
+from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES, is_hidden
+from data_providers.formats.mds import SHARD_SUFFIX
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
+from data_providers.locations import parse_location
 from data_providers.mixture import PERIOD
-from data_providers.opening import DATA_CONFIG_SUFFIX, Access, open_location, parse_location
-from data_providers.preprocessed import SUFFIX as PARQUET_SUFFIX
+from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
-from data_providers.sources.protocol import is_hidden
 from data_providers.weighted import WeightedDataProvider
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
@@ -120,7 +117,7 @@ def inspect(
             _show(report)
 
     async def opened_and_seen() -> DataReport:
-        provider = await open_location(target, spec, Access("", lambda: "", packs=packs))
+        provider = await open_location(target, spec, OpenOptions("", lambda: "", packs=packs))
         try:
             return await _report(location, provider, tokenizer)
         finally:
@@ -153,7 +150,7 @@ def _data_names(folder: Path) -> list[str]:
     names = {
         path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name) and not is_hidden(path.name)
     }
-    if INDEX_NAME in names:  # a merged one names shards in folders below it
+    if MDS_INDEX_NAME in names:  # a merged one names shards in folders below it
         names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
     return sorted(names)
 
@@ -163,7 +160,7 @@ def _holds_samples(path: Path) -> bool:
     if not path.is_dir():
         return path.suffix == JSON_LINES_SUFFIX
     try:
-        if any(entry.name.endswith(SUFFIXES) or entry.name == INDEX_NAME for entry in path.iterdir()):
+        if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
             return False
         return any(entry.suffix in (JSON_LINES_SUFFIX, PARQUET_SUFFIX) for entry in path.rglob("*"))
     except OSError:  # whoever opens the folder says why
@@ -171,7 +168,7 @@ def _holds_samples(path: Path) -> bool:
 
 
 def _is_data(name: str) -> bool:
-    return name.endswith((*SUFFIXES, ".idx", ".mds")) or name == INDEX_NAME
+    return name.endswith((*TOKEN_SUFFIXES, ".idx", ".mds")) or name == MDS_INDEX_NAME
 
 
 async def _report(location: str, provider: DataProvider, tokenizer: Path | None) -> DataReport:
@@ -196,21 +193,16 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None)
 
 
 def _files(provider: DataProvider) -> tuple[FileReport, ...]:
-    if isinstance(provider, PreprocessedDataProvider):
-        return tuple(
-            FileReport(file.name, "parquet", file.size_bytes, file.row_count, None, 0) for file in provider.files
-        )
-    if isinstance(provider, JsonLinesDataProvider):
-        return tuple(
-            FileReport(file.name, "JSON lines", file.size_bytes, len(file.starts), None, 0) for file in provider.files
-        )
+    if isinstance(provider, PreprocessedDataProvider | JsonLinesDataProvider):
+        kind = "parquet" if isinstance(provider, PreprocessedDataProvider) else "JSON lines"
+        return tuple(FileReport(file.name, kind, file.size_bytes, file.token_count, None, 0) for file in provider.files)
     if not isinstance(provider, LocalDataProvider | RangedDataProvider):
         return ()
     length, dropped = provider.order.spec.sequence_length, provider.order.dropped_tokens
     return tuple(
         FileReport(
             file.name,
-            file.format if isinstance(file, TokenFile) else "raw",
+            file.format,
             file.size_bytes,
             file.token_count // length,
             file.token_count,

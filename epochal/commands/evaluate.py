@@ -13,7 +13,8 @@ from coordinator.machine.records import replay
 from coordinator.machine.run import Run
 from coordinator.store.open import StoreReader, open_store_reader
 from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.opening import Access, open_location, parse_location, spec_for
+from data_providers.locations import parse_location, spec_for
+from data_providers.opening import OpenOptions, open_location
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption, StoreArgument
 from epochal.cli.run import run_to_end, say
@@ -104,8 +105,8 @@ async def evaluated(store: str, data: str | None, split: str | None, samples: in
         split = split or DEFAULT_SPLIT
     elif split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
-    access = Access(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
-    provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), access)
+    options = OpenOptions(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
+    provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
     worker = WorkerThread("epochal-evaluate")
     trainer = NumpyTrainer(llm.ngram, None, "reset", worker)
     try:

@@ -24,8 +24,10 @@ from rich.table import Table
 from batching.packing.packer import Packer, PackingCounts, indices_held
 from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, open_encoder
-from data_providers.opening import Access, open_location, parse_location
-from data_providers.preprocessed import EXTRA, SUFFIX
+from data_providers.file_names import PARQUET_SUFFIX
+from data_providers.locations import parse_location
+from data_providers.opening import OpenOptions, open_location
+from data_providers.preprocessed import EXTRA
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption
@@ -105,8 +107,8 @@ def pack(
         raise InvalidInput(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error
 
     async def main() -> None:
-        access = Access("", lambda: "", packs=True, split=split)
-        provider = await open_location(parse_location(location), DatasetSpec(2, seq_len), access)
+        options = OpenOptions("", lambda: "", packs=True, split=split)
+        provider = await open_location(parse_location(location), DatasetSpec(2, seq_len), options)
         try:
             work = _Work(provider, config, context, out)
             await work.run()
@@ -176,7 +178,7 @@ class _Work:
         path = out / STATE_NAME
         names = await asyncio.to_thread(os.listdir, out)
         if STATE_NAME not in names:
-            if any(name.endswith(SUFFIX) for name in names):
+            if any(name.endswith(PARQUET_SUFFIX) for name in names):
                 raise InvalidInput(f"{out} holds parquet files, and no {STATE_NAME} of a packing to go on with")
             with _writing(out):
                 await self._save(out)  # the parts that are written from now on are known as this packing's
@@ -215,7 +217,7 @@ class _Work:
 
 
 def _part_name(number: int) -> str:
-    return f"train-{number:05}{SUFFIX}"
+    return f"train-{number:05}{PARQUET_SUFFIX}"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from data_providers.formats.mds import INDEX_NAME
+from data_providers.file_names import MDS_INDEX_NAME
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
@@ -201,7 +201,7 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
         places[url] = parts
     names = {url: parts[-1] for url, parts in places.items()}
-    if len(set(names.values())) < len(names) or (len(names) > 1 and INDEX_NAME in names.values()):
+    if len(set(names.values())) < len(names) or (len(names) > 1 and MDS_INDEX_NAME in names.values()):
         first, last = min(places.values()), max(places.values())
         pairs = enumerate(zip(first, last, strict=False))
         shared = next((number for number, (one, other) in pairs if one != other), 0)

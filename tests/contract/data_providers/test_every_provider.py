@@ -12,7 +12,7 @@ import pytest
 
 from data_providers.dummy import DUMMY_VOCABULARY, DummyDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.opening import Access, open_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.order import MAX_PASSES
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, DatasetSpec, OutOfRange, Rejected, TokenBatch
@@ -86,7 +86,7 @@ async def open_verified(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataPr
     write_manifest(folder, list(FILE_TOKENS), MIN_BLOCK_BYTES)
     async with http_server(FileServer(folder)) as url:
         urls = Urls(tuple(f"{url}/{name}" for name in FILE_TOKENS))
-        provider = await open_location(urls, spec, Access("run", lambda: ""))
+        provider = await open_location(urls, spec, OpenOptions("run", lambda: ""))
         yield provider
         await provider.aclose()
 

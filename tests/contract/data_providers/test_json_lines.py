@@ -13,7 +13,8 @@ from batching.packing.samples import RawSample
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
 from data_providers import json_lines
 from data_providers.json_lines import JsonLinesDataProvider
-from data_providers.opening import Access, open_location, parse_location
+from data_providers.locations import parse_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.weighted import Weighted, WeightedDataProvider
@@ -118,8 +119,8 @@ async def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, monkeypatch: py
 
 
 def open_as(path: Path, packs: bool = True, split: str = "train") -> Any:
-    access = Access("run", lambda: "", packs=packs, split=split)
-    return open_location(parse_location(str(path)), DatasetSpec(2, 16), access)
+    options = OpenOptions("run", lambda: "", packs=packs, split=split)
+    return open_location(parse_location(str(path)), DatasetSpec(2, 16), options)
 
 
 async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ async def test_token_file_to_be_packed_is_refused_by_name(tmp_path: Path, name: 
     np.arange(1000, dtype="<u2").tofile(tmp_path / name)
     with pytest.raises(InvalidInput, match=f"{name} holds tokens"):
         await open_location(
-            parse_location(str(tmp_path / name)), DatasetSpec(2, 16), Access("", lambda: "", packs=True)
+            parse_location(str(tmp_path / name)), DatasetSpec(2, 16), OpenOptions("", lambda: "", packs=True)
         )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_providers.local import LocalDataProvider
-from data_providers.opening import Access, open_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.manifest import (
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def opened(url: str, cache: BlockCache | None = None) -> DataProvider:
     location = Urls(tuple(f"{url}/{name}" for name in NAMES))
-    return await open_location(location, SPEC, Access("run", lambda: "", cache))
+    return await open_location(location, SPEC, OpenOptions("run", lambda: "", cache))
 
 
 @pytest.mark.parametrize("with_cache", [False, True])
@@ -111,13 +111,13 @@ async def test_every_folder_of_the_urls_is_checked_by_its_own_manifest(
     write_folders(tmp_path)
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in order))
-        provider = await open_location(location, SPEC, Access("run", lambda: ""))
+        provider = await open_location(location, SPEC, OpenOptions("run", lambda: ""))
         everything = DataIds(0, (provider.sequence_count or 1) - 1)
         whole = await provider.get_samples(everything)
         assert whole.sample_count == sum(10 + "xyz".index(name[0]) for name in order)
         path = tmp_path / order[damaged]
         path.write_bytes(b"\xff" + path.read_bytes()[1:])
-        again = await open_location(location, SPEC, Access("run", lambda: ""))
+        again = await open_location(location, SPEC, OpenOptions("run", lambda: ""))
         if order[damaged].startswith("z"):
             await again.get_samples(everything)
         else:
@@ -136,7 +136,7 @@ async def test_manifest_above_the_folders_of_the_urls_lists_their_files(tmp_path
     (tmp_path / names[1]).write_bytes(bytes(64 * 10 * 2))
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in names))
-        provider = await open_location(location, DatasetSpec(2, 64), Access("run", lambda: ""))
+        provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", lambda: ""))
         assert (await provider.get_samples(DataIds(0, 9))).sample_count == 10
         with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* is not what the manifest says"):
             await provider.get_samples(DataIds(10, 10))

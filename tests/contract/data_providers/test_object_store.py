@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from data_providers.local import LocalDataProvider
-from data_providers.opening import Access, open_location, parse_location
+from data_providers.locations import parse_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources import object_store
@@ -88,7 +89,7 @@ async def upload(store: Any, folder: Path, prefix: str) -> None:
 
 async def opened(url: str, folder: str, spec: DatasetSpec = SPEC) -> DataProvider:
     location = S3(bucket_name=BUCKET, filter_directory=folder, endpoint=url)
-    return await open_location(location, spec, Access("run", lambda: ""))
+    return await open_location(location, spec, OpenOptions("run", lambda: ""))
 
 
 async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
@@ -168,7 +169,7 @@ async def test_bucket_or_folder_that_is_not_there_is_said(bucket: Any, s3_url: s
         await opened(s3_url, "nothing")
     gone = S3(bucket_name="gone", endpoint=s3_url)
     with pytest.raises(Rejected, match="s3://gone is not there"):
-        await open_location(gone, SPEC, Access("run", lambda: ""))
+        await open_location(gone, SPEC, OpenOptions("run", lambda: ""))
 
 
 async def test_environment_names_the_server_of_a_location_without_endpoint(
@@ -232,7 +233,7 @@ async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
 async def located(text: str) -> DataProvider:
     location = parse_location(text)
     assert isinstance(location, S3 | Gcp | Azure)
-    return await open_location(location, SPEC, Access("run", lambda: ""))
+    return await open_location(location, SPEC, OpenOptions("run", lambda: ""))
 
 
 async def test_folder_in_memory_is_a_folder_and_no_prefix_of_names(tmp_path: Path) -> None:

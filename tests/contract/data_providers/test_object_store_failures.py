@@ -5,7 +5,7 @@ import socket
 import numpy as np
 import pytest
 
-from data_providers.opening import Access, open_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.sources import object_store
 from data_providers.sources.object_store import MAX_RETRIES, ObjectStoreSource
@@ -42,7 +42,7 @@ async def test_azure_container_is_read_though_its_listing_has_no_quotes(etag: st
 
     async with http_server(answer) as url:
         location = Azure(account_name="a", container_name="c", filter_directory="d", endpoint=url)
-        provider = await open_location(location, DatasetSpec(2, 16), Access("run", lambda: ""))
+        provider = await open_location(location, DatasetSpec(2, 16), OpenOptions("run", lambda: ""))
         if is_same:
             assert (await provider.get_samples(DataIds(1, 2))).input_ids.tolist() == list(range(16, 48))
         else:
@@ -181,7 +181,7 @@ async def test_body_that_breaks_is_continued_where_it_broke() -> None:
 async def test_bucket_whose_name_or_folder_no_store_has_is_bad_input(location: S3) -> None:
     need_module("obstore")
     with pytest.raises(InvalidInput, match="s3://"):
-        await open_location(location, DatasetSpec(2, 16), Access("run", lambda: ""))
+        await open_location(location, DatasetSpec(2, 16), OpenOptions("run", lambda: ""))
 
 
 async def test_bucket_of_another_region_is_rejected_and_not_tried_again() -> None:

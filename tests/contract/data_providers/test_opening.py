@@ -10,7 +10,8 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.opening import Access, Registered, open_described, open_location, open_provider, parse_location
+from data_providers.locations import Registered, parse_location
+from data_providers.opening import OpenOptions, open_described, open_location, open_provider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
@@ -64,7 +65,7 @@ def test_location_text_of_each_form_is_read(text: str, location: Any) -> None:
 
 async def test_url_of_no_file_is_named_as_it_was_given() -> None:
     with pytest.raises(InvalidInput, match=r"'http://\[::1'"):
-        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), Access("", lambda: ""))
+        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), OpenOptions("", lambda: ""))
 
 
 @pytest.mark.parametrize("text", ["", "tcp://", "tcp://host", "tcp://host:99999", "http://", "https:// x"])

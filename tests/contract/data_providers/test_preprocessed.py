@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_providers import preprocessed
-from data_providers.opening import Access, open_location
+from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from state.config.data_location import Preprocessed
@@ -184,7 +184,7 @@ async def test_columns_that_are_no_samples_are_corrupt(tmp_path: Path, columns: 
 
 async def test_sample_longer_than_the_runs_is_corrupt(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", inputs=[[1, 2], [1, 2, 3]])
-    provider = await open_location(Preprocessed(str(tmp_path)), DatasetSpec(2, 2), Access("run", lambda: ""))
+    provider = await open_location(Preprocessed(str(tmp_path)), DatasetSpec(2, 2), OpenOptions("run", lambda: ""))
     assert (await provider.get_samples(DataIds(0, 0))).sample_count == 1
     with pytest.raises(CorruptData, match="a sample has 3 tokens; the run's max_seq_len is 2"):
         await provider.get_samples(DataIds(1, 1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Run, block_sequences
+from data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Extent, block_sequences
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
 from state.intervals import DataIds
 from tests.support.data_oracle import slow_order
@@ -16,17 +16,17 @@ from tests.support.data_oracle import slow_order
 SEED = bytes(range(32))
 
 
-def order_of(token_counts: list[int], length: int, seed: bytes | None = SEED) -> DataOrder:
+def order_of(token_counts: list[int], length: int, seed: bytes | None = SEED) -> DataOrder[DataFile]:
     files = [DataFile(f"{number:05}.bin", 2 * count, count) for number, count in enumerate(token_counts)]
     return DataOrder(reversed(files), DatasetSpec(2, length, seed))
 
 
-def samples(order: DataOrder, start: int, end: int) -> list[tuple[int, int]]:
-    runs = order.locate(DataIds(start, end))
-    return [(run.file, run.sequence + i) for run in runs for i in range(run.length)]
+def samples(order: DataOrder[DataFile], start: int, end: int) -> list[tuple[int, int]]:
+    extents = order.locate(DataIds(start, end))
+    return [(extent.file, extent.sequence + i) for extent in extents for i in range(extent.length)]
 
 
-def golden_order() -> DataOrder:
+def golden_order() -> DataOrder[DataFile]:
     files = [DataFile(f"{number}.bin", 2 * 500_000, 500_000) for number in range(4)] + [DataFile("z.bin", 1414, 707)]
     return DataOrder(files, DatasetSpec(2, 100, SEED))
 
@@ -34,15 +34,15 @@ def golden_order() -> DataOrder:
 def test_order_golden_vectors_never_change() -> None:
     order = golden_order()
     assert order.locate(DataIds(20_000, 20_100)) == [
-        Run(1, 2721, 7),
-        Run(1, 3416, 16),
-        Run(3, 4984, 16),
-        Run(3, 2840, 16),
-        Run(0, 0, 16),
-        Run(0, 3344, 16),
-        Run(2, 2032, 14),
+        Extent(1, 2721, 7),
+        Extent(1, 3416, 16),
+        Extent(3, 4984, 16),
+        Extent(3, 2840, 16),
+        Extent(0, 0, 16),
+        Extent(0, 3344, 16),
+        Extent(2, 2032, 14),
     ]
-    three_passes = [tuple(run) for run in order.locate(DataIds(0, 3 * order.sequence_count - 1))]
+    three_passes = [tuple(extent) for extent in order.locate(DataIds(0, 3 * order.sequence_count - 1))]
     digest = hashlib.sha256(repr(three_passes).encode()).hexdigest()
     assert digest == "3c951c90e950ee62e557278d9e7e116b0dc93a77bdbd84892cc8588caffdb76b"
 
@@ -102,14 +102,14 @@ def test_order_small_dataset_is_shuffled_sample_by_sample() -> None:
 
 def test_order_without_seed_follows_the_files_by_name() -> None:
     order = order_of([10, 4, 25], 5, seed=None)
-    assert order.locate(DataIds(0, 9)) == [Run(0, 0, 2), Run(2, 0, 5), Run(0, 0, 2), Run(2, 0, 1)]
+    assert order.locate(DataIds(0, 9)) == [Extent(0, 0, 2), Extent(2, 0, 5), Extent(0, 0, 2), Extent(2, 0, 1)]
     assert order.dropped_tokens == {"00001.bin": 4}
 
 
 def test_order_beyond_the_last_pass_is_out_of_range() -> None:
     order = order_of([10], 5)
     last = 2 * MAX_PASSES - 1
-    assert sum(run.length for run in order.locate(DataIds(last, last))) == 1
+    assert sum(extent.length for extent in order.locate(DataIds(last, last))) == 1
     with pytest.raises(OutOfRange):
         order.locate(DataIds(last, last + 1))
 

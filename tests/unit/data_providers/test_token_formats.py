@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_providers.formats import npy
-from data_providers.formats.discovery import raw_layout
+from data_providers.formats.discovery import raw_file
 from data_providers.formats.token_file import TokenFile
-from data_providers.order import Run
+from data_providers.order import Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -35,8 +35,8 @@ def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
     return stream.getvalue()
 
 
-def layout_of_bytes(data: bytes, spec: DatasetSpec = TWO_BYTES, name: str = "x.npy") -> TokenFile:
-    return npy.layout_of(SourceFile(name, len(data), name), data[: npy.HEAD_BYTES], spec)
+def file_of(data: bytes, spec: DatasetSpec = TWO_BYTES, name: str = "x.npy") -> TokenFile:
+    return npy.npy_file(SourceFile(name, len(data), name), data[: npy.HEAD_BYTES], spec)
 
 
 @pytest.mark.parametrize("name", ["x.bin", "x.ds"])
@@ -47,7 +47,7 @@ def test_raw_file_is_tokens_from_its_first_byte(name: str, size: int) -> None:
 
 def test_raw_file_with_half_a_token_is_corrupt() -> None:
     with pytest.raises(CorruptData, match="41 bytes"):
-        raw_layout(SourceFile("x.bin", 41, "x.bin"), TWO_BYTES)
+        raw_file(SourceFile("x.bin", 41, "x.bin"), TWO_BYTES)
 
 
 def test_file_of_unknown_kind_is_no_token_file() -> None:
@@ -64,16 +64,16 @@ def test_npy_without_a_header_is_nothing_but_tokens() -> None:
 @pytest.mark.parametrize("shape", [(24,), (3, 8), (0,)])
 def test_npy_header_is_honoured(dtype: str, shape: tuple[int, ...]) -> None:
     data = npy_bytes(np.arange(np.prod(shape), dtype=dtype).reshape(shape))
-    layout = layout_of_bytes(data)
-    assert layout.token_count == np.prod(shape)
-    assert np.frombuffer(data[layout.data_offset_bytes :], dtype).tolist() == list(range(int(np.prod(shape))))
+    file = file_of(data)
+    assert file.token_count == np.prod(shape)
+    assert np.frombuffer(data[file.data_offset_bytes :], dtype).tolist() == list(range(int(np.prod(shape))))
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_npy_of_every_version_is_read(version: tuple[int, int]) -> None:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.arange(10, dtype="<u2"), version=version)
-    assert layout_of_bytes(stream.getvalue()).token_count == 10
+    assert file_of(stream.getvalue()).token_count == 10
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_npy_of_every_version_is_read(version: tuple[int, int]) -> None:
 )
 def test_npy_that_contradicts_the_description_is_corrupt(array: np.ndarray[Any, Any]) -> None:
     with pytest.raises(CorruptData, match=r"x\.npy"):
-        layout_of_bytes(npy_bytes(array))
+        file_of(npy_bytes(array))
 
 
 @pytest.mark.parametrize("change", [-2, -1, 1, 2])
@@ -98,7 +98,7 @@ def test_npy_of_another_size_than_its_header_says_is_corrupt(change: int) -> Non
     data = npy_bytes(np.arange(100, dtype="<u2"))
     data = data[:change] if change < 0 else data + b"\0" * change
     with pytest.raises(CorruptData, match="its header says"):
-        layout_of_bytes(data)
+        file_of(data)
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**40))
@@ -108,7 +108,7 @@ def test_npy_of_another_size_than_its_header_says_is_corrupt(change: int) -> Non
 @example(b"\x93NUMPY\x02\x00\xff\xff\xff\xff", 400)
 def test_npy_of_arbitrary_bytes_is_corrupt(data: bytes, size_bytes: int) -> None:
     with pytest.raises(CorruptData):
-        npy.layout_of(SourceFile("x.npy", size_bytes, "x.npy"), data, TWO_BYTES)
+        npy.npy_file(SourceFile("x.npy", size_bytes, "x.npy"), data, TWO_BYTES)
 
 
 @given(st.text(max_size=100), st.integers(0, 1000))
@@ -116,7 +116,7 @@ def test_npy_with_an_arbitrary_header_is_read_or_corrupt(text: str, token_count:
     header = text.encode("utf-8", "surrogatepass")
     head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     with pytest.raises(CorruptData):
-        npy.layout_of(SourceFile("x.npy", len(head) + 2 * token_count, "x.npy"), head, TWO_BYTES)
+        npy.npy_file(SourceFile("x.npy", len(head) + 2 * token_count, "x.npy"), head, TWO_BYTES)
 
 
 @pytest.mark.parametrize(("size", "length"), [(3, 8), (2, 0), (2, 2**23 + 1), (4, 2**22 + 1)])
@@ -174,24 +174,26 @@ def test_batch_with_all_parts_is_kept() -> None:
     assert batch.labels is flat
 
 
-RUNS = st.lists(st.builds(Run, st.integers(0, 2), st.integers(0, 5000), st.integers(1, 600)), min_size=1, max_size=30)
+EXTENTS = st.lists(
+    st.builds(Extent, st.integers(0, 2), st.integers(0, 5000), st.integers(1, 600)), min_size=1, max_size=30
+)
 
 
-@given(RUNS, st.sampled_from([1, 3, 1000, 20_000]))
-def test_ranges_bring_every_wanted_byte_to_its_place(runs: list[Run], length: int) -> None:
+@given(EXTENTS, st.sampled_from([1, 3, 1000, 20_000]))
+def test_ranges_bring_every_wanted_byte_to_its_place(extents: list[Extent], length: int) -> None:
     spec = DatasetSpec(2, length)
     files = [TokenFile(f"{number}", 0, 0, 128 * number) for number in range(3)]
-    ranges = plan_ranges(runs, files, spec)
+    ranges = plan_ranges(extents, files, spec)
     assert all(one.stop - one.start <= MAX_RANGE_BYTES for one in ranges)
     brought = sorted(
         (piece.target, one.file, one.start + piece.source, piece.length) for one in ranges for piece in one.pieces
     )
     target, wanted = 0, []
-    for run in runs:
-        left, offset = run.length * spec.sequence_bytes, 128 * run.file + run.sequence * spec.sequence_bytes
+    for extent in extents:
+        left, offset = extent.length * spec.sequence_bytes, 128 * extent.file + extent.sequence * spec.sequence_bytes
         while left:
             part = min(left, MAX_RANGE_BYTES)
-            wanted.append((target, run.file, offset, part))
+            wanted.append((target, extent.file, offset, part))
             target, offset, left = target + part, offset + part, left - part
     assert brought == wanted
     assert all(
@@ -204,6 +206,6 @@ def test_ranges_bring_every_wanted_byte_to_its_place(runs: list[Run], length: in
 def test_ranges_of_neighbours_and_small_gaps_are_one_request() -> None:
     spec, files = DatasetSpec(2, 1024), [TokenFile("a.bin", 0, 0, 0)]
     gap = MAX_GAP_BYTES // spec.sequence_bytes
-    near = [Run(0, 8, 4), Run(0, 0, 8), Run(0, 12 + gap, 1)]
+    near = [Extent(0, 8, 4), Extent(0, 0, 8), Extent(0, 12 + gap, 1)]
     assert [(one.start, one.stop) for one in plan_ranges(near, files, spec)] == [(0, (13 + gap) * 2048)]
-    assert len(plan_ranges([Run(0, 0, 8), Run(0, 8 + gap + 1, 1)], files, spec)) == 2
+    assert len(plan_ranges([Extent(0, 0, 8), Extent(0, 8 + gap + 1, 1)], files, spec)) == 2

@@ -1,0 +1,128 @@
+"""What a person writes to say where data are: `--data`, and the lines of a mix.
+
+`--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
+`gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
+JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), or `name://…` for a provider that another
+package registers (`data_providers/opening.py`).
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from data_providers.mixture import MAX_SOURCES
+from data_providers.protocol import DatasetSpec
+from state.config.data_location import (
+    MAX_FILES,
+    S3,
+    Azure,
+    DataLocation,
+    DummyData,
+    Gcp,
+    Http,
+    HttpLocation,
+    Local,
+    NumberedFiles,
+    Seeded,
+    Server,
+    SingleUrl,
+    WeightedHttp,
+)
+from state.config.schema import Section
+from state.errors import InvalidInput
+
+MIX_SUFFIX = ".json"
+DEFAULT_TOKEN_SIZE_BYTES = 2
+"""Of files whose location does not say: `Local = "path"` has no place for it."""
+
+BUILT_IN_SCHEMES = frozenset({"dummy", "tcp", "http", "https", "s3", "gs", "az"})
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A location that another package's provider reads: `name://location`."""
+
+    name: str
+    location: str
+
+
+Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Azure | Local | WeightedHttp | Registered
+AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
+
+
+def parse_location(text: str) -> Override:
+    """The location that `--data` names; this module's docstring lists the forms.
+
+    Raises:
+        InvalidInput: it has none of the forms; the user's fault.
+    """
+    scheme, separator, rest = text.partition("://")
+    try:
+        if text == "dummy":
+            return DummyData()
+        if scheme in ("http", "https") and separator:
+            return WeightedHttp(text) if text.partition("?")[0].endswith(MIX_SUFFIX) else SingleUrl(text)
+        if text.endswith(MIX_SUFFIX) and not separator:
+            return WeightedHttp(text)
+        if scheme in ("s3", "gs") and separator:
+            bucket, _, folder = rest.partition("/")
+            kind = S3 if scheme == "s3" else Gcp
+            return kind(bucket_name=bucket, filter_directory=folder)
+        if scheme == "az" and separator:
+            account, _, path = rest.partition("/")
+            container, _, folder = path.partition("/")
+            return Azure(account_name=account, container_name=container, filter_directory=folder)
+        if scheme == "tcp" and separator:
+            return Server(rest)
+        return Registered(scheme, rest) if separator else Local(text)
+    except ValidationError as error:
+        raise InvalidInput(f"data location {text!r}: {error.errors()[0]['msg']}", location=text) from error
+
+
+def spec_for(location: AnyLocation, sequence_length: int) -> DatasetSpec:
+    """Return how a location's files are read: as it says itself, or as two-byte tokens in the files' own order."""
+    if not isinstance(location, Http):
+        return DatasetSpec(DEFAULT_TOKEN_SIZE_BYTES, sequence_length)
+    seed = location.shuffle.seed if isinstance(location.shuffle, Seeded) else None
+    return DatasetSpec(location.token_size_in_bytes.size_bytes, sequence_length, seed)
+
+
+class MixEntry(Section):
+    """One source of a mix."""
+
+    location: DataLocation
+    weight: Annotated[float, Field(gt=0)]
+
+
+_MIX = TypeAdapter(Annotated[list[MixEntry], Field(min_length=1, max_length=MAX_SOURCES)])
+
+
+def parse_mix(text: bytes, place: str) -> list[MixEntry]:
+    """Return the sources that a mix names.
+
+    Args:
+        text: a JSON list of `{"location": …, "weight": …}`.
+        place: where it came from, for messages.
+
+    Raises:
+        InvalidInput: it is not such a list; its author's fault.
+    """
+    try:
+        entries = _MIX.validate_python(json.loads(text))
+    except ValidationError as error:
+        mistakes = "; ".join(
+            f"{'.'.join(str(part) for part in mistake['loc']) or 'the list'}: {mistake['msg']}"
+            for mistake in error.errors(include_url=False)[:10]
+        )
+        raise InvalidInput(f"mix {place}: {mistakes}", place=place) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
+    if any(isinstance(entry.location, WeightedHttp) for entry in entries):
+        raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
+    for entry in entries:
+        files = entry.location.location if isinstance(entry.location, Http) else None
+        if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:  # before anybody writes down their URLs
+            raise InvalidInput(f"mix {place}: {files.num_files} files; at most {MAX_FILES}", place=place)
+    return entries
