@@ -34,11 +34,11 @@ def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
+def make_folder(folder: Path, disk: Disk = REAL_DISK, mode: int = 0o777) -> None:
     """Make the folder, and those that it lies in, unless they are there; the names of new ones are durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
         sync_folder(path.parent, disk)
 
 

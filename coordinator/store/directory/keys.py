@@ -1,20 +1,19 @@
 """The coordinator's secrets as files of the run directory, readable by their owner alone."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from coordinator.store.keys import ADMIN_TOKEN_DIGEST_BYTES, PRIVATE_KEY_BYTES
-from runtime.durable_files import sync_folder
+from coordinator.store.keys import ADMIN_TOKEN_DIGEST_BYTES
+from runtime.durable_files import PRIVATE_MODE, make_folder, replace_file
+from runtime.key_file import load_or_create_private_key
 from state.errors import StoreFailed
 
 KEYS_FOLDER = "keys"
 KEY_FILE = "coordinator.key"
 ADMIN_FILE = "admin-token.sha256"
+PRIVATE_FOLDER_MODE = 0o700
 
 T = TypeVar("T")
 
@@ -47,12 +46,8 @@ def _naming(path: Path, work: Callable[[Path], T]) -> T:
 
 
 def _load_or_create_key(path: Path) -> bytes:
-    if not path.exists():
-        _write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
-    key = path.read_bytes()
-    if len(key) != PRIVATE_KEY_BYTES:
-        raise ValueError(f"it holds {len(key)} bytes; a key has {PRIVATE_KEY_BYTES}")
-    return key
+    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
+    return load_or_create_private_key(path).private_bytes_raw()
 
 
 def _read_digest(path: Path) -> bytes | None:
@@ -65,13 +60,5 @@ def _read_digest(path: Path) -> bytes | None:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(path.parent.parent)
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
+    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
+    replace_file(path, data, mode=PRIVATE_MODE)

@@ -4,12 +4,12 @@ The rule kept here: after one failed write or sync nothing more is written, beca
 longer known; the process must be started again, and finds the last whole record.
 """
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from runtime.worker_thread import WorkerThread
 from state.errors import StoreFailed
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class WritingThread:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._worker = WorkerThread("journal")
         self._failed: str | None = None
         self._is_closed = False
 
@@ -32,7 +32,7 @@ class WritingThread:
         """
         if self._is_closed:
             raise StoreFailed(f"{self._run_dir} is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work, *arguments)
+        return await self._worker.run(partial(self._guarded, work, *arguments))
 
     def _guarded(self, work: Callable[..., T], *arguments: object) -> T:
         if self._failed is not None:
@@ -49,5 +49,5 @@ class WritingThread:
     async def aclose(self, last: Callable[[], None]) -> None:
         """Do the last work once everything before it is done, even after a failure."""
         self._is_closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, last)
-        self._thread.shutdown()
+        await self._worker.run(last)
+        await self._worker.aclose()
