@@ -7,9 +7,9 @@ checkpoint and compares every replica digest that a quorum attested on the way.
 
 from dataclasses import dataclass, field
 
+from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.records import ReplayDiffers, Replayed, replay
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
-from coordinator.machine.stimuli import Instruction, OutcomeDecided
 from coordinator.store.blobs import BlobReader
 from coordinator.store.journal import Segment
 from coordinator.store.open import StoreReader, open_store_reader
@@ -69,7 +69,7 @@ class _Ledger:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def watch(self, _run: Run, instructions: list[Instruction]) -> None:
+    def watch(self, _run: Run, instructions: tuple[Instruction, ...]) -> None:
         for instruction in instructions:
             if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
                 outcome = instruction.outcome

@@ -21,9 +21,10 @@ from coordinator.machine.stimuli import (
     ResultCommitted,
     ResumeRequested,
     StepFailed,
+    Stimulus,
 )
 from coordinator.publication import Published
-from coordinator.service import CoordinatorService, Make
+from coordinator.service import CoordinatorService
 from coordinator.uploads import RunHeavy, Uploads
 from state.documents import CheckpointRef, Outcome
 from state.errors import Refused
@@ -108,9 +109,9 @@ class Handlers:
         if not self.service.accepting and self.service.failure is None:
             raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no more")
 
-    async def _submit(self, make: Make) -> None:
+    async def _submit(self, stimulus: Stimulus) -> None:
         self._check_loaded()
-        await self.service.submit(make)
+        await self.service.submit(stimulus)
 
     # Membership
 
@@ -125,9 +126,7 @@ class Handlers:
         client_id = client_id_of(bytes.fromhex(request.public_key))
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
-            lambda stamp: ClientJoined(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
+            ClientJoined(
                 client_id=client_id,
                 public_key=request.public_key,
                 capabilities=request.capabilities,
@@ -159,7 +158,7 @@ class Handlers:
 
     async def withdraw(self, client_id: ClientId) -> None:
         """Let a member go."""
-        await self._submit(lambda stamp: ClientWithdrew(now_s=stamp.now_s, seed=stamp.seed, client_id=client_id))
+        await self._submit(ClientWithdrew(client_id))
 
     def standing(self, client_id: ClientId) -> Standing:
         """What has arrived of a member's messages."""
@@ -208,16 +207,7 @@ class Handlers:
 
     async def report_ready(self, client_id: ClientId, report: ReadyReport) -> Standing:
         """A member holds model and data."""
-        await self._submit(
-            lambda stamp: ClientBecameReady(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=client_id,
-                step=report.step,
-                replica_digest=report.replica_digest,
-                data_fingerprint=report.data_fingerprint,
-            )
-        )
+        await self._submit(ClientBecameReady(client_id, report))
         return self.standing(client_id)
 
     async def commit_result(self, client_id: ClientId, report: ResultCommitment) -> Standing:
@@ -226,65 +216,23 @@ class Handlers:
         bound = result_size_bound(layout)
         if report.size_bytes > bound:
             raise Refused(Refusal.BLOB_TOO_LARGE, f"a result of {report.size_bytes} bytes; allowed: at most {bound}")
-        await self._submit(
-            lambda stamp: ResultCommitted(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=client_id,
-                step=report.step,
-                attempt=report.attempt,
-                result_sha256=report.result_sha256,
-                size_bytes=report.size_bytes,
-                metrics=report.metrics,
-            )
-        )
+        await self._submit(ResultCommitted(client_id, report))
         return self.standing(client_id)
 
     async def attest(self, client_id: ClientId, report: Attestation) -> Standing:
         """A witness says what it holds."""
-        await self._submit(
-            lambda stamp: AttestationReceived(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=client_id,
-                step=report.step,
-                attempt=report.attempt,
-                replica_digest=report.replica_digest,
-                received=report.received,
-            )
-        )
+        await self._submit(AttestationReceived(client_id, report))
         return self.standing(client_id)
 
     async def report_failure(self, client_id: ClientId, report: FailureReport) -> Standing:
         """A member cannot take the step."""
-        await self._submit(
-            lambda stamp: StepFailed(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=client_id,
-                step=report.step,
-                attempt=report.attempt,
-                kind=report.kind,
-                message=report.message,
-                batch_id=report.batch_id,
-            )
-        )
+        await self._submit(StepFailed(client_id, report))
         return self.standing(client_id)
 
     async def report_checkpoint(self, client_id: ClientId, report: CheckpointReport) -> Standing:
         """A member claims a replica, and may announce its bytes."""
         await self._check_checkpoint_size(report.size_bytes)
-        await self._submit(
-            lambda stamp: CheckpointReported(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=client_id,
-                step=report.step,
-                replica_digest=report.replica_digest,
-                blob_sha256=report.blob_sha256,
-                size_bytes=report.size_bytes,
-            )
-        )
+        await self._submit(CheckpointReported(client_id, report))
         return self.standing(client_id)
 
     async def _check_checkpoint_size(self, size_bytes: int) -> None:
@@ -306,15 +254,15 @@ class Handlers:
 
     async def pause(self) -> None:
         """Hold after this round."""
-        await self._submit(lambda stamp: PauseRequested(now_s=stamp.now_s, seed=stamp.seed))
+        await self._submit(PauseRequested())
 
     async def resume(self) -> None:
         """Go on."""
-        await self._submit(lambda stamp: ResumeRequested(now_s=stamp.now_s, seed=stamp.seed))
+        await self._submit(ResumeRequested())
 
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client for good."""
-        await self._submit(lambda stamp: ClientEjected(now_s=stamp.now_s, seed=stamp.seed, client_id=client_id))
+        await self._submit(ClientEjected(client_id))
 
 
 def _session_of(member: Member) -> int:

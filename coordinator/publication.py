@@ -4,7 +4,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
-from coordinator.machine.round import plan_of
 from coordinator.machine.run import Run
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
 from state.errors import InternalError, Refused
@@ -78,10 +77,10 @@ def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
     """
     current = run.round
     if current is None or (current.step, current.attempt) != (step, attempt):
-        raise Refused(Refusal.STALE_ROUND, f"round {step} try {attempt} is not under way")
+        raise Refused(Refusal.STALE_ROUND, f"round {step} attempt {attempt} is not under way")
     results = tuple(
         CommittedResult(client_id, commitment.result_sha256, commitment.size_bytes)
-        for client_id in current.verified[after:]
+        for client_id in tuple(current.verified)[after:]
         for commitment in (current.commitments[client_id],)
     )
     complete = run.phase is not RunState.ROUND_TRAIN or not current.pending
@@ -102,12 +101,12 @@ def standing_of(run: Run, client_id: ClientId) -> Standing:
     return Standing(
         client_id=client_id,
         ready=member.ready_step is not None,
-        in_roster=current is not None and client_id in plan_of(current).positions,
+        in_roster=current is not None and client_id in current.plan.positions,
         step=run.step,
         attempt=run.attempt,
         committed_sha256=None if commitment is None else commitment.result_sha256,
-        result_verified=commitment is not None and commitment.replica_digest is not None,
-        result_rejected=None if commitment is None else commitment.rejected,
+        result_verified=current is not None and client_id in current.verified,
+        result_rejected=None if current is None else current.rejected.get(client_id),
         attested=current is not None and client_id in current.attestations,
         failed=current is not None and client_id in current.failures,
     )
@@ -125,7 +124,7 @@ def status_of(
 ) -> RunStatus:
     """The run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     config = run.state_file.config
-    positions = {} if run.round is None else plan_of(run.round).positions
+    positions = {} if run.round is None else run.round.plan.positions
     shown = list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     members = tuple(
         MemberView(

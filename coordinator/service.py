@@ -17,23 +17,25 @@ from typing import TypeAlias
 
 from coordinator.liveness import Liveness
 from coordinator.machine.handle import handle
-from coordinator.machine.records import encode_record, encode_snapshot, replay
-from coordinator.machine.run import Run, config_json, lineage_of, new_run
-from coordinator.machine.stimuli import (
+from coordinator.machine.instructions import (
     BatchesQuarantined,
-    BlobsNearedBound,
-    ClientsFellSilent,
-    ConfigChanged,
-    CoordinatorStarted,
     Instruction,
     MembershipChanged,
     OutcomeDecided,
     PhaseChanged,
-    RunRestored,
     SegmentEnded,
-    Stamp,
-    Stimulus,
     SweepBlobs,
+)
+from coordinator.machine.records import encode_record, encode_snapshot, replay
+from coordinator.machine.run import Run, config_json, lineage_of, new_run
+from coordinator.machine.stimuli import (
+    BlobsNearedBound,
+    ClientsFellSilent,
+    ConfigChanged,
+    CoordinatorStarted,
+    RunRestored,
+    Stamped,
+    Stimulus,
     Ticked,
 )
 from coordinator.machine.views import document_of
@@ -61,8 +63,6 @@ BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_SEGMENT_RECORDS = 20_000
 """A segment that grows beyond this is followed by another within the epoch, so that a start replays a bounded tail."""
 
-Make = Callable[[Stamp], Stimulus]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupKept:
@@ -78,7 +78,7 @@ ServiceEvent: TypeAlias = Instruction | GroupKept
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    make: Make
+    stimulus: Stimulus
     answer: asyncio.Future[None]
 
 
@@ -169,14 +169,13 @@ class CoordinatorService:
 
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start itself is kept."""
-        start: list[Make] = [lambda stamp: CoordinatorStarted(now_s=stamp.now_s, seed=stamp.seed)]
+        start: list[Stimulus] = [CoordinatorStarted()]
         if self._is_restored:
-            start.append(lambda stamp: RunRestored(now_s=stamp.now_s, seed=stamp.seed))
+            start.append(RunRestored(lineage_of(self._parts.new_seed())))
         if self._edited is not None:
-            edited = self._edited
-            start.append(lambda stamp: ConfigChanged(now_s=stamp.now_s, seed=stamp.seed, state_file=edited))
+            start.append(ConfigChanged(self._edited))
         loop = asyncio.get_running_loop()
-        group = [_Waiting(make, loop.create_future()) for make in start]
+        group = [_Waiting(stimulus, loop.create_future()) for stimulus in start]
         await self._commit(group)
         for waiting in group:
             waiting.answer.result()
@@ -212,7 +211,7 @@ class CoordinatorService:
 
     # Writing
 
-    async def submit(self, make: Make) -> None:
+    async def submit(self, stimulus: Stimulus) -> None:
         """Hand in a stimulus and wait until the run with it is kept and published.
 
         Raises:
@@ -220,7 +219,7 @@ class CoordinatorService:
         """
         if self.failure is not None:
             raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {self.failure}")
-        waiting = _Waiting(make, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(stimulus, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull:
@@ -258,12 +257,14 @@ class CoordinatorService:
 
     def _handle_group(
         self, group: list[_Waiting]
-    ) -> tuple[Run, list[Stimulus], list[Instruction], list[tuple[_Waiting, Exception | None]]]:
-        run, kept, instructions = self.run, [], []
+    ) -> tuple[Run, list[Stamped], list[Instruction], list[tuple[_Waiting, Exception | None]]]:
+        run = self.run
+        kept: list[Stamped] = []
+        instructions: list[Instruction] = []
         answers: list[tuple[_Waiting, Exception | None]] = []
         for waiting in group:
             try:
-                stimulus = waiting.make(Stamp(now_s=self._clock.now_s(), seed=Seed(self._parts.new_seed())))
+                stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._parts.new_seed()))
                 after, more = handle(run, stimulus)
             except EpochalError as error:
                 answers.append((waiting, error))
@@ -275,7 +276,7 @@ class CoordinatorService:
             answers.append((waiting, None))
         return run, kept, instructions, answers
 
-    async def _persist(self, run: Run, kept: list[Stimulus], instructions: list[Instruction]) -> None:
+    async def _persist(self, run: Run, kept: list[Stamped], instructions: list[Instruction]) -> None:
         document = document_of(run, self.published.version)
         if document != self.published.document:
             document = replace(document, version=document.version + 1)
@@ -352,18 +353,18 @@ class CoordinatorService:
             bound = self.run.state_file.blobs.max_total_bytes * BLOBS_NEAR_BOUND_PERCENT // 100
             try:
                 if silent:
-                    await self.submit(_fell_silent(silent))
+                    await self.submit(ClientsFellSilent(silent))
                 if self.blobs.total_bytes > bound:
                     await self.note_blobs_near_bound()
                 if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
-                    await self.submit(lambda stamp: Ticked(now_s=stamp.now_s, seed=stamp.seed))
+                    await self.submit(Ticked())
             except Refused as error:
                 log.warning("tick_refused", extra={"kind": error.kind})
 
     async def note_blobs_near_bound(self) -> None:
         """End the epoch early, so that its checkpoint makes room. Raises what `submit` does."""
         if not self.run.blobs_near_bound:
-            await self.submit(_near_bound(self.blobs.total_bytes))
+            await self.submit(BlobsNearedBound(self.blobs.total_bytes))
 
     # Reading
 
@@ -440,11 +441,3 @@ class CoordinatorService:
     def queued_count(self) -> int:
         """How many stimuli wait."""
         return self._queue.qsize()
-
-
-def _fell_silent(client_ids: tuple[ClientId, ...]) -> Make:
-    return lambda stamp: ClientsFellSilent(now_s=stamp.now_s, seed=stamp.seed, client_ids=client_ids)
-
-
-def _near_bound(total_bytes: int) -> Make:
-    return lambda stamp: BlobsNearedBound(now_s=stamp.now_s, seed=stamp.seed, total_bytes=total_bytes)

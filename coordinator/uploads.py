@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from coordinator.layout_cache import LayoutCache
-from coordinator.machine.round import Commitment
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
+from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.refusals import Refusal
 from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
@@ -123,9 +123,7 @@ class Uploads:
         assert isinstance(found, ResultHeader)
         digest = Sha256(found.replica_digest)
         await self._service.submit(
-            lambda stamp: ResultVerified(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
+            ResultVerified(
                 client_id=expected.client_id,
                 step=expected.step,
                 attempt=expected.attempt,
@@ -136,9 +134,7 @@ class Uploads:
 
     async def _reject_result(self, expected: ExpectedBlob, rule: str) -> None:
         await self._service.submit(
-            lambda stamp: ResultRejected(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
+            ResultRejected(
                 client_id=expected.client_id,
                 step=expected.step,
                 attempt=expected.attempt,
@@ -165,22 +161,15 @@ class Uploads:
             await self._reject_checkpoint(expected, str(error.context.get("rule", "form")))
             raise Refused(Refusal.RESULT_INVALID, str(error), **error.context) from error
         await self._service.submit(
-            lambda stamp: CheckpointHeld(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
-                client_id=expected.client_id,
-                step=expected.step,
-                blob_sha256=expected.sha256,
-                size_bytes=expected.size_bytes,
-                replica_digest=digest,
+            CheckpointHeld(
+                expected.client_id,
+                CheckpointRef(expected.step, expected.sha256, expected.size_bytes, digest),
             )
         )
 
     async def _reject_checkpoint(self, expected: ExpectedBlob, rule: str) -> None:
         await self._service.submit(
-            lambda stamp: CheckpointRejected(
-                now_s=stamp.now_s,
-                seed=stamp.seed,
+            CheckpointRejected(
                 client_id=expected.client_id,
                 step=expected.step,
                 blob_sha256=expected.sha256,
@@ -204,15 +193,14 @@ class Uploads:
             await self._service.blobs.delete(sha256)
 
 
-def _commitment(run: Run, client_id: ClientId, sha256: Sha256) -> Commitment | None:
-    found = None if run.round is None else run.round.commitments.get(client_id)
-    return found if found is not None and found.result_sha256 == sha256 else None
+def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
+    bound = None if run.round is None else run.round.commitments.get(client_id)
+    return bound is not None and bound.result_sha256 == sha256
 
 
 def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client repeats itself when the answer was lost."""
-    commitment = _commitment(run, client_id, sha256)
-    if commitment is not None and commitment.replica_digest is not None:
+    if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
         return True
     if any(checkpoint.blob_sha256 == sha256 for checkpoint in run.checkpoints):
         return True
@@ -223,15 +211,13 @@ def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
 
 
 def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
-    """The blob that this member announced and may deliver now."""
+    """Return the blob that this member announced and may deliver now."""
     expected = expected_blob(run, client_id, sha256)
     if expected is not None:
         return expected
-    commitment = _commitment(run, client_id, sha256)
-    if commitment is None:
+    if run.round is None or not _has_committed(run, client_id, sha256):
         raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} is not expected to deliver blob {sha256}")
-    if commitment.rejected is not None:
-        raise Refused(
-            Refusal.RESULT_INVALID, f"this result broke rule {commitment.rejected!r}", rule=commitment.rejected
-        )
+    broken = run.round.rejected.get(client_id)
+    if broken is not None:
+        raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
     raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")

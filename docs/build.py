@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from coordinator.machine.phases import state_diagram
+from coordinator.machine.phases import PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -16,7 +16,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 def generated_blocks() -> dict[str, str]:
     """Every block that code writes, by the name in its comment."""
-    return {"phases": f"```mermaid\n{state_diagram()}\n```"}
+    return {"phases": f"```mermaid\n{PHASES.diagram()}\n```"}
 
 
 def with_generated(text: str) -> str:

@@ -43,10 +43,6 @@ class Roster:
 
     clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]
 
-    def position_of(self, client_id: ClientId) -> int | None:
-        """The client's position in the roster, or None when it is not in it."""
-        return next((i for i, entry in enumerate(self.clients) if entry.client_id == client_id), None)
-
 
 @dataclass(frozen=True, slots=True)
 class IsolatedWork:

@@ -140,6 +140,7 @@ class Attestation:
     received: Annotated[str, Field(pattern=r"^[0-9a-f]+$", max_length=25_001)]
 
     def received_bits(self) -> int:
+        """Return the bit set as an integer."""
         return int(self.received, 16)
 
 

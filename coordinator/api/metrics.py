@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from coordinator.api.limits import LongPolls
+from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
-from coordinator.machine.stimuli import OutcomeDecided, PhaseChanged
 from coordinator.service import CoordinatorService, GroupKept, ServiceEvent
 from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from state.messages import RunStatus

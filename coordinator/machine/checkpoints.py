@@ -6,19 +6,20 @@ claims. The checkpoint at the run's start has no replicas to compare with: the e
 
 from dataclasses import replace
 
+from coordinator.machine.instructions import SweepBlobs
 from coordinator.machine.run import (
     KEEP_CHECKPOINTS,
-    CheckpointClaim,
     Checkpointing,
+    Handled,
     Run,
     agreed_checkpoint_digest,
     current_checkpointer,
 )
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, Instruction, SweepBlobs
+from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported
 from state.documents import CheckpointRef, Roster, RosterEntry
 from state.errors import Refused
 from state.refusals import Refusal
-from state.wire import Seed
+from state.wire import ClientId, Seed, Sha256
 
 
 def begin_genesis(run: Run, seed: Seed) -> Run:
@@ -29,13 +30,13 @@ def begin_genesis(run: Run, seed: Seed) -> Run:
     return _begin(run, seed, Roster(tuple(RosterEntry(m.client_id, m.share) for m in members)), genesis=True)
 
 
-def begin_cooldown(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
+def begin_cooldown(run: Run, seed: Seed) -> Handled:
     """Ask the ready members for a checkpoint of the agreed replica, unless it is kept already."""
     if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
         kept = replace(run, checkpointing=None)
-        return _keep(kept, run.checkpoints, instructions) if run.blobs_near_bound else kept
+        return _keep(kept, run.checkpoints) if run.blobs_near_bound else (kept, ())
     roster = Roster(tuple(RosterEntry(m.client_id, m.share) for m in run.ready_members()))
-    return _begin(run, seed, roster, genesis=False)
+    return _begin(run, seed, roster, genesis=False), ()
 
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
@@ -43,58 +44,58 @@ def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
     return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes))
 
 
-def report(run: Run, event: CheckpointReported, instructions: list[Instruction]) -> Run:
+def report(run: Run, event: CheckpointReported) -> Handled:
     """Take a client's claim. The last one counts, as long as its bytes are not held.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-in-roster`.
     """
-    making = _making(run, event.step)
+    claim = event.report
+    making = _making(run, claim.step)
     if all(entry.client_id != event.client_id for entry in making.roster.clients):
         raise Refused(
             Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not among those who are asked for this checkpoint"
         )
-    claim = CheckpointClaim(event.replica_digest, event.blob_sha256, event.size_bytes)
-    before = making.claims.get(event.client_id)
-    if before == claim:
-        return run
+    if making.claims.get(event.client_id) == claim:
+        return run, ()
     if event.client_id in making.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
     making = replace(making, claims={**making.claims, event.client_id: claim})
-    return _verified(replace(run, checkpointing=making), making, instructions)
+    return _verified(replace(run, checkpointing=making), making)
 
 
-def hold(run: Run, event: CheckpointHeld, instructions: list[Instruction]) -> Run:
+def hold(run: Run, event: CheckpointHeld) -> Handled:
     """Take the word of the coordinator's own check that the bytes of a claim are held.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
     """
-    making = _making(run, event.step)
-    claim = making.claims.get(event.client_id)
-    if claim is None or claim.blob_sha256 != event.blob_sha256:
-        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not announce blob {event.blob_sha256}")
-    ref = CheckpointRef(event.step, event.blob_sha256, event.size_bytes, event.replica_digest)
-    if making.held.get(event.client_id) == ref:
-        return run
-    making = replace(making, held={**making.held, event.client_id: ref})
-    return _verified(replace(run, checkpointing=making), making, instructions)
+    found = event.checkpoint
+    making = _announced(run, event.client_id, found.step, found.blob_sha256)
+    if making.held.get(event.client_id) == found:
+        return run, ()
+    making = replace(making, held={**making.held, event.client_id: found})
+    return _verified(replace(run, checkpointing=making), making)
 
 
-def reject(run: Run, event: CheckpointRejected, instructions: list[Instruction]) -> Run:
+def reject(run: Run, event: CheckpointRejected) -> Handled:
     """Take the word of the coordinator's own check that the bytes of a claim are no checkpoint: another writes it.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
     """
-    del instructions
-    making = _making(run, event.step)
-    claim = making.claims.get(event.client_id)
-    if claim is None or claim.blob_sha256 != event.blob_sha256:
-        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not announce blob {event.blob_sha256}")
+    making = _announced(run, event.client_id, event.step, event.blob_sha256)
     if event.client_id in making.rejected:
-        return run
-    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id}))
+        return run, ()
+    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id})), ()
+
+
+def _announced(run: Run, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:
+    making = _making(run, step)
+    claim = making.claims.get(client_id)
+    if claim is None or claim.blob_sha256 != blob_sha256:
+        raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} did not announce blob {blob_sha256}")
+    return making
 
 
 def _making(run: Run, step: int) -> Checkpointing:
@@ -106,19 +107,16 @@ def _making(run: Run, step: int) -> Checkpointing:
     return making
 
 
-def _verified(run: Run, making: Checkpointing, instructions: list[Instruction]) -> Run:
+def _verified(run: Run, making: Checkpointing) -> Handled:
     found = _verified_ref(run, making)
-    if found is None:
-        return run
-    return _keep(replace(run, checkpointing=None), (*run.checkpoints, found), instructions)
+    return (run, ()) if found is None else _keep(replace(run, checkpointing=None), (*run.checkpoints, found))
 
 
-def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...], instructions: list[Instruction]) -> Run:
-    """The run with the newest of these, and what came since; near the blobs' bound only one, or nothing gets free."""
+def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:
+    """Return the run with the newest of these, and what came since; near the blobs' bound with the last one only."""
     checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
     outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
-    instructions.append(SweepBlobs())
-    return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False)
+    return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False), (SweepBlobs(),)
 
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:

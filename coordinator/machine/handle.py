@@ -1,4 +1,4 @@
-"""The run's machine: `handle(run, stimulus) -> (run', instructions)`. No clock, no I/O, no randomness.
+"""The run's machine: `handle(run, stamped) -> (run', instructions)`. No clock, no I/O, no randomness.
 
 Theory of operation. A stimulus first changes what it is about (a member, a commitment, an attestation, a claim), or
 is refused; then the run makes every move that it can (`coordinator/machine/transitions.py`), each through the phase
@@ -9,15 +9,12 @@ Time comes with the stimulus and never goes back. Random bytes come with it too;
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from coordinator.machine import checkpoints, membership
-from coordinator.machine.outcomes import begin_round, end_round
+from coordinator.machine import checkpoints, membership, reports
+from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.phases import destination
-from coordinator.machine.reports import attest, commit_result, fail_step, reject_result, verify_result
-from coordinator.machine.run import Run, config_json, lineage_of
+from coordinator.machine.run import Handled, Run, config_json
 from coordinator.machine.stimuli import (
     AttestationReceived,
     BlobsNearedBound,
@@ -31,20 +28,20 @@ from coordinator.machine.stimuli import (
     ClientWithdrew,
     ConfigChanged,
     CoordinatorStarted,
-    Instruction,
     PauseRequested,
-    PhaseChanged,
     ResultCommitted,
     ResultRejected,
     ResultVerified,
     ResumeRequested,
     RunRestored,
-    SegmentEnded,
+    Stamped,
     StepFailed,
     Stimulus,
     Ticked,
 )
-from coordinator.machine.transitions import decide, round_over_reason
+from coordinator.machine.transitions import decide
+from coordinator.machine.work import begin_round
+from state.config.state_file import StateFile
 from state.errors import InternalError, Refused
 from state.phases import RunState
 from state.refusals import Refusal
@@ -54,56 +51,106 @@ MAX_MOVES_PER_STIMULUS = 16
 """A run that moves on and on without a stimulus in between is a bug."""
 
 
-def handle(run: Run, stimulus: Stimulus) -> tuple[Run, list[Instruction]]:
-    """The run after the stimulus, and what the shell must do once that run is kept.
+def handle(run: Run, stamped: Stamped) -> Handled:
+    """Return the run after the stimulus, and what the shell must do once that run is kept.
 
     Raises:
         Refused: the stimulus is not allowed now; `kind` says why, and nothing has changed.
     """
-    instructions: list[Instruction] = []
-    now = replace(run, now_s=max(run.now_s, stimulus.now_s))
-    if isinstance(stimulus, CoordinatorStarted):
-        now = _rebase(now, stimulus.now_s - run.now_s)
-    after = _HANDLERS[type(stimulus)](now, stimulus, instructions)
-    after = _advance(after, stimulus.seed, instructions)
-    return (run, []) if after is now and not isinstance(stimulus, CoordinatorStarted) else (after, instructions)
+    now = replace(run, now_s=max(run.now_s, stamped.now_s))
+    if isinstance(stamped.stimulus, CoordinatorStarted):
+        now = _rebase(now, now.now_s - run.now_s)
+    after, instructions = _take(now, stamped.stimulus)
+    after, told = _advance(after, stamped.seed)
+    if after is now and not isinstance(stamped.stimulus, CoordinatorStarted):
+        return run, ()
+    return after, (*instructions, *told)
 
 
 def derived_seed(seed: Seed, purpose: str, number: int) -> Seed:
-    """A seed of its own for each use of a stimulus's random bytes."""
+    """Return a seed of its own for each use of a stimulus's random bytes."""
     return Seed(hashlib.sha256(b"\x00".join((bytes.fromhex(seed), purpose.encode(), b"%d" % number))).hexdigest())
 
 
 def _rebase(run: Run, away_s: float) -> Run:
     """Shift every running time by how long the coordinator was away, so that an outage ends nothing."""
-    shift = max(0.0, away_s)
     return replace(
         run,
-        phase_started_s=run.phase_started_s + shift,
-        phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + shift,
-        epoch_started_s=run.epoch_started_s + shift,
-        enough_since_s=None if run.enough_since_s is None else run.enough_since_s + shift,
+        phase_started_s=run.phase_started_s + away_s,
+        phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + away_s,
+        epoch_started_s=run.epoch_started_s + away_s,
+        enough_since_s=None if run.enough_since_s is None else run.enough_since_s + away_s,
     )
 
 
-def _advance(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
+def _take(run: Run, stimulus: Stimulus) -> Handled:
+    match stimulus:
+        case Ticked() | CoordinatorStarted():
+            return run, ()
+        case RunRestored():
+            return replace(run, lineage=stimulus.lineage), ()
+        case ClientJoined():
+            return membership.join(run, stimulus)
+        case ClientWithdrew():
+            return membership.leave(run, (stimulus.client_id,), "withdrew")
+        case ClientsFellSilent():
+            return membership.leave(run, stimulus.client_ids, "fell silent")
+        case ClientEjected():
+            return membership.eject(run, stimulus.client_id)
+        case ClientBecameReady():
+            return membership.become_ready(run, stimulus)
+        case ResultCommitted():
+            return reports.commit_result(run, stimulus)
+        case ResultVerified():
+            return reports.verify_result(run, stimulus)
+        case ResultRejected():
+            return reports.reject_result(run, stimulus)
+        case AttestationReceived():
+            return reports.attest(run, stimulus)
+        case StepFailed():
+            return reports.fail_step(run, stimulus)
+        case CheckpointReported():
+            return checkpoints.report(run, stimulus)
+        case CheckpointHeld():
+            return checkpoints.hold(run, stimulus)
+        case CheckpointRejected():
+            return checkpoints.reject(run, stimulus)
+        case PauseRequested() | ResumeRequested():
+            return _pause(run, pause=isinstance(stimulus, PauseRequested))
+        case BlobsNearedBound():
+            return run if run.blobs_near_bound else replace(run, blobs_near_bound=True), ()
+        case ConfigChanged():
+            return _change_config(run, stimulus.state_file)
+
+
+def _pause(run: Run, *, pause: bool) -> Handled:
+    if run.phase is RunState.FINISHED:
+        raise Refused(Refusal.NOT_NOW, "the run is finished")
+    return run if run.pause_pending is pause else replace(run, pause_pending=pause), ()
+
+
+def _change_config(run: Run, state_file: StateFile) -> Handled:
+    """Take the edited fields; phase and progress stay the run's own."""
+    state_file = state_file.model_copy(update={"progress": run.state_file.progress})
+    if state_file == run.state_file:
+        return run, ()
+    digest = document_digest(config_json(state_file))
+    return membership.gathered(replace(run, state_file=state_file, config_sha256=digest)), ()
+
+
+def _advance(run: Run, seed: Seed) -> Handled:
+    instructions: tuple[Instruction, ...] = ()
     for number in range(MAX_MOVES_PER_STIMULUS):
-        if run.phase is RunState.ROUND_WITNESS and run.round is not None and round_over_reason(run) is not None:
-            run = end_round(run, run.round, instructions)
         move = decide(run)
         if move is None:
-            return run
-        before = run.phase
-        run = _enter(run, destination(before, move.trigger), move.reason)
-        if before is RunState.COOLDOWN:
-            run = replace(run, epoch=run.epoch + 1)
-            instructions.append(SegmentEnded(run.epoch))
-        instructions.append(PhaseChanged(before, run.phase, run.reason))
-        run = _ON_ENTRY.get(run.phase, _nothing)(run, derived_seed(seed, run.phase.value, number), instructions)
+            return run, instructions
+        before, phase = run.phase, destination(run.phase, move.trigger)
+        run, told = _enter(move.run, phase, move.reason, derived_seed(seed, phase.value, number))
+        instructions = (*instructions, *move.instructions, PhaseChanged(before, phase, move.reason), *told)
     raise InternalError(f"the run made {MAX_MOVES_PER_STIMULUS} moves on one stimulus and would go on")
 
 
-def _enter(run: Run, phase: RunState, reason: str) -> Run:
+def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
     config = run.state_file.config
     bound = {
         RunState.WARMUP: config.warmup_time,
@@ -112,111 +159,20 @@ def _enter(run: Run, phase: RunState, reason: str) -> Run:
         RunState.COOLDOWN: config.cooldown_time,
     }.get(phase)
     ends_s = None if bound is None else run.now_s + bound
-    return replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, reason=reason)
-
-
-def _nothing(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    return run
-
-
-def _enter_waiting(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    return membership.gathered(replace(run, checkpointing=None, round=None))
-
-
-def _enter_warmup(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    members = {client_id: replace(member, ready_step=None) for client_id, member in run.members.items()}
-    run = replace(run, members=members, enough_since_s=None, height=0, epoch_start_batch=run.cursor)
-    return checkpoints.begin_genesis(run, seed)
-
-
-def _enter_round(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    if run.height == 0:
-        run = replace(run, epoch_started_s=run.now_s)
-    return begin_round(replace(run, checkpointing=None), seed)
-
-
-def _enter_cooldown(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    return checkpoints.begin_cooldown(run, seed, instructions)
-
-
-def _leave_epoch(run: Run, seed: Seed, instructions: list[Instruction]) -> Run:
-    return replace(run, checkpointing=None, round=None)
-
-
-_ON_ENTRY: dict[RunState, Callable[[Run, Seed, list[Instruction]], Run]] = {
-    RunState.WAITING_FOR_MEMBERS: _enter_waiting,
-    RunState.WARMUP: _enter_warmup,
-    RunState.ROUND_TRAIN: _enter_round,
-    RunState.COOLDOWN: _enter_cooldown,
-    RunState.PAUSED: _leave_epoch,
-    RunState.FINISHED: _leave_epoch,
-}
-
-
-def _unchanged(run: Run, event: Ticked | CoordinatorStarted, instructions: list[Instruction]) -> Run:
-    return run
-
-
-def _restore(run: Run, event: RunRestored, instructions: list[Instruction]) -> Run:
-    return replace(run, lineage=lineage_of(event.seed))
-
-
-def _silence(run: Run, event: ClientsFellSilent, instructions: list[Instruction]) -> Run:
-    return membership.leave(run, event.client_ids, "fell silent", instructions)
-
-
-def _withdraw(run: Run, event: ClientWithdrew, instructions: list[Instruction]) -> Run:
-    return membership.leave(run, (event.client_id,), "withdrew", instructions)
-
-
-def _eject(run: Run, event: ClientEjected, instructions: list[Instruction]) -> Run:
-    return membership.eject(run, event.client_id, instructions)
-
-
-def _pause(run: Run, event: PauseRequested, instructions: list[Instruction]) -> Run:
-    if run.phase is RunState.FINISHED:
-        raise Refused(Refusal.NOT_NOW, "the run is finished")
-    return run if run.pause_pending else replace(run, pause_pending=True)
-
-
-def _resume(run: Run, event: ResumeRequested, instructions: list[Instruction]) -> Run:
-    if run.phase is RunState.FINISHED:
-        raise Refused(Refusal.NOT_NOW, "the run is finished")
-    return replace(run, pause_pending=False) if run.pause_pending else run
-
-
-def _near_bound(run: Run, event: BlobsNearedBound, instructions: list[Instruction]) -> Run:
-    return run if run.blobs_near_bound else replace(run, blobs_near_bound=True)
-
-
-def _change_config(run: Run, event: ConfigChanged, instructions: list[Instruction]) -> Run:
-    """Take the edited fields; phase and progress stay the run's own."""
-    state_file = event.state_file.model_copy(update={"progress": run.state_file.progress})
-    digest = document_digest(config_json(state_file))
-    if state_file == run.state_file:
-        return run
-    return membership.gathered(replace(run, state_file=state_file, config_sha256=digest))
-
-
-_HANDLERS: dict[type[Stimulus], Callable[[Run, Any, list[Instruction]], Run]] = {
-    Ticked: _unchanged,
-    CoordinatorStarted: _unchanged,
-    RunRestored: _restore,
-    ClientJoined: membership.join,
-    ClientWithdrew: _withdraw,
-    ClientsFellSilent: _silence,
-    ClientEjected: _eject,
-    ClientBecameReady: membership.become_ready,
-    ResultCommitted: commit_result,
-    ResultVerified: verify_result,
-    ResultRejected: reject_result,
-    AttestationReceived: attest,
-    StepFailed: fail_step,
-    CheckpointReported: checkpoints.report,
-    CheckpointHeld: checkpoints.hold,
-    CheckpointRejected: checkpoints.reject,
-    PauseRequested: _pause,
-    ResumeRequested: _resume,
-    BlobsNearedBound: _near_bound,
-    ConfigChanged: _change_config,
-}
+    run = replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, reason=reason)
+    match phase:
+        case RunState.WAITING_FOR_MEMBERS:
+            return membership.gathered(replace(run, checkpointing=None, round=None)), ()
+        case RunState.WARMUP:
+            members = {client_id: replace(member, ready_step=None) for client_id, member in run.members.items()}
+            run = replace(run, members=members, enough_since_s=None, height=0, epoch_start_batch=run.cursor)
+            return checkpoints.begin_genesis(run, seed), ()
+        case RunState.ROUND_TRAIN:
+            epoch_started_s = run.now_s if run.height == 0 else run.epoch_started_s
+            return begin_round(replace(run, checkpointing=None, epoch_started_s=epoch_started_s), seed), ()
+        case RunState.COOLDOWN:
+            return checkpoints.begin_cooldown(run, seed)
+        case RunState.PAUSED | RunState.FINISHED:
+            return replace(run, checkpointing=None, round=None), ()
+        case _:
+            return run, ()

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from coordinator.machine.run import Member, Run
-from coordinator.machine.stimuli import ClientBecameReady, ClientJoined, Instruction, MembershipChanged
+from coordinator.machine.instructions import MembershipChanged
+from coordinator.machine.run import Handled, Member, Run
+from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from state.config.state_file import StateFile
 from state.errors import Refused
 from state.messages import PROTOCOL_VERSION
@@ -17,8 +18,8 @@ MAX_USED_NONCES = 100_000
 MAX_EJECTED = 10_000
 
 
-def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
-    """A client takes or retakes its place; an earlier session of the same key is superseded.
+def join(run: Run, event: ClientJoined) -> Handled:
+    """Let a client take or retake its place; an earlier session of the same key is superseded.
 
     Raises:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
@@ -42,9 +43,9 @@ def join(run: Run, event: ClientJoined, instructions: list[Instruction]) -> Run:
         joined_s=run.now_s,
         nonce=event.nonce,
     )
-    instructions.append(MembershipChanged(event.client_id, "joined" if before is None else "joined again"))
     members = {**run.members, event.client_id: member}
-    return gathered(replace(run, members=members, used_nonces=used, invitations_used=invitations))
+    run = gathered(replace(run, members=members, used_nonces=used, invitations_used=invitations))
+    return run, (MembershipChanged(event.client_id, "joined" if before is None else "joined again"),)
 
 
 def _check_join(run: Run, event: ClientJoined) -> None:
@@ -87,33 +88,33 @@ def _used_by_another(run: Run, invitation: Sha256 | None, client_id: ClientId) -
     return invitation is not None and run.invitations_used.get(invitation, client_id) != client_id
 
 
-def leave(run: Run, client_ids: Iterable[ClientId], change: str, instructions: list[Instruction]) -> Run:
-    """The run without these members. Nothing more is expected of them in the round under way."""
+def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
+    """Return the run without these members. Nothing more is expected of them in the round under way."""
     gone = [client_id for client_id in client_ids if client_id in run.members]
     if not gone:
-        return run
+        return run, ()
     members = {client_id: member for client_id, member in run.members.items() if client_id not in set(gone)}
-    instructions.extend(MembershipChanged(client_id, change) for client_id in gone)
     current = run.round
     if current is not None:
         current = replace(current, pending=current.pending - set(gone))
-    return gathered(replace(run, members=members, round=current, data_fingerprint=_claimed_still(run, members)))
+    run = replace(run, members=members, round=current, data_fingerprint=_claimed_still(run, members))
+    return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
 
 
 def _claimed_still(run: Run, members: Mapping[ClientId, Member]) -> str | None:
-    """The data's fingerprint, as long as somebody vouches for it: a ready member, or training that was done on it."""
+    """Return the data's fingerprint, as long as a ready member or training that was done on it vouches for it."""
     is_vouched = run.batches_applied or any(member.ready_step is not None for member in members.values())
     return run.data_fingerprint if is_vouched else None
 
 
-def eject(run: Run, client_id: ClientId, instructions: list[Instruction]) -> Run:
-    """The run without the member, whose key may not join again."""
+def eject(run: Run, client_id: ClientId) -> Handled:
+    """Return the run without the member, whose key may not join again."""
     if client_id not in run.members and client_id not in run.ejected:
         raise Refused(Refusal.NOT_FOUND, f"there is no member {client_id}")
     if len(run.ejected) >= MAX_EJECTED:
         raise Refused(Refusal.OVERLOADED, f"{MAX_EJECTED} clients are ejected already; use [access] keys instead")
-    run = leave(run, (client_id,), "ejected", instructions)
-    return run if client_id in run.ejected else replace(run, ejected=run.ejected | {client_id})
+    run, instructions = leave(run, (client_id,), "ejected")
+    return run if client_id in run.ejected else replace(run, ejected=run.ejected | {client_id}), instructions
 
 
 def gathered(run: Run) -> Run:
@@ -124,42 +125,41 @@ def gathered(run: Run) -> Run:
     return run if since == run.enough_since_s else replace(run, enough_since_s=since)
 
 
-def become_ready(run: Run, event: ClientBecameReady, instructions: list[Instruction]) -> Run:
-    """The member takes part in the next round's roster.
+def become_ready(run: Run, event: ClientBecameReady) -> Handled:
+    """Let the member take part in the next round's roster.
 
     Raises:
         Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
     """
-    member = run.members.get(event.client_id)
+    report, member = event.report, run.members.get(event.client_id)
     if member is None:
         raise Refused(Refusal.UNAUTHORIZED, f"client {event.client_id} is not a member; join again")
     if run.checkpoint is None or run.phase is RunState.FINISHED:
         raise Refused(Refusal.NOT_NOW, f"nobody can be ready in {run.phase.value} without a checkpoint")
-    if event.step not in (run.replica_step, run.replica_step - 1):
+    if report.step not in (run.replica_step, run.replica_step - 1):
         raise Refused(
             Refusal.BEHIND,
-            f"the client holds replica {event.step}, the run is at replica {run.replica_step}",
+            f"the client holds replica {report.step}, the run is at replica {run.replica_step}",
             step=run.replica_step,
         )
-    known = _known_digest(run, event.step)
-    if known is not None and known != event.replica_digest:
+    known = _known_digest(run, report.step)
+    if known is not None and known != report.replica_digest:
         raise Refused(
             Refusal.REPLICA_DIFFERS,
-            f"replica {event.step} has digest {event.replica_digest}; the run agreed on {known}",
+            f"replica {report.step} has digest {report.replica_digest}; the run agreed on {known}",
             expected=known,
         )
-    if run.data_fingerprint is not None and event.data_fingerprint != run.data_fingerprint:
+    if run.data_fingerprint is not None and report.data_fingerprint != run.data_fingerprint:
         raise Refused(
             Refusal.FINGERPRINT_DIFFERS,
-            f"the client's dataset has fingerprint {event.data_fingerprint}, the run's has {run.data_fingerprint}",
+            f"the client's dataset has fingerprint {report.data_fingerprint}, the run's has {run.data_fingerprint}",
             expected=run.data_fingerprint,
         )
-    if member.ready_step == event.step:
-        return run
-    if member.ready_step is None:
-        instructions.append(MembershipChanged(event.client_id, "ready"))
-    members = {**run.members, event.client_id: replace(member, ready_step=event.step)}
-    return replace(run, members=members, data_fingerprint=run.data_fingerprint or event.data_fingerprint)
+    if member.ready_step == report.step:
+        return run, ()
+    members = {**run.members, event.client_id: replace(member, ready_step=report.step)}
+    run = replace(run, members=members, data_fingerprint=run.data_fingerprint or report.data_fingerprint)
+    return run, () if member.ready_step is not None else (MembershipChanged(event.client_id, "ready"),)
 
 
 def _known_digest(run: Run, step: int) -> Sha256 | None:

@@ -5,72 +5,101 @@ RoundTrain (clients train and publish) with RoundWitness (the elected witnesses 
 epoch ends; Cooldown makes the epoch's checkpoint. `coordinator/machine/transitions.py` decides *whether* to move, and
 names a trigger from this table; the table alone says *where to*. A trigger that the table does not allow from the
 present phase is a bug of ours, never something that a peer can cause.
-
-The table is data of the `transitions` library; no callbacks hang on it. `state_diagram()` draws it for `docs/`.
 """
-
-from functools import cache
-from typing import Any
-
-from transitions import Machine
 
 from state.errors import InternalError
 from state.phases import RunState
+from state.transition_table import TransitionTable
 
-TRANSITIONS: tuple[tuple[str, RunState, RunState, str], ...] = (
-    ("started", RunState.UNINITIALIZED, RunState.WAITING_FOR_MEMBERS, "the coordinator serves the run"),
-    ("members_gathered", RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, "enough members, extra time over"),
-    ("members_lost", RunState.WARMUP, RunState.WAITING_FOR_MEMBERS, "fewer than min_clients, or no checkpoint in time"),
-    ("warmed_up", RunState.WARMUP, RunState.ROUND_TRAIN, "all ready, or time over"),
-    ("results_in", RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, "a quorum saw every result, or time over"),
-    ("next_round", RunState.ROUND_WITNESS, RunState.ROUND_TRAIN, "all elected attested or gone, or time over"),
-    (
-        "epoch_ended",
-        RunState.ROUND_WITNESS,
-        RunState.COOLDOWN,
-        "below min_clients, epoch time over, total_steps reached, pause pending, or blobs near their bound",
-    ),
-    ("epoch_closed", RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS, "checkpoint verified, or time over"),
-    ("held", RunState.COOLDOWN, RunState.PAUSED, "checkpoint verified or time over, pause pending"),
-    ("finished", RunState.COOLDOWN, RunState.FINISHED, "checkpoint verified or time over, all steps done"),
-    ("held", RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, "pause"),
-    ("held", RunState.WARMUP, RunState.PAUSED, "pause"),
-    ("finished", RunState.WAITING_FOR_MEMBERS, RunState.FINISHED, "all steps done"),
-    ("resumed", RunState.PAUSED, RunState.WAITING_FOR_MEMBERS, "resume"),
-    ("extended", RunState.FINISHED, RunState.WAITING_FOR_MEMBERS, "total_steps raised"),
-)
-"""(trigger, source, destination, condition) of every transition."""
+TRANSITIONS = [
+    {
+        "trigger": "started",
+        "source": RunState.UNINITIALIZED,
+        "dest": RunState.WAITING_FOR_MEMBERS,
+        "label": "the coordinator serves the run",
+    },
+    {
+        "trigger": "members_gathered",
+        "source": RunState.WAITING_FOR_MEMBERS,
+        "dest": RunState.WARMUP,
+        "label": "enough members, extra time over",
+    },
+    {
+        "trigger": "members_lost",
+        "source": RunState.WARMUP,
+        "dest": RunState.WAITING_FOR_MEMBERS,
+        "label": "fewer than min_clients, or no checkpoint in time",
+    },
+    {
+        "trigger": "warmed_up",
+        "source": RunState.WARMUP,
+        "dest": RunState.ROUND_TRAIN,
+        "label": "all ready, or time over",
+    },
+    {
+        "trigger": "results_in",
+        "source": RunState.ROUND_TRAIN,
+        "dest": RunState.ROUND_WITNESS,
+        "label": "a quorum saw every result, or time over",
+    },
+    {
+        "trigger": "next_round",
+        "source": RunState.ROUND_WITNESS,
+        "dest": RunState.ROUND_TRAIN,
+        "label": "all elected attested or gone, or time over",
+    },
+    {
+        "trigger": "epoch_ended",
+        "source": RunState.ROUND_WITNESS,
+        "dest": RunState.COOLDOWN,
+        "label": "below min_clients, epoch time over, total_steps reached, pause pending, or blobs near their bound",
+    },
+    {
+        "trigger": "epoch_closed",
+        "source": RunState.COOLDOWN,
+        "dest": RunState.WAITING_FOR_MEMBERS,
+        "label": "checkpoint verified, or time over",
+    },
+    {
+        "trigger": "held",
+        "source": RunState.COOLDOWN,
+        "dest": RunState.PAUSED,
+        "label": "checkpoint verified or time over, pause pending",
+    },
+    {
+        "trigger": "finished",
+        "source": RunState.COOLDOWN,
+        "dest": RunState.FINISHED,
+        "label": "checkpoint verified or time over, all steps done",
+    },
+    {"trigger": "held", "source": RunState.WAITING_FOR_MEMBERS, "dest": RunState.PAUSED, "label": "pause"},
+    {"trigger": "held", "source": RunState.WARMUP, "dest": RunState.PAUSED, "label": "pause"},
+    {
+        "trigger": "finished",
+        "source": RunState.WAITING_FOR_MEMBERS,
+        "dest": RunState.FINISHED,
+        "label": "all steps done",
+    },
+    {"trigger": "resumed", "source": RunState.PAUSED, "dest": RunState.WAITING_FOR_MEMBERS, "label": "resume"},
+    {
+        "trigger": "extended",
+        "source": RunState.FINISHED,
+        "dest": RunState.WAITING_FOR_MEMBERS,
+        "label": "total_steps raised",
+    },
+]
+"""Every transition, as `transitions.Machine` takes it; the label is its condition in words."""
 
-
-@cache
-def _table() -> Any:
-    machine = Machine(
-        model=None,
-        states=[phase.value for phase in RunState],
-        initial=RunState.UNINITIALIZED.value,
-        auto_transitions=False,
-        send_event=False,
-    )
-    for trigger, source, destination, _ in TRANSITIONS:
-        machine.add_transition(trigger, source.value, destination.value)
-    return machine
+PHASES = TransitionTable(RunState, TRANSITIONS)
 
 
 def destination(phase: RunState, trigger: str) -> RunState:
-    """The phase that `trigger` leads to from `phase`.
+    """Return the phase that `trigger` leads to from `phase`.
 
     Raises:
         InternalError: the table has no such transition.
     """
-    found = _table().get_transitions(trigger=trigger, source=phase.value)
-    if len(found) != 1:
+    found = PHASES.fire(phase, trigger)
+    if found is None:
         raise InternalError(f"the phase table has no transition {trigger!r} from {phase.value}")
-    return RunState(found[0].dest)
-
-
-def state_diagram() -> str:
-    """The table as a Mermaid state diagram, for `docs/concepts.md`."""
-    lines = ["stateDiagram-v2", f"    [*] --> {RunState.UNINITIALIZED.value}"]
-    lines += [f"    {source.value} --> {goal.value}: {condition}" for _, source, goal, condition in TRANSITIONS]
-    lines.append(f"    {RunState.FINISHED.value} --> [*]")
-    return "\n".join(lines)
+    return found

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.machine.handle import handle
+from coordinator.machine.instructions import Instruction
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
-from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Instruction, Stimulus
+from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Stamped
 from coordinator.machine.views import document_of
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from state.documents import RunDocument
@@ -53,11 +54,11 @@ class Replayed:
     run: Run
 
 
-Watch = Callable[[Run, list[Instruction]], None]
+Watch = Callable[[Run, tuple[Instruction, ...]], None]
 """Called after each replayed stimulus with the run and the instructions that it gave."""
 
 
-def encode_record(sequence: int, document: RunDocument, stimuli: tuple[Stimulus, ...]) -> JournalRecord:
+def encode_record(sequence: int, document: RunDocument, stimuli: tuple[Stamped, ...]) -> JournalRecord:
     """The journal record of one group commit that led to `document`."""
     text = STIMULI.dump_json(stimuli).decode()
     body = RecordBody(RULES_VERSION, document.version, document_digest(document), text)
@@ -115,9 +116,9 @@ def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
     return Replayed(sequence, document, run)
 
 
-def _stimuli(text: str, sequence: int) -> tuple[Stimulus, ...]:
+def _stimuli(text: str, sequence: int) -> tuple[Stamped, ...]:
     try:
-        stimuli: tuple[Stimulus, ...] = STIMULI.validate_json(text)
+        stimuli: tuple[Stamped, ...] = STIMULI.validate_json(text)
     except ValidationError as error:
         raise StoreFailed(f"the stimuli of journal entry {sequence} cannot be read") from error
     return stimuli

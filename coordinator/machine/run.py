@@ -9,21 +9,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
-from state.documents import (
-    CheckpointRef,
-    Outcome,
-    Roster,
-)
+from state.documents import CheckpointRef, Outcome, Roster
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
 from state.intervals import BatchId
+from state.messages import CheckpointReport
 from state.phases import RunState
 from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
 
@@ -75,20 +73,12 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointClaim:
-    """A client's word on its replica: the digest, and the blob that it uploads if it is asked to."""
-
-    replica_digest: Sha256
-    blob_sha256: Sha256 | None
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpointing:
     """A checkpoint in the making: at the start of the run (`genesis`), or in Cooldown.
 
     Attributes:
         step: the replica to be kept.
+        claims: each client's latest report: the digest of its replica, and the blob that it uploads if it is asked to.
         held: the claims whose bytes are held, with the digest computed from the bytes, by client.
         rejected: the clients whose bytes broke a rule; they are not asked again.
     """
@@ -98,7 +88,7 @@ class Checkpointing:
     seed: Seed
     roster: Roster
     witness_nodes: int
-    claims: Mapping[ClientId, CheckpointClaim] = field(default_factory=dict)
+    claims: Mapping[ClientId, CheckpointReport] = field(default_factory=dict)
     held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
     rejected: frozenset[ClientId] = frozenset()
 
@@ -192,6 +182,10 @@ class Run:
         """The members that hold model and data, by client id."""
         ready = (member for member in self.members.values() if member.ready_step is not None)
         return sorted(ready, key=lambda member: member.client_id)
+
+
+Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
+"""The run after a stimulus, and what its owner must do once that run is kept."""
 
 
 def lineage_of(seed: str) -> str:

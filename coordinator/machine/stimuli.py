@@ -1,8 +1,9 @@
-"""What can happen to a run, in the past tense, and what the run tells its shell to do.
+"""What can happen to a run, in the past tense.
 
 A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part
-of the journal's format and changes only together with `RULES_VERSION`. Every stimulus carries the time of the
-coordinator's clock and fresh random bytes, so that the machine reads neither.
+of the journal's format and changes only together with `RULES_VERSION`. A stimulus that a client caused holds the
+client's message as it came. `Stamped` adds the time of the coordinator's clock and fresh random bytes, so that the
+machine reads neither.
 """
 
 from dataclasses import dataclass
@@ -11,48 +12,42 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from state.config.state_file import StateFile
-from state.documents import Outcome
-from state.intervals import BatchId
-from state.messages import Capabilities, FailureKind, ResultMetrics
-from state.phases import RunState
+from state.documents import CheckpointRef
+from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Under which rules a journal was written. A journal of another version is refused, never guessed at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """When a stimulus happened (seconds on the coordinator's clock) and 32 fresh random bytes in hex."""
-
-    now_s: float
-    seed: Seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStarted(Stamp):
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
     """The coordinator serves the run (again). Re-bases the phase's deadline, so an outage ends nothing."""
 
     type: Literal["coordinator_started"] = "coordinator_started"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRestored(Stamp):
-    """The run directory is a backup's: what was published after it is void. The seed begins with the new lineage."""
+@dataclass(frozen=True, slots=True)
+class RunRestored:
+    """The run directory is a backup's: what was published after it is void, and the run goes on as `lineage`."""
 
+    lineage: str
     type: Literal["run_restored"] = "run_restored"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticked(Stamp):
+@dataclass(frozen=True, slots=True)
+class Ticked:
     """Time passed."""
 
     type: Literal["ticked"] = "ticked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientJoined(Stamp):
-    """A client proved its key. The nonce is consumed with this."""
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client proved its key. The nonce is consumed with this.
+
+    Holds not the request itself: an invitation's text is a secret, which has no place in a journal.
+    """
 
     client_id: ClientId
     public_key: str
@@ -63,56 +58,50 @@ class ClientJoined(Stamp):
     type: Literal["client_joined"] = "client_joined"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientWithdrew(Stamp):
+@dataclass(frozen=True, slots=True)
+class ClientWithdrew:
     """A client left by its own word."""
 
     client_id: ClientId
     type: Literal["client_withdrew"] = "client_withdrew"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientsFellSilent(Stamp):
+@dataclass(frozen=True, slots=True)
+class ClientsFellSilent:
     """Nothing was heard of these clients for `client_timeout_s`."""
 
     client_ids: tuple[ClientId, ...]
     type: Literal["clients_fell_silent"] = "clients_fell_silent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientEjected(Stamp):
+@dataclass(frozen=True, slots=True)
+class ClientEjected:
     """An operator removed a client; its key may not join again."""
 
     client_id: ClientId
     type: Literal["client_ejected"] = "client_ejected"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientBecameReady(Stamp):
-    """A client reported that it holds replica `step` and the dataset."""
+@dataclass(frozen=True, slots=True)
+class ClientBecameReady:
+    """A client reported that it holds a replica and the dataset."""
 
     client_id: ClientId
-    step: int
-    replica_digest: Sha256
-    data_fingerprint: str
+    report: ReadyReport
     type: Literal["client_became_ready"] = "client_became_ready"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultCommitted(Stamp):
+@dataclass(frozen=True, slots=True)
+class ResultCommitted:
     """A client named its result of a round; the first one binds."""
 
     client_id: ClientId
-    step: int
-    attempt: int
-    result_sha256: Sha256
-    size_bytes: int
-    metrics: ResultMetrics
+    report: ResultCommitment
     type: Literal["result_committed"] = "result_committed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultVerified(Stamp):
+@dataclass(frozen=True, slots=True)
+class ResultVerified:
     """The bytes of a committed result are held and pass `state/results.py`. `replica_digest` is from their header."""
 
     client_id: ClientId
@@ -123,8 +112,8 @@ class ResultVerified(Stamp):
     type: Literal["result_verified"] = "result_verified"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultRejected(Stamp):
+@dataclass(frozen=True, slots=True)
+class ResultRejected:
     """The bytes of a committed result break `rule`; the commitment binds, so the client's work is carried."""
 
     client_id: ClientId
@@ -135,57 +124,44 @@ class ResultRejected(Stamp):
     type: Literal["result_rejected"] = "result_rejected"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttestationReceived(Stamp):
-    """A witness attested. `received` is the bit set of `state.messages.Attestation`."""
+@dataclass(frozen=True, slots=True)
+class AttestationReceived:
+    """A witness said which results it holds."""
 
     client_id: ClientId
-    step: int
-    attempt: int
-    replica_digest: Sha256
-    received: str
+    report: Attestation
     type: Literal["attestation_received"] = "attestation_received"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFailed(Stamp):
+@dataclass(frozen=True, slots=True)
+class StepFailed:
     """A client could not take a round's step."""
 
     client_id: ClientId
-    step: int
-    attempt: int
-    kind: FailureKind
-    message: str
-    batch_id: BatchId | None
+    report: FailureReport
     type: Literal["step_failed"] = "step_failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReported(Stamp):
+@dataclass(frozen=True, slots=True)
+class CheckpointReported:
     """A client reported the digest of its replica, and, if it is the checkpointer, the blob it will upload."""
 
     client_id: ClientId
-    step: int
-    replica_digest: Sha256
-    blob_sha256: Sha256 | None
-    size_bytes: int
+    report: CheckpointReport
     type: Literal["checkpoint_reported"] = "checkpoint_reported"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointHeld(Stamp):
-    """The bytes of a reported checkpoint are held; `step` and `replica_digest` were computed from them."""
+@dataclass(frozen=True, slots=True)
+class CheckpointHeld:
+    """The bytes of a reported checkpoint are held; its step and replica digest were computed from them."""
 
     client_id: ClientId
-    step: int
-    blob_sha256: Sha256
-    size_bytes: int
-    replica_digest: Sha256
+    checkpoint: CheckpointRef
     type: Literal["checkpoint_held"] = "checkpoint_held"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRejected(Stamp):
+@dataclass(frozen=True, slots=True)
+class CheckpointRejected:
     """The bytes of a reported checkpoint break a rule; its writer has failed at it."""
 
     client_id: ClientId
@@ -195,30 +171,30 @@ class CheckpointRejected(Stamp):
     type: Literal["checkpoint_rejected"] = "checkpoint_rejected"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseRequested(Stamp):
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
     """An operator wants the run to hold after this round."""
 
     type: Literal["pause_requested"] = "pause_requested"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRequested(Stamp):
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
     """An operator wants the run to go on."""
 
     type: Literal["resume_requested"] = "resume_requested"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobsNearedBound(Stamp):
+@dataclass(frozen=True, slots=True)
+class BlobsNearedBound:
     """The blobs take up so much that a checkpoint should free some."""
 
     total_bytes: int
     type: Literal["blobs_neared_bound"] = "blobs_neared_bound"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigChanged(Stamp):
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
     """`state.toml` was edited between two starts, in fields that may change."""
 
     state_file: StateFile
@@ -248,58 +224,15 @@ Stimulus: TypeAlias = (
     | ConfigChanged
 )
 
-STIMULI: TypeAdapter[Any] = TypeAdapter(tuple[Annotated[Stimulus, Field(discriminator="type")], ...])
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A stimulus, when it happened (seconds on the coordinator's clock), and 32 fresh random bytes in hex."""
+
+    stimulus: Annotated[Stimulus, Field(discriminator="type")]
+    now_s: float
+    seed: Seed
+
+
+STIMULI: TypeAdapter[Any] = TypeAdapter(tuple[Stamped, ...])
 """Reads and writes a group of stimuli as JSON, for the journal."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseChanged:
-    """Log it, and rewrite `state.toml`."""
-
-    before: RunState
-    after: RunState
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentEnded:
-    """Open a new journal segment with a snapshot: an epoch begins."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeDecided:
-    """A round ended. `outcome` is None when it was empty; audits and logs read it, nobody must act."""
-
-    step: int
-    attempt: int
-    outcome: Outcome | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchesQuarantined:
-    """These batches failed on too many clients and leave the run."""
-
-    batch_id: BatchId
-    tried: tuple[ClientId, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SweepBlobs:
-    """Delete every blob that `blobs_needed(run)` does not name."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipChanged:
-    """Log who came or went and why."""
-
-    client_id: ClientId
-    change: str
-
-
-Instruction: TypeAlias = (
-    PhaseChanged | SegmentEnded | OutcomeDecided | BatchesQuarantined | SweepBlobs | MembershipChanged
-)

@@ -1,35 +1,41 @@
 """Whether a run leaves its phase now, and why. Pure: `(run) -> Move | None`, read top to bottom per phase.
 
-RoundWitness has two questions: `round_over_reason` asks whether the round may be taken into the run, and after that
-(`run.round` is None) `decide` asks what follows.
-
-Timers are upper bounds only (DESIGN, section 4): each phase first asks whether everything it waits for is there.
+Timers are upper bounds only: each phase first asks whether everything it waits for is there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from coordinator.machine.round import Round, RoundPlan, plan_of
+from coordinator.machine.instructions import Instruction, SegmentEnded
+from coordinator.machine.outcomes import end_round
+from coordinator.machine.round import Round
 from coordinator.machine.run import Run, agreed_checkpoint_digest, current_checkpointer
 from state.phases import RunState
 from state.wire import ClientId
 
 DRAIN_ROUNDS = 3
-"""After `total_steps`, at most so many rounds try again what is still carried."""
+"""Maximum number of rounds after `total_steps`, which try again what is still carried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A trigger of the phase table, and the reason in words."""
+    """A trigger of the phase table, the reason in words, and what leaving the phase does.
+
+    Attributes:
+        run: the run as it leaves the phase.
+        instructions: what leaving the phase asks for.
+    """
 
     trigger: str
     reason: str
+    run: Run
+    instructions: tuple[Instruction, ...] = ()
 
 
 def decide(run: Run) -> Move | None:
     """The move that the run makes at `run.now_s`, or None when it stays."""
     match run.phase:
         case RunState.UNINITIALIZED:
-            return Move("started", "the coordinator serves the run")
+            return Move("started", "the coordinator serves the run", run)
         case RunState.WAITING_FOR_MEMBERS:
             return _leave_waiting(run)
         case RunState.WARMUP:
@@ -41,9 +47,9 @@ def decide(run: Run) -> Move | None:
         case RunState.COOLDOWN:
             return _leave_cooldown(run)
         case RunState.PAUSED:
-            return None if run.pause_pending else Move("resumed", "an operator resumed the run")
+            return None if run.pause_pending else Move("resumed", "an operator resumed the run", run)
         case RunState.FINISHED:
-            return None if steps_done(run) else Move("extended", "total_steps was raised")
+            return None if steps_done(run) else Move("extended", "total_steps was raised", run)
 
 
 def steps_done(run: Run) -> bool:
@@ -61,95 +67,84 @@ def time_is_over(run: Run) -> bool:
 def _leave_waiting(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
-        return Move("held", "an operator paused the run")
+        return Move("held", "an operator paused the run", run)
     if steps_done(run):
-        return Move("finished", f"all {config.total_steps} steps are done")
+        return Move("finished", f"all {config.total_steps} steps are done", run)
     if run.enough_since_s is None or len(run.members) < config.init_min_clients:
         return None
     if run.now_s < run.enough_since_s + config.waiting_for_members_extra_time:
         return None
-    return Move("members_gathered", f"{len(run.members)} members, {config.init_min_clients} needed")
+    return Move("members_gathered", f"{len(run.members)} members, {config.init_min_clients} needed", run)
 
 
 def _leave_warmup(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
-        return Move("held", "an operator paused the run")
+        return Move("held", "an operator paused the run", run)
     if len(run.members) < config.min_clients:
-        return Move("members_lost", f"{len(run.members)} members, {config.min_clients} needed")
+        return Move("members_lost", f"{len(run.members)} members, {config.min_clients} needed", run)
     ready_count = sum(member.ready_step is not None for member in run.members.values())
     if run.checkpoint is not None and ready_count >= config.min_clients:
         if ready_count == len(run.members):
-            return Move("warmed_up", f"all {ready_count} members are ready")
+            return Move("warmed_up", f"all {ready_count} members are ready", run)
         if time_is_over(run):
-            return Move("warmed_up", f"{ready_count} of {len(run.members)} members are ready, time is over")
+            return Move("warmed_up", f"{ready_count} of {len(run.members)} members are ready, time is over", run)
     if time_is_over(run):
         missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
-        return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed")
+        return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", run)
     return None
 
 
-def covers_verified(current: Round, plan: RoundPlan, received: int) -> bool:
-    """Whether a bit set of roster positions names every verified result of the round."""
-    return all(received >> plan.positions[client_id] & 1 for client_id in current.verified)
-
-
-def _witnesses_with_everything(current: Round, plan: RoundPlan) -> list[ClientId]:
-    return [
-        witness
-        for witness in plan.witnesses
-        if (attested := current.attestations.get(witness)) is not None
-        and covers_verified(current, plan, int(attested.received, 16))
-    ]
+def _saw_everything(current: Round, witness: ClientId) -> bool:
+    """Whether the witness attested every verified result of the round."""
+    attested = current.attestations.get(witness)
+    if attested is None:
+        return False
+    received = attested.received_bits()
+    return all(received >> current.plan.positions[client_id] & 1 for client_id in current.verified)
 
 
 def _leave_train(run: Run) -> Move | None:
     current = run.round
     if current is None or time_is_over(run):
-        return Move("results_in", "time is over")
+        return Move("results_in", "time is over", run)
     if current.pending:
         return None
     if not current.verified:
-        return Move("results_in", "every assigned client failed or left")
-    plan = plan_of(current)
-    complete = _witnesses_with_everything(current, plan)
-    live = sum(witness in run.members for witness in plan.witnesses)
-    if len(complete) >= plan.quorum:
-        return Move("results_in", f"{len(complete)} of {len(plan.witnesses)} witnesses saw every result")
-    if all(witness in complete for witness in plan.witnesses if witness in run.members):
-        return Move("results_in", f"all {live} witnesses that are left saw every result")
+        return Move("results_in", "every assigned client failed or left", run)
+    witnesses = current.plan.witnesses
+    complete = {witness for witness in witnesses if _saw_everything(current, witness)}
+    if len(complete) >= current.plan.quorum:
+        return Move("results_in", f"{len(complete)} of {len(witnesses)} witnesses saw every result", run)
+    left = [witness for witness in witnesses if witness in run.members]
+    if complete.issuperset(left):
+        return Move("results_in", f"all {len(left)} witnesses that are left saw every result", run)
     return None
 
 
-def round_over_reason(run: Run) -> str | None:
-    """Why the round under way takes no more attestations, or None while it does (RoundWitness)."""
-    current = run.round
-    if current is None:
-        return None
-    if time_is_over(run):
-        return "time is over"
-    if not current.verified:
-        return "there is no result to attest"
-    plan = plan_of(current)
-    for witness in plan.witnesses:
-        attested = current.attestations.get(witness)
-        if attested is None and witness in run.members:
-            return None
-        may_send_more = attested is not None and not attested.closing and witness in run.members
-        if attested and may_send_more and not covers_verified(current, plan, int(attested.received, 16)):
-            return None
-    return "every elected witness attested or left"
-
-
 def _leave_witness(run: Run) -> Move | None:
-    if run.round is not None:
+    current = run.round
+    if current is None or not _is_round_over(run, current):
         return None
-    ended = epoch_end_reason(run)
-    return Move("epoch_ended", ended) if ended else Move("next_round", f"step {run.step}, try {run.attempt + 1}")
+    run, instructions = end_round(run, current)
+    ended = _epoch_end_reason(run)
+    if ended is not None:
+        return Move("epoch_ended", ended, run, instructions)
+    return Move("next_round", f"step {run.step}, attempt {run.attempt + 1}", run, instructions)
 
 
-def epoch_end_reason(run: Run) -> str | None:
-    """Why no further round follows in this epoch once the last one is taken into the run; None when one does."""
+def _is_round_over(run: Run, current: Round) -> bool:
+    """Whether the round takes no more attestations: time is over, or every witness said all that it can, or left."""
+    if time_is_over(run) or not current.verified:
+        return True
+    return all(
+        witness not in run.members or witness in current.closing or _saw_everything(current, witness)
+        for witness in current.plan.witnesses
+    )
+
+
+def _epoch_end_reason(run: Run) -> str | None:
+    """Return why no round follows in this epoch after the one that was taken into the run, or None when one does."""
     config = run.state_file.config
     ready_count = len(run.ready_members())
     if run.pause_pending:
@@ -176,6 +171,6 @@ def _leave_cooldown(run: Run) -> Move | None:
         reason = f"time is over without a verified checkpoint ({claimed})"
     else:
         return None
-    if run.pause_pending:
-        return Move("held", reason)
-    return Move("finished" if steps_done(run) else "epoch_closed", reason)
+    run, instructions = replace(run, epoch=run.epoch + 1), (SegmentEnded(run.epoch + 1),)
+    trigger = "held" if run.pause_pending else "finished" if steps_done(run) else "epoch_closed"
+    return Move(trigger, reason, run, instructions)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from coordinator.machine.round import Round, plan_of
+from coordinator.machine.round import Round
 from coordinator.machine.run import Run, current_checkpointer
 from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, RoundHead, RunDocument
 from state.intervals import total_batches
@@ -54,7 +54,7 @@ def _round_head(current: Round) -> RoundHead:
         roster_sha256=current.roster_sha256,
         roster_count=len(current.roster.clients),
         work_sha256=current.work_sha256,
-        witness_count=len(plan_of(current).witnesses),
+        witness_count=len(current.plan.witnesses),
     )
 
 
@@ -76,7 +76,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     current = run.round
     if current is not None and run.phase is RunState.ROUND_TRAIN:
         found = current.commitments.get(client_id)
-        if found is not None and found.result_sha256 == sha256 and found.rejected is None:
+        if found is not None and found.result_sha256 == sha256 and client_id not in current.rejected:
             return ExpectedBlob(
                 "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
             )
@@ -94,7 +94,8 @@ def blobs_needed(run: Run) -> frozenset[Sha256]:
     for outcome in run.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:
-        needed.update(c.result_sha256 for c in run.round.commitments.values() if c.rejected is None)
+        kept = (report for client, report in run.round.commitments.items() if client not in run.round.rejected)
+        needed.update(report.result_sha256 for report in kept)
     if run.checkpointing is not None:
         needed.update(c.blob_sha256 for c in run.checkpointing.claims.values() if c.blob_sha256 is not None)
     return frozenset(needed)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from coordinator.machine.handle import handle
+from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.outcomes import ledger_gaps
 from coordinator.machine.run import Run, config_json, new_run
 from coordinator.machine.stimuli import (
@@ -20,10 +21,10 @@ from coordinator.machine.stimuli import (
     ClientsFellSilent,
     ClientWithdrew,
     CoordinatorStarted,
-    OutcomeDecided,
     ResultCommitted,
     ResultRejected,
     ResultVerified,
+    Stamped,
     StepFailed,
     Stimulus,
     Ticked,
@@ -33,7 +34,7 @@ from coordinator.publication import results_page, standing_of
 from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
 from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
-from state.documents import Outcome, Roster, RunDocument, WorkList
+from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidResult, Refused
 from state.intervals import BatchId
 from state.messages import (
@@ -53,7 +54,7 @@ from state.refusals import Refusal
 from state.replica import parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.tensors import TensorLayout
-from state.wire import ClientId, Sha256, canonical_json, client_id_of, parse_document, sha256_hex
+from state.wire import ClientId, Seed, Sha256, canonical_json, client_id_of, parse_document, sha256_hex
 
 TICK_S = 0.1
 TOKEN_LIFE_S = 1000.0
@@ -92,7 +93,7 @@ class FakeCoordinator:
 
     async def serve(self) -> None:
         """Lets time pass, until cancelled."""
-        self.submit(CoordinatorStarted)
+        self.submit(CoordinatorStarted())
         while True:
             await asyncio.sleep(TICK_S)
             if self.away:
@@ -101,16 +102,15 @@ class FakeCoordinator:
             bound_s = self.run.state_file.config.client_timeout_s
             silent = tuple(c for c in self.run.members if now_s - self.heard_s[c] > bound_s)
             if silent:
-                self.submit(ClientsFellSilent, client_ids=silent)
-            self.submit(Ticked)
+                self.submit(ClientsFellSilent(silent))
+            self.submit(Ticked())
 
-    def submit(self, make: Callable[..., Stimulus], **fields: Any) -> None:
+    def submit(self, stimulus: Stimulus) -> None:
         """Lets the machine handle a stimulus, and publishes."""
         self.seeds += 1
         now_s = asyncio.get_running_loop().time()
         seed = sha256_hex(f"seed {self.seeds}".encode())
-        stimulus = make(now_s=now_s, seed=seed, **fields)
-        run, instructions = handle(self.run, stimulus)
+        run, instructions = handle(self.run, Stamped(stimulus, now_s, Seed(seed)))
         if isinstance(stimulus, StepFailed):
             self.failures.append(stimulus)
         for instruction in instructions:
@@ -158,26 +158,21 @@ class FakeCoordinator:
         if expected.kind == "checkpoint":
             replica = parse_checkpoint(data)
             self._layout = replica.layout
-            held = {"step": replica.step, "blob_sha256": sha256, "size_bytes": len(data)}
-            self.submit(CheckpointHeld, client_id=client_id, replica_digest=replica_digest(replica), **held)
+            held = CheckpointRef(replica.step, sha256, len(data), Sha256(replica_digest(replica)))
+            self.submit(CheckpointHeld(client_id, held))
             return
         assert self._layout is not None
         assert expected.work_sha256 is not None
         wanted = ResultHeader(
             self.document.run_id, expected.step, expected.attempt, client_id, expected.work_sha256, "0" * 64
         )
-        at = {
-            "client_id": client_id,
-            "step": expected.step,
-            "attempt": expected.attempt,
-            "result_sha256": sha256,
-        }
         try:
             header = check_result(data, wanted, self._layout, self.run.state_file.merge.max_abs)
         except InvalidResult as error:
-            self.submit(ResultRejected, **at, rule=error.rule)
+            self.submit(ResultRejected(client_id, expected.step, expected.attempt, sha256, error.rule))
             raise Refused(Refusal.RESULT_INVALID, error.message, rule=error.rule) from error
-        self.submit(ResultVerified, **at, replica_digest=header.replica_digest)
+        digest = Sha256(header.replica_digest)
+        self.submit(ResultVerified(client_id, expected.step, expected.attempt, sha256, digest))
 
 
 class FakeApi(CoordinatorApi):
@@ -219,9 +214,9 @@ class FakeApi(CoordinatorApi):
             raise Refused(Refusal.UNAUTHORIZED, "join again")
         return client_id
 
-    async def _tell(self, name: str, make: Callable[..., Stimulus], **fields: Any) -> Standing:
+    async def _tell(self, name: str, make: Callable[[ClientId, Any], Stimulus], report: Any) -> Standing:
         async def act() -> Standing:
-            self._coordinator.submit(make, client_id=self._client(), **fields)
+            self._coordinator.submit(make(self._client(), report))
             return standing_of(self._coordinator.run, self._client())
 
         return await self._once(name, act)
@@ -251,13 +246,9 @@ class FakeApi(CoordinatorApi):
         async def act() -> Session:
             client_id = client_id_of(bytes.fromhex(request.public_key))
             coordinator.heard_s[client_id] = asyncio.get_running_loop().time()
+            expires_s = asyncio.get_running_loop().time() + 60
             coordinator.submit(
-                ClientJoined,
-                client_id=client_id,
-                public_key=request.public_key,
-                capabilities=request.capabilities,
-                nonce=request.nonce,
-                nonce_expires_s=asyncio.get_running_loop().time() + 60,
+                ClientJoined(client_id, request.public_key, request.capabilities, request.nonce, expires_s)
             )
             coordinator.sessions = {t: c for t, c in coordinator.sessions.items() if c != client_id}
             return self._session(client_id)
@@ -279,7 +270,7 @@ class FakeApi(CoordinatorApi):
 
     async def withdraw(self) -> None:
         async def act() -> None:
-            self._coordinator.submit(ClientWithdrew, client_id=self._client())
+            self._coordinator.submit(ClientWithdrew(self._client()))
 
         await self._once("withdraw", act)
 
@@ -327,50 +318,19 @@ class FakeApi(CoordinatorApi):
         return await self._once("results", act)
 
     async def report_ready(self, report: ReadyReport) -> Standing:
-        fields = {"replica_digest": report.replica_digest, "data_fingerprint": report.data_fingerprint}
-        return await self._tell("report_ready", ClientBecameReady, step=report.step, **fields)
+        return await self._tell("report_ready", ClientBecameReady, report)
 
     async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._tell(
-            "commit_result",
-            ResultCommitted,
-            step=commitment.step,
-            attempt=commitment.attempt,
-            result_sha256=commitment.result_sha256,
-            size_bytes=commitment.size_bytes,
-            metrics=commitment.metrics,
-        )
+        return await self._tell("commit_result", ResultCommitted, commitment)
 
     async def attest(self, attestation: Attestation) -> Standing:
-        return await self._tell(
-            "attest",
-            AttestationReceived,
-            step=attestation.step,
-            attempt=attestation.attempt,
-            replica_digest=attestation.replica_digest,
-            received=attestation.received,
-        )
+        return await self._tell("attest", AttestationReceived, attestation)
 
     async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._tell(
-            "report_checkpoint",
-            CheckpointReported,
-            step=report.step,
-            replica_digest=report.replica_digest,
-            blob_sha256=report.blob_sha256,
-            size_bytes=report.size_bytes,
-        )
+        return await self._tell("report_checkpoint", CheckpointReported, report)
 
     async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._tell(
-            "report_failure",
-            StepFailed,
-            step=report.step,
-            attempt=report.attempt,
-            kind=report.kind,
-            message=report.message,
-            batch_id=report.batch_id,
-        )
+        return await self._tell("report_failure", StepFailed, report)
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         async def act() -> None:

@@ -1,12 +1,11 @@
 """Drives the coordinator's machine by hand: members do exactly what a test tells them, and the clock is the test's."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 from coordinator.machine.handle import handle
+from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.outcomes import ledger_gaps
-from coordinator.machine.round import plan_of
 from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
 from coordinator.machine.stimuli import (
     AttestationReceived,
@@ -15,19 +14,25 @@ from coordinator.machine.stimuli import (
     ClientBecameReady,
     ClientJoined,
     CoordinatorStarted,
-    Instruction,
-    OutcomeDecided,
-    PhaseChanged,
     ResultCommitted,
     ResultVerified,
+    Stamped,
     Stimulus,
     Ticked,
 )
 from state.config.state_file import StateFile
+from state.documents import CheckpointRef
 from state.intervals import BatchId
-from state.messages import Capabilities, ResultMetrics
+from state.messages import (
+    Attestation,
+    Capabilities,
+    CheckpointReport,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+)
 from state.phases import RunState
-from state.wire import ClientId, Sha256, client_id_of
+from state.wire import ClientId, Seed, Sha256, client_id_of
 
 METRICS = ResultMetrics(loss=2.0, tokens=16, train_s=0.1)
 
@@ -49,35 +54,30 @@ class Driver:
         self.instructions: list[Instruction] = []
         self.applied: list[BatchId] = []
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
-        self.send(CoordinatorStarted)
+        self.send(CoordinatorStarted())
 
-    def send(self, make: Callable[..., Stimulus], /, **fields: Any) -> list[Instruction]:
+    def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
         self.seeds += 1
-        stimulus = make(now_s=self.now_s, seed=digest_of(f"seed {self.seeds}"), **fields)
-        self.run, instructions = handle(self.run, stimulus)
+        stamped = Stamped(stimulus, self.now_s, Seed(digest_of(f"seed {self.seeds}")))
+        self.run, instructions = handle(self.run, stamped)
         self.instructions += instructions
         for instruction in instructions:
             if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
                 self.applied += [batch for entry in instruction.outcome.entries for batch in entry.assignment]
         assert ledger_gaps(self.run, self.applied) is None
-        assert parse_snapshot(snapshot_bytes(self.run)) == self.run
+        read_again = parse_snapshot(snapshot_bytes(self.run))
+        assert read_again == self.run
+        assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)
         return instructions
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.send(Ticked)
+        self.send(Ticked())
 
     def join(self, *numbers: int, **fields: Any) -> None:
         for number in numbers:
-            self.send(
-                ClientJoined,
-                client_id=client(number),
-                public_key=(bytes([number]) * 32).hex(),
-                capabilities=Capabilities(),
-                nonce=f"nonce {self.seeds}",
-                nonce_expires_s=self.now_s + 60,
-                **fields,
-            )
+            key, nonce = (bytes([number]) * 32).hex(), f"nonce {self.seeds}"
+            self.send(ClientJoined(client(number), key, Capabilities(), nonce, self.now_s + 60, **fields))
 
     def replica_digest(self) -> Sha256:
         return digest_of(f"replica {self.run.replica_step}")
@@ -89,42 +89,16 @@ class Driver:
         writer = current_checkpointer(self.run)
         assert writer is not None
         blob = digest_of(f"blob of replica {making.step}")
-        self.send(
-            CheckpointReported,
-            client_id=writer,
-            step=making.step,
-            replica_digest=self.replica_digest(),
-            blob_sha256=blob,
-            size_bytes=100,
-        )
-        self.send(
-            CheckpointHeld,
-            client_id=writer,
-            step=making.step,
-            blob_sha256=blob,
-            size_bytes=100,
-            replica_digest=self.replica_digest(),
-        )
+        self.send(CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
+        self.send(CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
         for member in tuple(self.run.members):
             if self.run.checkpointing is not None and member != writer:
-                self.send(
-                    CheckpointReported,
-                    client_id=member,
-                    step=making.step,
-                    replica_digest=self.replica_digest(),
-                    blob_sha256=None,
-                    size_bytes=0,
-                )
+                self.send(CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0)))
 
-    def ready(self, *clients: ClientId) -> None:
+    def ready(self, *clients: ClientId, data_fingerprint: str = "data") -> None:
         for client_id in clients:
-            self.send(
-                ClientBecameReady,
-                client_id=client_id,
-                step=self.run.replica_step,
-                replica_digest=self.replica_digest(),
-                data_fingerprint="data",
-            )
+            report = ReadyReport(self.run.replica_step, self.replica_digest(), data_fingerprint)
+            self.send(ClientBecameReady(client_id, report))
 
     def start_round(self, *numbers: int) -> None:
         """From nothing to the first RoundTrain with these clients."""
@@ -144,25 +118,19 @@ class Driver:
         assert current is not None
         for client_id in clients:
             result = digest_of(f"{name} {client_id} {current.step} {current.attempt}")
-            at = {"client_id": client_id, "step": current.step, "attempt": current.attempt, "result_sha256": result}
-            self.send(ResultCommitted, **at, size_bytes=10, metrics=METRICS)
-            self.send(ResultVerified, **at, replica_digest=self.replica_digest())
+            commitment = ResultCommitment(current.step, current.attempt, result, 10, METRICS)
+            self.send(ResultCommitted(client_id, commitment))
+            self.send(ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest()))
 
     def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
         """These witnesses say that they hold every verified result."""
         for client_id in clients:
             current = self.run.round
             assert current is not None
-            plan = plan_of(current)
-            held = sum(1 << plan.positions[delivered] for delivered in current.verified)
-            self.send(
-                AttestationReceived,
-                client_id=client_id,
-                step=current.step,
-                attempt=current.attempt,
-                replica_digest=replica_digest or self.replica_digest(),
-                received=f"{held:x}",
-            )
+            held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
+            digest = replica_digest or self.replica_digest()
+            attestation = Attestation(current.step, current.attempt, digest, f"{held:x}")
+            self.send(AttestationReceived(client_id, attestation))
             if self.run.round is None or (self.run.step, self.run.attempt) != (current.step, current.attempt):
                 break
 
@@ -170,9 +138,8 @@ class Driver:
         """Everyone in the roster delivers and attests."""
         current = self.run.round
         assert current is not None
-        plan = plan_of(current)
-        self.deliver(*(client_id for client_id, assigned in plan.assignments.items() if assigned))
-        self.attest(*plan.witnesses)
+        self.deliver(*(client_id for client_id, assigned in current.plan.assignments.items() if assigned))
+        self.attest(*current.plan.witnesses)
 
     def play_epoch(self, seconds_per_round: float) -> None:
         """Rounds in which everyone delivers, until Cooldown."""

@@ -225,7 +225,7 @@ def test_call_after_ejection_is_refused_for_good() -> None:
         coordinator = FakeCoordinator(state_file())
         one, _ = member(coordinator)
         await one.join()
-        coordinator.submit(ClientEjected, client_id=one.client_id)
+        coordinator.submit(ClientEjected(one.client_id))
         with pytest.raises(Refused) as caught:
             await one.renew()
         assert caught.value.kind == "ejected"

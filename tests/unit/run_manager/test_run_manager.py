@@ -131,8 +131,8 @@ def with_provider(provider: DataProvider, **fields: Any) -> ClientSpec:
 def test_run_batch_that_fails_everywhere_is_reported_narrowly_and_quarantined() -> None:
     specs = [with_provider(_Provider(frozenset({17}))) for _ in range(3)]
     coordinator, clients, ends = run_virtually(play(state_file(config__total_steps=6), *specs))
-    assert {failure.batch_id for failure in coordinator.failures} == {BatchId(17, 17)}
-    assert {failure.kind for failure in coordinator.failures} == {"corrupt"}
+    assert {failure.report.batch_id for failure in coordinator.failures} == {BatchId(17, 17)}
+    assert {failure.report.kind for failure in coordinator.failures} == {"corrupt"}
     assert [item.batch_id for item in coordinator.run.quarantined] == [BatchId(17, 17)]
     failed = [event for client in clients for event in client.of(RoundFailed)]
     assert failed
@@ -153,8 +153,8 @@ def test_run_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
             clients = [fake_client(coordinator, 1, ClientSpec(open_trainer=open_failing)), fake_client(coordinator, 2)]
             tasks = [group.create_task(client.agent.run()) for client in clients]
             await coordinator.wait_for(lambda: len(coordinator.failures) > 0 and len(coordinator.outcomes) > 0)
-            assert coordinator.failures[0].kind == "trainer"
-            assert coordinator.failures[0].batch_id is None
+            assert coordinator.failures[0].report.kind == "trainer"
+            assert coordinator.failures[0].report.batch_id is None
             assert [entry.client_id for entry in coordinator.outcomes[0].entries] == [key_of(2).client_id]
             for task in tasks:
                 task.cancel()
@@ -179,8 +179,12 @@ def test_run_result_that_is_not_taken_is_reported_and_the_round_goes_on(kind: st
             await coordinator.wait_for(lambda: bool(coordinator.outcomes))
             assert asyncio.get_running_loop().time() < begun_s + 1, "the round waited for what cannot come"
             failed = coordinator.failures[0]
-            assert (failed.client_id, failed.kind, failed.batch_id) == (key_of(3).client_id, "unavailable", None)
-            assert failed.message == f"the result was not taken: {kind}: there is no room"
+            assert (failed.client_id, failed.report.kind, failed.report.batch_id) == (
+                key_of(3).client_id,
+                "unavailable",
+                None,
+            )
+            assert failed.report.message == f"the result was not taken: {kind}: there is no room"
             included = {entry.client_id for entry in coordinator.outcomes[0].entries}
             assert included == {key_of(1).client_id, key_of(2).client_id}
             assert coordinator.run.suspects == (), "nobody's data are to blame"
@@ -219,10 +223,10 @@ def test_run_client_killed_before_its_upload_and_back_with_another_result_report
             tasks.append(group.create_task(again.agent.run()))
             await coordinator.wait_for(lambda: bool(coordinator.outcomes))
             assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
-            assert [(failed.client_id, failed.kind) for failed in coordinator.failures] == [
+            assert [(failed.client_id, failed.report.kind) for failed in coordinator.failures] == [
                 (key_of(2).client_id, "unavailable")
             ]
-            assert "already-committed" in coordinator.failures[0].message
+            assert "already-committed" in coordinator.failures[0].report.message
             assert [entry.client_id for entry in coordinator.outcomes[0].entries] == [key_of(1).client_id]
             for task in tasks:
                 await task
@@ -360,7 +364,7 @@ def test_run_member_taken_for_silent_joins_again_and_is_ready_again() -> None:
             clients = [fake_client(coordinator, number) for number in (1, 2)]
             tasks = [group.create_task(client.agent.run()) for client in clients]
             await coordinator.wait_for(lambda: coordinator.document.step == 3)
-            coordinator.submit(ClientsFellSilent, client_ids=(key_of(2).client_id,))
+            coordinator.submit(ClientsFellSilent((key_of(2).client_id,)))
             ends = [await task for task in tasks]
         assert len(clients[1].of(Joined)) == 2
         assert clients[1].of(RoundTrained)[-1].step > 5
@@ -530,7 +534,7 @@ def test_warmup_member_that_had_to_join_again_reports_ready_again() -> None:
             await coordinator.wait_for(lambda: len(coordinator.run.ready_members()) == 1)
             await asyncio.sleep(1)
             assert coordinator.run.phase is RunState.WARMUP
-            coordinator.submit(ClientsFellSilent, client_ids=(key_of(2).client_id,))
+            coordinator.submit(ClientsFellSilent((key_of(2).client_id,)))
             await coordinator.wait_for(lambda: coordinator.document.run_state is RunState.ROUND_TRAIN)
             assert coordinator.document.reason == "all 2 members are ready"
             assert coordinator.document.round is not None

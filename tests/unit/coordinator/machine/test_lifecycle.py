@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.machine.handle import handle
+from coordinator.machine.instructions import SegmentEnded, SweepBlobs
 from coordinator.machine.membership import MAX_MEMBERS
-from coordinator.machine.phases import TRANSITIONS, destination, state_diagram
-from coordinator.machine.round import plan_of
+from coordinator.machine.phases import PHASES, TRANSITIONS, destination
 from coordinator.machine.run import current_checkpointer
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -22,15 +22,15 @@ from coordinator.machine.stimuli import (
     PauseRequested,
     ResumeRequested,
     RunRestored,
-    SegmentEnded,
-    SweepBlobs,
+    Stamped,
     Ticked,
 )
 from coordinator.machine.views import blobs_needed, document_of, expected_blob
-from state.documents import MAX_RUN_DOCUMENT_BYTES
+from state.documents import MAX_RUN_DOCUMENT_BYTES, CheckpointRef
 from state.errors import InternalError, Refused
+from state.messages import CheckpointReport, ReadyReport
 from state.phases import RunState
-from state.wire import canonical_json
+from state.wire import Seed, canonical_json
 from tests.support.machine_driver import Driver, client, digest_of
 from tests.support.states import state_file
 
@@ -86,7 +86,7 @@ def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
     driver.pass_time(2)
     first = current_checkpointer(driver.run)
     assert first is not None
-    driver.send(ClientWithdrew, client_id=first)
+    driver.send(ClientWithdrew(first))
     second = current_checkpointer(driver.run)
     assert second not in (None, first)
     driver.warm_up()
@@ -124,7 +124,7 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
     driver.deliver(client(1), client(2))
     driver.attest(client(1), client(2))
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    driver.send(ClientsFellSilent, client_ids=(client(3),))
+    driver.send(ClientsFellSilent((client(3),)))
     assert driver.in_phase(RunState.ROUND_TRAIN), "the lost client's slot is filled by no later step"
     assert driver.run.step == 2
     assert driver.run.round is not None
@@ -136,7 +136,7 @@ def test_below_min_clients_after_a_round_cools_down_and_waits() -> None:
     driver = Driver(state_file(config__min_clients=2))
     driver.start_round(1, 2)
     driver.deliver(client(1))
-    driver.send(ClientsFellSilent, client_ids=(client(2),))
+    driver.send(ClientsFellSilent((client(2),)))
     driver.attest(client(1))
     assert driver.run.step == 1, "one of two witnesses is no quorum"
     assert driver.phases()[-2:] == ["Cooldown", "WaitingForMembers"], "one member is too few; nothing new to keep"
@@ -159,7 +159,7 @@ def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
 def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
-    driver.send(PauseRequested)
+    driver.send(PauseRequested())
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
@@ -167,7 +167,7 @@ def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> N
     assert driver.in_phase(RunState.PAUSED)
     driver.pass_time(10_000)
     assert driver.in_phase(RunState.PAUSED)
-    driver.send(ResumeRequested)
+    driver.send(ResumeRequested())
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
@@ -177,7 +177,7 @@ def test_pause_before_the_first_round_holds_at_once(warming_up: bool) -> None:
     driver.join(1, 2)
     if warming_up:
         driver.pass_time(2)
-    driver.send(PauseRequested)
+    driver.send(PauseRequested())
     assert driver.in_phase(RunState.PAUSED)
 
 
@@ -186,7 +186,7 @@ def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
     driver.start_round(1, 2)
     before = driver.run
     driver.now_s += 10_000_000
-    driver.send(CoordinatorStarted)
+    driver.send(CoordinatorStarted())
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.round == before.round
     assert driver.run.members == before.members
@@ -199,9 +199,9 @@ def test_clock_that_goes_back_changes_nothing() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
     before = driver.run
-    after, instructions = handle(before, Ticked(now_s=before.now_s - 500, seed=digest_of("s")))  # type: ignore[arg-type]
+    after, instructions = handle(before, Stamped(Ticked(), before.now_s - 500, Seed(digest_of("s"))))
     assert after is before
-    assert instructions == []
+    assert instructions == ()
 
 
 def test_tick_that_changes_nothing_returns_the_same_run() -> None:
@@ -219,21 +219,12 @@ def test_cooldown_with_another_digest_than_the_quorum_asks_the_next_checkpointer
     liar = current_checkpointer(driver.run)
     assert liar is not None
     wrong = digest_of("another replica")
-    driver.send(
-        CheckpointReported, client_id=liar, step=1, replica_digest=wrong, blob_sha256=digest_of("b"), size_bytes=9
-    )
-    driver.send(CheckpointHeld, client_id=liar, step=1, blob_sha256=digest_of("b"), size_bytes=9, replica_digest=wrong)
+    driver.send(CheckpointReported(liar, CheckpointReport(1, wrong, digest_of("b"), 9)))
+    driver.send(CheckpointHeld(liar, CheckpointRef(1, digest_of("b"), 9, wrong)))
     assert driver.in_phase(RunState.COOLDOWN)
     for member in driver.run.members:
         if member != liar:
-            driver.send(
-                CheckpointReported,
-                client_id=member,
-                step=1,
-                replica_digest=driver.replica_digest(),
-                blob_sha256=None,
-                size_bytes=0,
-            )
+            driver.send(CheckpointReported(member, CheckpointReport(1, driver.replica_digest(), None, 0)))
     assert driver.in_phase(RunState.COOLDOWN)
     writer = current_checkpointer(driver.run)
     assert writer not in (None, liar)
@@ -271,7 +262,7 @@ def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> N
 def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
-    driver.send(BlobsNearedBound, total_bytes=10)
+    driver.send(BlobsNearedBound(10))
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
@@ -282,7 +273,7 @@ def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
     driver.play_round()
-    driver.send(BlobsNearedBound, total_bytes=10)
+    driver.send(BlobsNearedBound(10))
     driver.play_round()
     driver.make_checkpoint()
     assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [2]
@@ -298,7 +289,7 @@ def test_blobs_near_their_bound_without_progress_since_the_checkpoint_are_swept_
     driver.warm_up()
     assert len(driver.run.checkpoints) == 2
     before = len(driver.instructions)
-    driver.send(BlobsNearedBound, total_bytes=10)
+    driver.send(BlobsNearedBound(10))
     driver.pass_time(120)
     driver.pass_time(120)
     assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [driver.run.replica_step]
@@ -313,7 +304,7 @@ def test_finished_run_whose_total_steps_are_raised_goes_on() -> None:
     driver.play_round()
     driver.make_checkpoint()
     assert driver.in_phase(RunState.FINISHED)
-    driver.send(ConfigChanged, state_file=state_file(config__total_steps=2))
+    driver.send(ConfigChanged(state_file(config__total_steps=2)))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
@@ -329,24 +320,12 @@ def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
     driver.make_checkpoint()
     driver.ready(client(1))
     with pytest.raises(Refused, match=r"other.*data") as refused:
-        driver.send(
-            ClientBecameReady,
-            client_id=client(2),
-            step=0,
-            replica_digest=driver.replica_digest(),
-            data_fingerprint="other",
-        )
+        driver.ready(client(2), data_fingerprint="other")
     assert refused.value.kind == "fingerprint-differs"
 
 
 def ready_with(driver: Driver, number: int, fingerprint: str) -> None:
-    driver.send(
-        ClientBecameReady,
-        client_id=client(number),
-        step=driver.run.replica_step,
-        replica_digest=driver.replica_digest(),
-        data_fingerprint=fingerprint,
-    )
+    driver.ready(client(number), data_fingerprint=fingerprint)
 
 
 def test_fingerprint_that_nobody_vouches_for_any_more_is_forgotten_before_the_first_outcome() -> None:
@@ -357,10 +336,10 @@ def test_fingerprint_that_nobody_vouches_for_any_more_is_forgotten_before_the_fi
     ready_with(driver, 1, "wrong")
     with pytest.raises(Refused, match=r"right.*wrong"):
         ready_with(driver, 2, "right")
-    driver.send(ClientEjected, client_id=client(1))
+    driver.send(ClientEjected(client(1)))
     ready_with(driver, 2, "right")
     assert driver.run.data_fingerprint == "right"
-    driver.send(ClientWithdrew, client_id=client(3))
+    driver.send(ClientWithdrew(client(3)))
     assert driver.run.data_fingerprint == "right", "a ready member vouches for it"
 
 
@@ -369,7 +348,7 @@ def test_fingerprint_that_was_trained_on_stays() -> None:
     driver.start_round(1, 2)
     driver.play_round()
     for number in (1, 2):
-        driver.send(ClientEjected, client_id=client(number))
+        driver.send(ClientEjected(client(number)))
     assert driver.run.data_fingerprint == "data"
 
 
@@ -377,9 +356,8 @@ def test_restored_run_has_another_lineage_and_is_the_same_otherwise() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
     before = driver.run
-    driver.send(RunRestored)
-    assert driver.run.lineage != before.lineage
-    assert len(driver.run.lineage) == 32
+    driver.send(RunRestored("0f" * 16))
+    assert driver.run.lineage == "0f" * 16
     assert replace(driver.run, lineage=before.lineage, now_s=before.now_s) == before
 
 
@@ -389,9 +367,7 @@ def test_ready_with_another_replica_is_refused() -> None:
     driver.pass_time(2)
     driver.make_checkpoint()
     with pytest.raises(Refused) as refused:
-        driver.send(
-            ClientBecameReady, client_id=client(1), step=0, replica_digest=digest_of("x"), data_fingerprint="data"
-        )
+        driver.send(ClientBecameReady(client(1), ReadyReport(0, digest_of("x"), "data")))
     assert refused.value.kind == "replica-differs"
 
 
@@ -402,20 +378,14 @@ def test_ready_far_behind_is_refused() -> None:
     driver.play_round()
     driver.join(3)
     with pytest.raises(Refused) as refused:
-        driver.send(
-            ClientBecameReady,
-            client_id=client(3),
-            step=0,
-            replica_digest=digest_of("replica 0"),
-            data_fingerprint="data",
-        )
+        driver.send(ClientBecameReady(client(3), ReadyReport(0, digest_of("replica 0"), "data")))
     assert refused.value.kind == "behind"
 
 
 def test_ejected_key_may_not_join_again() -> None:
     driver = Driver(state_file())
     driver.join(1)
-    driver.send(ClientEjected, client_id=client(1))
+    driver.send(ClientEjected(client(1)))
     with pytest.raises(Refused) as refused:
         driver.join(1)
     assert refused.value.kind == "ejected"
@@ -427,7 +397,7 @@ def test_joining_again_keeps_the_place_and_supersedes_the_session() -> None:
     driver.join(1)
     assert driver.run.members[client(1)].session == 2
     assert driver.run.round is not None
-    assert client(1) in plan_of(driver.run.round).positions
+    assert client(1) in driver.run.round.plan.positions
     assert client(1) in driver.run.round.pending
 
 
@@ -462,7 +432,7 @@ def test_invitation_that_was_struck_from_the_file_admits_its_client_no_more() ->
     invited = {"access__mode": "invitations"}
     driver = Driver(state_file(**invited, access__invitations=[first, second]))
     driver.join(1, invitation_sha256=first)
-    driver.send(ConfigChanged, state_file=state_file(**invited, access__invitations=[second]))
+    driver.send(ConfigChanged(state_file(**invited, access__invitations=[second])))
     with pytest.raises(Refused, match="invitation"):
         driver.join(1, invitation_sha256=first)
 
@@ -485,9 +455,7 @@ def test_expected_blob_names_only_what_was_announced() -> None:
     assert writer is not None
     blob = digest_of("blob")
     assert expected_blob(driver.run, writer, blob) is None
-    driver.send(
-        CheckpointReported, client_id=writer, step=0, replica_digest=digest_of("r"), blob_sha256=blob, size_bytes=7
-    )
+    driver.send(CheckpointReported(writer, CheckpointReport(0, digest_of("r"), blob, 7)))
     found = expected_blob(driver.run, writer, blob)
     assert found is not None
     assert (found.kind, found.size_bytes) == ("checkpoint", 7)
@@ -497,5 +465,5 @@ def test_expected_blob_names_only_what_was_announced() -> None:
 def test_phase_table_refuses_what_it_does_not_have_and_draws_every_transition() -> None:
     with pytest.raises(InternalError):
         destination(RunState.FINISHED, "next_round")
-    diagram = state_diagram()
-    assert all(f"{source.value} --> {goal.value}" in diagram for _, source, goal, _ in TRANSITIONS)
+    diagram = PHASES.diagram()
+    assert all(f"{row['source']} --> {row['dest']}: {row['label']}" in diagram for row in TRANSITIONS)

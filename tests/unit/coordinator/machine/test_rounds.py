@@ -4,21 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.machine.outcomes import ATTEMPTS_BEFORE_QUARANTINE
-from coordinator.machine.round import plan_of
+from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
 from coordinator.machine.stimuli import (
     AttestationReceived,
-    BatchesQuarantined,
     ClientsFellSilent,
-    OutcomeDecided,
     ResultCommitted,
     ResultRejected,
     ResultVerified,
     StepFailed,
 )
 from coordinator.machine.transitions import DRAIN_ROUNDS
+from coordinator.machine.work import ATTEMPTS_BEFORE_QUARANTINE
 from state.errors import Refused
 from state.intervals import BatchId, total_batches
+from state.messages import Attestation, FailureKind, FailureReport, ResultCommitment
 from state.phases import RunState
 from state.wire import ClientId
 from tests.support.machine_driver import METRICS, Driver, client, digest_of
@@ -26,29 +25,14 @@ from tests.support.states import state_file
 
 
 def commit(driver: Driver, client_id: ClientId, name: str, *, step: int = 1, attempt: int = 0) -> None:
-    driver.send(
-        ResultCommitted,
-        client_id=client_id,
-        step=step,
-        attempt=attempt,
-        result_sha256=digest_of(name),
-        size_bytes=10,
-        metrics=METRICS,
-    )
+    driver.send(ResultCommitted(client_id, ResultCommitment(step, attempt, digest_of(name), 10, METRICS)))
 
 
-def fail(driver: Driver, client_id: ClientId, kind: str = "corrupt", batch_id: BatchId | None = None) -> None:
+def fail(driver: Driver, client_id: ClientId, kind: FailureKind = "corrupt", batch_id: BatchId | None = None) -> None:
     current = driver.run.round
     assert current is not None
-    driver.send(
-        StepFailed,
-        client_id=client_id,
-        step=current.step,
-        attempt=current.attempt,
-        kind=kind,
-        message="bad shard",
-        batch_id=batch_id,
-    )
+    report = FailureReport(current.step, current.attempt, kind, "bad shard", batch_id)
+    driver.send(StepFailed(client_id, report))
 
 
 def outcomes(driver: Driver) -> list[OutcomeDecided]:
@@ -75,14 +59,7 @@ def test_result_after_the_training_time_is_refused_as_late() -> None:
     driver.pass_time(61)
     assert driver.in_phase(RunState.ROUND_WITNESS)
     with pytest.raises(Refused) as refused:
-        driver.send(
-            ResultVerified,
-            client_id=client(1),
-            step=1,
-            attempt=0,
-            result_sha256=digest_of("mine"),
-            replica_digest=driver.replica_digest(),
-        )
+        driver.send(ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest()))
     assert refused.value.kind == "late-result"
 
 
@@ -107,7 +84,7 @@ def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2, 3)
     commit(driver, client(1), "nan")
-    driver.send(ResultRejected, client_id=client(1), step=1, attempt=0, result_sha256=digest_of("nan"), rule="finite")
+    driver.send(ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
     driver.deliver(client(2), client(3))
     driver.attest(client(1), client(2), client(3))
     assert driver.run.step == 2
@@ -120,34 +97,20 @@ def test_attestation_by_no_witness_is_refused() -> None:
     driver = Driver(state_file(config__witness_nodes=1))
     driver.start_round(1, 2)
     assert driver.run.round is not None
-    (witness,) = plan_of(driver.run.round).witnesses
+    (witness,) = driver.run.round.plan.witnesses
     other = client(1) if witness == client(2) else client(2)
     with pytest.raises(Refused):
-        driver.send(
-            AttestationReceived,
-            client_id=other,
-            step=1,
-            attempt=0,
-            replica_digest=driver.replica_digest(),
-            received="0",
-        )
+        driver.send(AttestationReceived(other, Attestation(1, 0, driver.replica_digest(), "0")))
 
 
 def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2, 3)
     driver.deliver(client(1))
-    driver.send(
-        AttestationReceived,
-        client_id=client(2),
-        step=1,
-        attempt=0,
-        replica_digest=driver.replica_digest(),
-        received="ffff",
-    )
+    driver.send(AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "ffff")))
     assert driver.run.round is not None
-    position = plan_of(driver.run.round).positions[client(1)]
-    assert int(driver.run.round.attestations[client(2)].received, 16) == 1 << position
+    position = driver.run.round.plan.positions[client(1)]
+    assert driver.run.round.attestations[client(2)].received_bits() == 1 << position
 
 
 def test_outcome_without_agreement_on_a_replica_is_empty_and_replicas_rebuild() -> None:
@@ -170,14 +133,7 @@ def test_result_trained_from_another_replica_is_not_applied() -> None:
     driver.start_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     commit(driver, client(3), "odd")
-    driver.send(
-        ResultVerified,
-        client_id=client(3),
-        step=1,
-        attempt=0,
-        result_sha256=digest_of("odd"),
-        replica_digest=digest_of("another replica"),
-    )
+    driver.send(ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica")))
     driver.attest(client(1), client(2), client(3))
     (decided,) = outcomes(driver)
     assert decided.outcome is not None
@@ -203,7 +159,7 @@ def test_outcome_of_a_quorum_that_died_after_attesting_still_counts() -> None:
     driver.start_round(1, 2, 3)
     driver.deliver(client(1), client(2), client(3))
     driver.attest(client(1))
-    driver.send(ClientsFellSilent, client_ids=(client(1),))
+    driver.send(ClientsFellSilent((client(1),)))
     driver.attest(client(2))
     driver.attest(client(3))
     assert driver.run.step == 2
@@ -213,7 +169,7 @@ def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> No
     driver = Driver(state_file())
     driver.start_round(1, 2)
     driver.deliver(client(1))
-    driver.send(ClientsFellSilent, client_ids=(client(1), client(2)))
+    driver.send(ClientsFellSilent((client(1), client(2))))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     assert total_batches(driver.run.carried) == 12
     driver.join(1, 2)
@@ -231,7 +187,7 @@ def play_with_bad_batch(driver: Driver, bad: int, *, narrowed: bool, rounds: int
         current = driver.run.round
         if current is None:
             return
-        plan = plan_of(current)
+        plan = current.plan
         for client_id, assigned in plan.assignments.items():
             if any(part.covers(BatchId(bad, bad)) for part in assigned):
                 fail(driver, client_id, batch_id=BatchId(bad, bad) if narrowed else None)
@@ -289,7 +245,7 @@ def test_transient_failure_is_tried_alone_once_and_cleared() -> None:
     assert driver.run.round is not None
     (item,) = driver.run.round.work.isolated
     assert item.tried == (client(1),)
-    assert plan_of(driver.run.round).assignments[client(1)] != (item.batch_id,)
+    assert driver.run.round.plan.assignments[client(1)] != (item.batch_id,)
     driver.play_round()
     assert driver.run.suspects == ()
 
@@ -342,13 +298,13 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
         case "differ" if driver.run.round:
             driver.attest(who, replica_digest=digest_of("other"))
         case "fail" if driver.run.round:
-            assigned = plan_of(driver.run.round).assignments.get(who) or (BatchId(0, 0),)
+            assigned = driver.run.round.plan.assignments.get(who) or (BatchId(0, 0),)
             part = data.draw(st.sampled_from(assigned))
             fail(driver, who, "trainer", data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
         case "unavailable" if driver.run.round:
             fail(driver, who, "unavailable")
         case "silent":
-            driver.send(ClientsFellSilent, client_ids=(who,))
+            driver.send(ClientsFellSilent((who,)))
         case "join":
             driver.join(number)
         case "ready":
@@ -372,7 +328,7 @@ def recover(driver: Driver, count: int) -> None:
         case RunState.ROUND_TRAIN:
             current = driver.run.round
             assert current is not None
-            plan = plan_of(current)
+            plan = current.plan
             for client_id, assigned in plan.assignments.items():
                 known = client_id in current.commitments or client_id in current.failures
                 if assigned and client_id in driver.run.members and not known:
@@ -383,7 +339,7 @@ def recover(driver: Driver, count: int) -> None:
         case RunState.ROUND_WITNESS:
             current = driver.run.round
             assert current is not None
-            driver.attest(*(w for w in plan_of(current).witnesses if w in driver.run.members))
+            driver.attest(*(w for w in current.plan.witnesses if w in driver.run.members))
             driver.pass_time(11)
         case RunState.COOLDOWN if driver.run.checkpointing and driver.run.ready_members():
             driver.pass_time(31)

@@ -1,9 +1,9 @@
 """A run from its first member to its end, stimulus by stimulus, as one golden transcript: what changes it, is seen."""
 
-from collections.abc import Callable
 from typing import Any
 
-from coordinator.machine.stimuli import Instruction, MembershipChanged, OutcomeDecided, PhaseChanged, Stimulus
+from coordinator.machine.instructions import Instruction, MembershipChanged, OutcomeDecided, PhaseChanged
+from coordinator.machine.stimuli import Stimulus
 from tests.support.machine_driver import Driver
 from tests.support.states import state_file
 
@@ -15,11 +15,11 @@ class Scribe(Driver):
         self.lines: list[str] = []
         super().__init__(state_file(**overrides))
 
-    def send(self, make: Callable[..., Stimulus], /, **fields: Any) -> list[Instruction]:
-        instructions = super().send(make, **fields)
+    def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
+        instructions = super().send(stimulus)
         told = ", ".join(_told(instruction) for instruction in instructions)
         if told:
-            self.lines.append(f"{make.__name__}: {told}")
+            self.lines.append(f"{type(stimulus).__name__}: {told}")
         return instructions
 
 

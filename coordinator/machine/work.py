@@ -1,0 +1,162 @@
+"""Who does what: the work list of a new round, and what the failures of the last one make suspect.
+
+Failed work is not lost and not tried for ever: batches on which a client failed are suspects, tried alone by somebody
+else, bisected, and quarantined at last. Data that is merely unavailable is nobody's fault and is carried.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from coordinator.machine.round import Round
+from coordinator.machine.run import Quarantined, Run, Suspect
+from state.documents import IsolatedWork, Roster, RosterEntry, WorkList
+from state.intervals import BatchId, subtract, take_positions, total_batches
+from state.messages import FailureReport
+from state.schedule import global_batch_size
+from state.wire import ClientId, Seed, document_digest
+
+ATTEMPTS_BEFORE_QUARANTINE = 3
+"""Failures on a single batch, by as many different clients as there are up to this, before it is quarantined."""
+MAX_QUARANTINED_INTERVALS = 1024
+"""More bad data than this pauses the run: something other than the data is wrong."""
+MAX_SUSPECT_MESSAGE_CHARS = 200
+
+
+def begin_round(run: Run, seed: Seed) -> Run:
+    """Return the run with its next round: roster of the ready members, work list, seed.
+
+    The work list holds up to `global_batch_size` batches: suspects one client each, then carried work, then a fresh
+    interval from the cursor; after `total_steps` nothing fresh.
+    """
+    config = run.state_file.config
+    draining = run.step > config.total_steps
+    roster = Roster(tuple(RosterEntry(member.client_id, member.share) for member in run.ready_members()))
+    target = global_batch_size(config, run.tokens_applied)
+
+    alone_count = max(1, len(roster.clients) - 1)
+    isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in run.suspects[:alone_count])
+    shared: tuple[BatchId, ...] = ()
+    carried, cursor = run.carried, run.cursor
+    if len(isolated) < len(roster.clients):
+        room = max(0, target - total_batches(s.batch_id for s in run.suspects))
+        taken = min(room, total_batches(carried))
+        shared = take_positions(carried, 0, taken)
+        carried = take_positions(carried, taken, total_batches(carried))
+        fresh = 0 if draining else room - taken
+        if fresh:
+            shared += (BatchId(cursor, cursor + fresh - 1),)
+            cursor += fresh
+    work = WorkList(isolated, shared)
+    current = Round(
+        step=run.step,
+        attempt=run.attempt,
+        height=run.height,
+        seed=seed,
+        cursor=cursor,
+        roster=roster,
+        work=work,
+        roster_sha256=document_digest(roster),
+        work_sha256=document_digest(work),
+        witness_nodes=config.witness_nodes,
+    )
+    pending = frozenset(client for client, assigned in current.plan.assignments.items() if assigned)
+    return replace(
+        run,
+        round=replace(current, pending=pending),
+        carried=carried,
+        cursor=cursor,
+        drain_rounds=run.drain_rounds + draining,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What the failures of a round lead to.
+
+    Attributes:
+        suspects: every interval that is now tried alone.
+        quarantined: batches that leave the run with this round.
+        blamed: shared work that became suspect with this round.
+        must_stop: whether the run must pause, because batches would have to be quarantined that may not be.
+    """
+
+    suspects: tuple[Suspect, ...]
+    quarantined: tuple[Quarantined, ...]
+    blamed: tuple[BatchId, ...]
+    must_stop: bool
+
+
+def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
+    """Return what the failed steps of a round make suspect.
+
+    First blame makes the blamed part of an assignment a suspect, to be tried alone by somebody else; a suspect that
+    fails again is bisected, and a single batch that fails `ATTEMPTS_BEFORE_QUARANTINE` times is quarantined.
+
+    Args:
+        run: the run before the round is taken into it.
+        current: the round that is over.
+        included: the clients whose results are applied.
+        applied: the batches that are applied.
+    """
+    alone = {item.batch_id for item in current.work.isolated}
+    suspects = [s for s in run.suspects if s.batch_id not in alone]
+    tried_alone = {s.batch_id: s for s in run.suspects if s.batch_id in alone}
+    quarantined: list[Quarantined] = []
+    blamed: list[BatchId] = []
+    must_stop = False
+    for client_id, assignment in current.plan.assignments.items():
+        failure = current.failures.get(client_id)
+        if failure is not None and (failure.kind == "unavailable" or client_id in included):
+            failure = None
+        if len(assignment) == 1 and assignment[0] in tried_alone:
+            suspect = tried_alone.pop(assignment[0])
+            if suspect.batch_id in applied:
+                continue
+            if failure is None:
+                suspects.append(suspect)
+                continue
+            again = replace(suspect, tried=(*suspect.tried, client_id), message=_message(failure))
+            if again.batch_id.count > 1:
+                suspects += [Suspect(half, (), again.message) for half in _narrow(again.batch_id, failure)]
+            elif not _is_hopeless(again, len(current.roster.clients)):
+                suspects.append(again)
+            elif _must_stop(run, len(quarantined)):
+                suspects.append(replace(again, tried=()))
+                must_stop = True
+            else:
+                quarantined.append(Quarantined(again.batch_id, again.tried, again.message))
+        elif failure is not None:
+            parts = _blamed_part(assignment, failure)
+            blamed += parts
+            suspects += [Suspect(part, (client_id,), _message(failure)) for part in parts]
+    suspects += tried_alone.values()
+    return Blame(tuple(suspects), tuple(quarantined), tuple(blamed), must_stop)
+
+
+def _message(failure: FailureReport) -> str:
+    return f"{failure.kind}: {failure.message}"[:MAX_SUSPECT_MESSAGE_CHARS]
+
+
+def _narrow(interval: BatchId, failure: FailureReport) -> tuple[BatchId, ...]:
+    """The suspected interval in two or three parts, along the reported blame where there is one inside it."""
+    blame = failure.batch_id
+    if blame is not None and interval.covers(blame) and blame != interval:
+        return (blame, *subtract((interval,), (blame,)))
+    return interval.bisect()
+
+
+def _blamed_part(assignment: Sequence[BatchId], failure: FailureReport) -> tuple[BatchId, ...]:
+    if failure.batch_id is not None and any(part.covers(failure.batch_id) for part in assignment):
+        return (failure.batch_id,)
+    return tuple(assignment)
+
+
+def _is_hopeless(suspect: Suspect, client_count: int) -> bool:
+    needed = min(ATTEMPTS_BEFORE_QUARANTINE, client_count)
+    return len(suspect.tried) >= ATTEMPTS_BEFORE_QUARANTINE and len(set(suspect.tried)) >= needed
+
+
+def _must_stop(run: Run, new_count: int) -> bool:
+    config = run.state_file.config
+    return config.on_bad_data == "stop" or len(run.quarantined) + new_count >= MAX_QUARANTINED_INTERVALS
