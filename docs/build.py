@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from coordinator.machine.phases import PHASES
+from docs import metrics_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -16,7 +17,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 def generated_blocks() -> dict[str, str]:
     """Every block that code writes, by the name in its comment."""
-    return {"phases": f"```mermaid\n{PHASES.diagram()}\n```"}
+    return {"phases": f"```mermaid\n{PHASES.diagram()}\n```"} | metrics_tables.blocks()
 
 
 def with_generated(text: str) -> str:

@@ -33,7 +33,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[RunStatus], float]], ...] = (
 )
 _LIVE_GAUGES: tuple[tuple[str, str, Callable[[CoordinatorService, LongPolls], float]], ...] = (
     ("coordinator_accepting", "1 while messages are accepted.", lambda service, _: service.accepting),
-    ("coordinator_blobs_bytes", "Bytes of results and checkpoints held.", lambda service, _: service.blobs.total_bytes),
+    ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda service, _: service.blobs.total_bytes),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda service, _: service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda _, polls: polls.count),
 )

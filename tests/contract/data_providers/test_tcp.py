@@ -1,6 +1,7 @@
 """The TCP data server and its client over real sockets: gates, bounds, breaks and restarts."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -34,7 +35,7 @@ from data_providers.tcp.frames import (
     welcome_of,
 )
 from data_providers.tcp.gate import ANYONE, Gate, OpenGate
-from data_providers.tcp.server import DataServer, ServerLimits
+from data_providers.tcp.server import DataServer, RequestEnded, ServerLimits
 from state.errors import DataError, InvalidDocument
 from state.intervals import DataIds
 from state.wire import ClientId
@@ -462,3 +463,31 @@ def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
         assert parse_header(frame_header(kind, 0, most)).length == most
         with pytest.raises(InvalidDocument):
             parse_header(frame_header(kind, 0, most + 1))
+
+
+async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataProvider) -> None:
+    broken = Scripted(CorruptData("a hole"))
+    broken.go.set()
+    seen: list[RequestEnded] = []
+    for provider in (source, broken):
+        async with serving(provider) as (server, address):
+            server.watch(seen.append)
+            client = await open_client(address)
+            try:
+                with contextlib.suppress(CorruptData):
+                    await client.get_samples(DataIds(0, 2))
+            finally:
+                await client.aclose()
+    answered, failed = seen
+    assert (answered.failure, answered.sample_count, answered.size_bytes) == (None, 3, 3 * SPEC.sequence_bytes)
+    assert (failed.failure, failed.sample_count, failed.size_bytes) == ("corrupt", 0, 0)
+    assert None not in (answered.duration_s, failed.duration_s)
+
+
+async def test_watcher_is_told_of_a_client_turned_away(source: LocalDataProvider) -> None:
+    seen: list[RequestEnded] = []
+    async with serving(source, HalfGate()) as (server, address):
+        server.watch(seen.append)
+        with pytest.raises(Rejected):
+            await open_client(address, "bad")
+    assert seen == [RequestEnded("rejected")]

@@ -1,0 +1,48 @@
+"""What a coordinator's metrics say of a run, and what a scrape costs."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coordinator.api.limits import LongPolls
+from coordinator.api.metrics import CoordinatorMetrics
+from tests.support.served import HandClient, Served, served, training
+from tests.support.states import state_file
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Served]:
+    async with served(state_file(config__waiting_for_members_extra_time=0.05)) as running:
+        yield running
+
+
+@pytest.fixture
+def metrics(coordinator: Served) -> CoordinatorMetrics:
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    metrics.watch(coordinator.service, LongPolls())
+    return metrics
+
+
+async def test_scrape_makes_the_status_anew_only_after_the_run_changed(
+    coordinator: Served, metrics: CoordinatorMetrics
+) -> None:
+    first = metrics.run.status_of(coordinator.service)
+    assert metrics.run.status_of(coordinator.service) is first
+    await HandClient(coordinator, 1).join()
+    assert metrics.run.status_of(coordinator.service).member_count == 1
+
+
+async def test_phases_and_journal_records_are_measured_as_the_run_goes(
+    coordinator: Served, metrics: CoordinatorMetrics
+) -> None:
+    await training(coordinator)
+    read = metrics.registry.get_sample_value
+    for phase in ("WaitingForMembers", "Warmup"):
+        assert read("epochal_run_phase_duration_seconds_count", {"phase": phase}) == 1
+    assert read("epochal_run_phase", {"phase": "RoundTrain"}) == 1
+    assert read("epochal_run_members_ready") == 2
+    kept = read("epochal_coordinator_journal_append_duration_seconds_count")
+    assert kept is not None
+    assert kept >= 4
+    assert read("epochal_coordinator_group_commit_stimuli_count") == kept
