@@ -16,64 +16,64 @@ COMMANDS = (
     LazyCommand(
         "up",
         "up:up",
-        "Run a coordinator, a data server and clients on this machine, and prove the result (exit 0 only if it holds).",
+        "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails).",
     ),
     LazyCommand(
         "coordinator",
         "coordinator:coordinator",
-        "Serve a run: hold its state, assign its data, keep its results. The same command resumes a run directory.",
+        "Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run.",
     ),
     LazyCommand(
         "data-server",
         "data_server:data_server",
-        "Serve a run's data over TCP, to each client what it is assigned.",
+        "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it.",
     ),
     LazyCommand(
         "trainer-service",
         "trainer_service:trainer_service",
-        "Train for clients that cannot: they send examples, this machine computes.",
+        "Compute for clients that cannot train themselves: they send examples, this machine trains on them.",
     ),
     LazyCommand(
         "client",
         "client:client",
-        "Join a run and train until it ends. Ctrl-C finishes the round and withdraws; a second one stops at once.",
+        "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once.",
     ),
     LazyCommand(
         "check",
         "check:check",
-        "Validate a state file, and a data file with it. Exit 0, or 2 with every mistake in one report.",
+        "Check a state file, and a data file with it. Every mistake is reported at once (exit code 2).",
     ),
-    LazyCommand("status", "operator:status", "Show a run: phase, progress, members, loss."),
-    LazyCommand("pause", "operator:pause", "Finish the round, make a checkpoint, and hold."),
-    LazyCommand("resume", "operator:resume", "Let a paused run go on."),
-    LazyCommand("eject", "operator:eject", "Remove a client from the run; its key may not join again."),
+    LazyCommand("status", "operator:status", "Show a run: phase, progress, clients, loss."),
+    LazyCommand("pause", "operator:pause", "Pause a run: finish the round, save a checkpoint, and wait."),
+    LazyCommand("resume", "operator:resume", "Let a paused run continue."),
+    LazyCommand("eject", "operator:eject", "Remove a client from a run. Its key cannot join again."),
     LazyCommand(
         "audit",
         "audit:audit_command",
-        "Replay a run's journal and prove that every batch was applied once, or name what is wrong (exit 1).",
+        "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1).",
     ),
     LazyCommand(
         "evaluate",
         "evaluate:evaluate",
-        "Compute the loss of a run's newest checkpoint; the run may go on meanwhile.",
+        "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
     ),
 )
 DATA_COMMANDS = (
     LazyCommand(
         "inspect",
         "data:inspect",
-        "Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample.",
+        "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.",
     ),
     LazyCommand(
         "manifest",
         "data:manifest",
-        "Write the hashes of a folder's files beside them, so that whoever fetches them can check every block.",
+        "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch.",
     ),
     LazyCommand("verify", "data:verify", "Compare every byte of a folder's files with its manifest."),
     LazyCommand(
         "pack",
         "pack:pack",
-        "Pack one pass over a location's samples; show how full the rows are, and keep them with --out.",
+        "Pack each sample of a location once; show how full the rows are, and save them with --out.",
     ),
 )
 

@@ -21,13 +21,16 @@ CoordinatorCaOption = Annotated[
 TlsCertOption = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve HTTPS.")]
 TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private key of --tls-cert, in PEM.")]
 StoreArgument = Annotated[
-    str, typer.Argument(metavar="STORE", help="Where the run is kept: as `epochal coordinator --store`.")
+    str, typer.Argument(metavar="STORE", help="Folder or URL that keeps the run: the coordinator's --store.")
 ]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")
 ]
 MetricsHostOption = Annotated[
-    str, typer.Option("--metrics-host", help="Address of --metrics-port; other machines reach any but the default.")
+    str,
+    typer.Option(
+        "--metrics-host", help="Address of --metrics-port. Others than the default can be reached from other machines."
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`epochal audit`: prove or disprove a run from its store."""
+"""`epochal audit`: check a run from what its store holds."""
 
 import asyncio
 import json
@@ -18,10 +18,10 @@ def audit_command(
     store: StoreArgument,
     as_json: JsonOption = False,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Also rebuild the parameters from checkpoint and outcomes.")
+        bool, typer.Option("--recompute", help="Also compute the parameters again, from a checkpoint and the results.")
     ] = False,
 ) -> None:
-    """Replay a run's journal and prove that every batch was applied once, or name what is wrong (exit 1)."""
+    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."""
     report = asyncio.run(audit_store(store, recompute=recompute))
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
@@ -39,4 +39,4 @@ def _print(report: AuditReport) -> None:
     console.print(table)
     for problem in report.problems:
         console.print(f"[red]wrong:[/red] {escape(problem)}")
-    console.print("[green]the ledger is clean[/green]" if report.clean else "[red]the run is disproved[/red]")
+    console.print("[green]all checks passed[/green]" if report.clean else "[red]the audit failed[/red]")

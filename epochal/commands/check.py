@@ -1,4 +1,4 @@
-"""`epochal check`: are the files right, before anything starts."""
+"""`epochal check`: find every mistake in the files before anything starts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +9,17 @@ from epochal.cli.state_files import read_data_config, read_state
 from state.config.state_file import check_together, ensure_supported
 from state.errors import InvalidConfig, InvalidInput, Unsupported
 
-StatePath = Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")]
+StatePath = Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")]
 DataPath = Annotated[
-    Path | None, typer.Option("--data-config", metavar="DATA.toml", help="The TCP data server's file, checked too.")
+    Path | None,
+    typer.Option(
+        "--data-config", metavar="DATA.toml", help="Also check this file of a data server, and whether it fits the run."
+    ),
 ]
 
 
 def check(state_path: StatePath, data_config: DataPath = None) -> None:
-    """Validate a state file, and a data file with it. Exit 0, or 2 with every mistake in one report."""
+    """Check a state file, and a data file with it. Every mistake is reported at once (exit code 2)."""
     reports: list[str] = []
     state = data = None
     try:

@@ -21,24 +21,28 @@ RUNS_FOLDER = Path("runs")
 
 
 def coordinator(
-    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="The run's state file.")],
+    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of the run.")],
     data_config: Annotated[
-        Path | None, typer.Option("--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP.")
+        Path | None,
+        typer.Option(
+            "--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP, as this file says."
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     store: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where the run is kept, a folder or file://…; an existing run is resumed. Default: runs/RUN_ID.",
+            help="Folder (or file:// URL) that keeps the run; a run already there is resumed. Default: runs/RUN_ID.",
         ),
     ] = None,
     restored: Annotated[
-        bool, typer.Option("--restored", help="The store is a backup: clients go back to where it stands.")
+        bool,
+        typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),
     ] = False,
     new_admin_token: Annotated[
-        bool, typer.Option("--new-admin-token", help="Make and print another admin token; the one before ends.")
+        bool, typer.Option("--new-admin-token", help="Create and print a new admin token; the old one stops working.")
     ] = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
@@ -46,7 +50,7 @@ def coordinator(
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve a run: hold its state, assign its data, keep its results. The same command resumes it."""
+    """Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."""
     start_logging(log_format, verbose=verbose)
     state = read_supported_state(state_path)
     if data_config is not None:

@@ -80,22 +80,24 @@ class DataReport:
 
 
 def inspect(
-    location: Annotated[str, typer.Argument(metavar="LOCATION", help="As `epochal client --data` takes it.")],
-    token_size: Annotated[TokenSizeOption, typer.Option(help="Bytes of a token; files that say theirs must agree.")] = (
-        TokenSizeOption.TWO
-    ),
-    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
+    location: Annotated[
+        str, typer.Argument(metavar="LOCATION", help="Path or URL, as `epochal client --data` takes it.")
+    ],
+    token_size: Annotated[
+        TokenSizeOption, typer.Option(help="Bytes of a token. Files that state it themselves must agree.")
+    ] = (TokenSizeOption.TWO),
+    seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens in a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
     preprocessed: Annotated[
-        bool, typer.Option("--preprocessed", help="The path is a folder of parquet files.")
+        bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
     ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the sample.")
+        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the first sample.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a location holds: files, sequences, tokens, fingerprint, a decoded sample.
+    """Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.
 
-    Whatever is wrong with the location is bad input here, and ends with 2.
+    The exit code is 2 if the location cannot be read.
     """
     found = parse_location(location)
     path = Path(found.path) if isinstance(found, Local) else None
@@ -127,10 +129,12 @@ def inspect(
 
 
 def manifest(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of token files.")],
-    block_bytes: Annotated[int, typer.Option(help="Bytes that are hashed together.")] = DEFAULT_BLOCK_BYTES,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of token files.")],
+    block_bytes: Annotated[
+        int, typer.Option(help="Number of bytes in a block, each of which has its hash.")
+    ] = DEFAULT_BLOCK_BYTES,
 ) -> None:
-    """Write the hashes of a folder's files beside them, so that whoever fetches them can check every block."""
+    """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is no folder", path=str(folder))
     names = _data_names(folder)
@@ -139,7 +143,7 @@ def manifest(
     say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
 
 
-def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with a manifest.")]) -> None:
+def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
     count = verify_folder(folder, _data_names(folder) if folder.is_dir() else ())
     say(f"{folder}: {count} files are what the manifest says")

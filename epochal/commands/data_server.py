@@ -17,21 +17,28 @@ from runtime.retry import RetryPolicy
 
 
 def data_server(
-    data_path: Annotated[Path, typer.Argument(metavar="DATA.toml", help="The data server's file.")],
-    coordinator_url: Annotated[str, typer.Option("--coordinator", metavar="URL", help="The run's coordinator.")],
-    host: Annotated[str | None, typer.Option(help="Where to listen. Default: as data_location says.")] = None,
+    data_path: Annotated[Path, typer.Argument(metavar="DATA.toml", help="File that describes the data.")],
+    coordinator_url: Annotated[
+        str, typer.Option("--coordinator", metavar="URL", help="Address of the run's coordinator.")
+    ],
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: as the run's data_location says.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Default: as the run's data_location says.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 picks a free one. Default: as the run's data_location says."
+        ),
     ] = None,
     tls_ca: CoordinatorCaOption = None,
     metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where Prometheus reads /metrics. 0 picks a free port.")
+        int, typer.Option(min=0, max=65535, help="Port on which Prometheus reads /metrics; 0 picks a free one.")
     ] = 0,
     metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve a run's data over TCP, to each client what it is assigned."""
+    """Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."""
     start_logging(log_format, verbose=verbose)
     read_data_config(data_path)
     options = DataServerOptions(data_path, coordinator_url, host, port, trusted(tls_ca))

@@ -56,16 +56,20 @@ class Evaluation:
 def evaluate(
     store: StoreArgument,
     data: Annotated[
-        str | None, typer.Option(metavar="LOCATION", help="Other data than the run's: as `epochal client --data`.")
+        str | None,
+        typer.Option(
+            metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
+        ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="The split of a folder of JSON lines or parquet files. Default: validation.")
+        str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples; all by default.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Number of samples to evaluate, from the first one on. Default: all.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the loss of a run's newest checkpoint; the run may go on meanwhile."""
-
+    """Compute the loss of a run's newest checkpoint. The run may continue meanwhile."""
     start_logging(LogFormat.TEXT, verbose=False)
 
     async def main() -> None:

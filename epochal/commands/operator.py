@@ -1,4 +1,4 @@
-"""`epochal status | pause | resume | eject`: what an operator asks and does."""
+"""`epochal status | pause | resume | eject`: for the operator of a run."""
 
 import os
 from typing import Annotated
@@ -12,12 +12,12 @@ from epochal.display import status_panel
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The coordinator, such as http://host:8000.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")]
 AdminToken = Annotated[
     str | None,
     typer.Option(
         "--admin-token",
-        help=f"The token that the coordinator printed at its first start; better given in {ADMIN_TOKEN_VARIABLE}.",
+        help=f"Token that the coordinator printed at its first start. Better: set {ADMIN_TOKEN_VARIABLE}.",
     ),
 ]
 
@@ -34,7 +34,7 @@ def status(
     as_json: JsonOption = False,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Show a run: phase, progress, members, loss."""
+    """Show a run: phase, progress, clients, loss."""
     with OperatorClient(url, tls_ca=tls_ca) as client:
         if as_json:
             typer.echo(client.status_json().decode())
@@ -43,28 +43,28 @@ def status(
 
 
 def pause(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
-    """Finish the round, make a checkpoint, and hold."""
+    """Pause a run: finish the round, save a checkpoint, and wait."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.pause()
-    typer.echo("the run will hold after this round")
+    typer.echo("the run will pause after this round")
 
 
 def resume(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
-    """Let a paused run go on."""
+    """Let a paused run continue."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         client.resume()
-    typer.echo("the run goes on")
+    typer.echo("the run continues")
 
 
 def eject(
     url: Url,
     client_id: Annotated[
-        str, typer.Argument(metavar="CLIENT", help="The client's id, or its beginning as `status` shows it.")
+        str, typer.Argument(metavar="CLIENT", help="Id of the client, or the beginning of it that `status` shows.")
     ],
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Remove a client from the run; its key may not join again."""
+    """Remove a client from a run. Its key cannot join again."""
     with OperatorClient(url, _token(admin_token), tls_ca) as client:
         ejected = client.eject(client_id)
-    typer.echo(f"client {ejected} is ejected")
+    typer.echo(f"client {ejected} was ejected")

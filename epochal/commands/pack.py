@@ -76,21 +76,30 @@ class PackReport:
 
 
 def pack(
-    location: Annotated[str, typer.Argument(metavar="LOCATION", help="JSON lines or parquet files, or a folder.")],
-    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 2048,
-    method: Annotated[Method, typer.Option(help="How rows are made.")] = Method.ROLLING,
-    pool_size: Annotated[int, typer.Option(min=1, help="Samples among which a row's are chosen.")] = 256,
-    oversized: Annotated[Oversized, typer.Option(help="What becomes of longer samples.")] = Oversized.ERROR,
-    task_encoder: Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="Your task encoder.")] = None,
-    max_failed_samples: Annotated[int, typer.Option(min=0, help="Samples that may fail to be encoded.")] = 0,
-    split: Annotated[str, typer.Option(help="The split of a folder.")] = "train",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the rows here, as parquet files; go on if begun.")
+    location: Annotated[
+        str, typer.Argument(metavar="LOCATION", help="JSON lines file, parquet file, or a folder of them.")
+    ],
+    seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens in a row.")] = 2048,
+    method: Annotated[Method, typer.Option(help="How samples are chosen for a row.")] = Method.ROLLING,
+    pool_size: Annotated[int, typer.Option(min=1, help="Number of samples from which a row's are chosen.")] = 256,
+    oversized: Annotated[
+        Oversized, typer.Option(help="What to do with a sample that is longer than a row.")
+    ] = Oversized.ERROR,
+    task_encoder: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="Task encoder that turns records into tokens.")
     ] = None,
-    run_id: Annotated[str, typer.Option(help="Seeds an encoder's random numbers, as the run's would.")] = _NAMED_RUN,
+    max_failed_samples: Annotated[int, typer.Option(min=0, help="Number of samples that may fail in the encoder.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of a folder.")] = "train",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Save the rows here as parquet files. An interrupted command continues."),
+    ] = None,
+    run_id: Annotated[
+        str, typer.Option(help="Id of the run whose random numbers the task encoder is to draw.")
+    ] = _NAMED_RUN,
     as_json: JsonOption = False,
 ) -> None:
-    """Pack one pass over a location's samples; show how full the rows are, and keep them with --out."""
+    """Pack each sample of a location once; show how full the rows are, and save them with --out."""
     start_logging(LogFormat.TEXT, verbose=False)
     settings = {
         "method": method.value,

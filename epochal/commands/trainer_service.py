@@ -29,18 +29,22 @@ from training_service.app import MAX_SESSIONS, ServiceParts, create_app
 
 
 def trainer_service(
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8100,
-    max_chunk_items: Annotated[int, typer.Option(min=1, help="Examples of one request.")] = MAX_CHUNK_ITEMS,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8100,
+    max_chunk_items: Annotated[
+        int, typer.Option(min=1, help="Maximum number of examples in a request.")
+    ] = MAX_CHUNK_ITEMS,
     max_chunk_bytes: Annotated[
-        int, typer.Option(min=1, help="Size of one request, at ten bytes a number.")
+        int, typer.Option(min=1, help="Maximum size of a request, counting ten bytes for each number.")
     ] = MAX_CHUNK_BYTES,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Clients that may train at a time.")] = MAX_SESSIONS,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Maximum number of clients that train at the same time.")
+    ] = MAX_SESSIONS,
     tinker: Annotated[
-        bool, typer.Option("--tinker", help="Serve clients of the tinker SDK too (needs epochal\\[tinker]).")
+        bool, typer.Option("--tinker", help="Also serve clients of the tinker SDK (needs epochal\\[tinker]).")
     ] = False,
     weights_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the weights are kept that the SDK's clients save.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the weights that clients of the SDK save.")
     ] = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
@@ -48,10 +52,10 @@ def trainer_service(
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
-    """Train for clients that cannot: they send examples, this machine computes.
+    """Compute for clients that cannot train themselves: they send examples, this machine trains on them.
 
-    Clients show the token in EPOCHAL_TRAINER_TOKEN, if there is one; without, whoever reaches the port may train. Those
-    of the tinker SDK show it as the API key tml-TOKEN.
+    If EPOCHAL_TRAINER_TOKEN is set, clients must present this token; otherwise everyone who reaches the port may train.
+    Clients of the tinker SDK present it as the API key tml-TOKEN.
     """
     start_logging(log_format, verbose=verbose)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)

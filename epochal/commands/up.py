@@ -24,24 +24,24 @@ RUNS_FOLDER = Path("runs")
 
 
 def up(
-    clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients start.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients to start.")] = 3,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="How many rounds to train. Default: as the demo's state file says.")
+        int | None, typer.Option(min=1, help="Number of rounds to train. Default: as the demo's state file says.")
     ] = None,
     trainer: Annotated[
-        str, typer.Option(help="numpy, or null (no arithmetic, to see the coordination alone).")
+        str, typer.Option(help="numpy, or null (computes nothing, to see the coordination alone).")
     ] = "numpy",
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="An empty folder for everything that the run leaves. Default: a new one in runs/."),
+        typer.Option(help="Empty folder for everything that the run writes. Default: a new one in runs/."),
     ] = None,
-    no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Kill no client and let none join late.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
+    no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and let none join late.")] = False,
+    report: Annotated[Path | None, typer.Option(help="File to write the report to, as JSON.")] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds until the run counts as failed.")
+        float, typer.Option("--timeout", min=1, help="Seconds after which the run counts as failed.")
     ] = 600.0,
 ) -> None:
-    """Run a coordinator, a data server and clients on this machine, and prove the result (exit 0 only if it holds)."""
+    """Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."""
     check_trainer_name(trainer)
     if report is not None:
         _ensure_writable(report)  # not to find it out after the run
@@ -111,7 +111,7 @@ def _print(found: Report, directory: Path, console: Console) -> None:
     console.print(table)
     for problem in found.problems:
         console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
-    verdict = "[red]the run is not proved[/red]" if found.problems else "[green]everything holds[/green]"
+    verdict = "[red]some checks failed[/red]" if found.problems else "[green]all checks passed[/green]"
     console.print(f"{verdict} · kept in {escape(str(directory))}")
 
 

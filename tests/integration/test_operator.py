@@ -22,7 +22,7 @@ async def test_pause_finishes_the_round_makes_a_checkpoint_and_holds_until_resum
             await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
         paused = await run.command("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
-        assert (paused.code, paused.out) == (0, "the run will hold after this round\n")
+        assert (paused.code, paused.out) == (0, "the run will pause after this round\n")
         assert (await run.watch.next()).run_state is not RunState.PAUSED, "the round is not over"
         await hand.deliver(document)
         await hand.attest(document)
@@ -36,7 +36,7 @@ async def test_pause_finishes_the_round_makes_a_checkpoint_and_holds_until_resum
         await run.start_coordinator()
         assert (await run.watch.next()).run_state is RunState.PAUSED, "a restart does not resume"
         resumed = await run.command("resume", run.url, "--admin-token", run.admin_token)
-        assert (resumed.code, resumed.out) == (0, "the run goes on\n")
+        assert (resumed.code, resumed.out) == (0, "the run continues\n")
         await hand.watch.until(in_phase(RunState.WARMUP))
         await hand.api.withdraw()
         assert (await run.finish()).rounds == 4
@@ -113,7 +113,7 @@ async def test_ejected_client_ends_with_the_reason_and_may_not_come_back(tmp_pat
         assert (ran.code, ran.err) == (2, "epochal: no members have an id that begins with 0000\n")
         shown = client_id[:12]  # as `epochal status` shows it
         ran = await run.command("eject", run.url, shown, EPOCHAL_ADMIN_TOKEN=run.admin_token)
-        assert (ran.code, ran.out) == (0, f"client {client_id} is ejected\n")
+        assert (ran.code, ran.out) == (0, f"client {client_id} was ejected\n")
         assert await unwanted.wait(BOUND_S) == 1
         assert f"epochal: client {client_id} was ejected from this run" in unwanted.log_tail()
         await hand.deliver(document)
@@ -143,7 +143,7 @@ async def test_audit_proves_a_run_and_disproves_a_damaged_one(tmp_path: Path) ->
         assert report["replicas_identical"] is True
         shown = await run.command("audit", str(run.run_dir))
         assert shown.code == 0
-        assert "the ledger is clean" in shown.out
+        assert "all checks passed" in shown.out
 
         for blob in (run.run_dir / "blobs").glob("??/*"):
             blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
@@ -243,7 +243,7 @@ async def test_audit_of_a_run_without_a_checkpoint_yet_finds_nothing_wrong(tmp_p
     async with real_run(tmp_path) as run:
         ran = await run.command("audit", str(run.run_dir), "--recompute")
         assert ran.code == 0, ran.out
-        assert "the ledger is clean" in ran.out
+        assert "all checks passed" in ran.out
 
 
 async def test_evaluation_of_token_data_calls_them_no_split(tmp_path: Path) -> None:

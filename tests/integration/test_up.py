@@ -23,7 +23,7 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
     ran = await run_command("up", *arguments)
     assert ran.code == 0, ran.out + ran.err
-    assert "everything holds" in ran.out
+    assert "all checks passed" in ran.out
     report = json.loads(report_path.read_text())
     assert report.keys() >= REPORT_FIELDS
     expected = {"duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0, "problems": [], "clients": 4}

@@ -7,8 +7,8 @@ from io import StringIO
 import pytest
 
 from coordinator_client.session import CoordinatorLost
+from epochal.cli.event_log import log_event
 from epochal.cli.logs import JsonFormatter, TextFormatter
-from epochal.commands.client import log_event
 from state.errors import InvalidInput
 
 

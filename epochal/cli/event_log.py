@@ -1,0 +1,29 @@
+"""A client's events as log lines."""
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from run_manager.events import DocumentArrived, Event, StepEntered
+
+log = logging.getLogger(__name__)
+
+
+def log_event(event: Event) -> None:
+    """Write one log line for an event; run documents and steps only with `--verbose`."""
+    fields: dict[str, Any] = asdict(event)
+    name = _snake(type(event).__name__)
+    if isinstance(event, DocumentArrived | StepEntered):
+        document = event.document
+        fields = {"version": document.version, "phase": document.run_state.value, "run_step": document.step}
+        if isinstance(event, StepEntered):
+            fields["step_name"] = event.step_name
+        log.debug(name, extra=fields)
+        return
+    if "message" in fields:
+        fields["detail"] = fields.pop("message")
+    log.info(name, extra=fields)
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
