@@ -24,7 +24,7 @@ from state.config.model import AdamW, Constant, NgramConfig
 from state.intervals import BatchId
 from state.merging import Contribution, OuterStep, merge
 from state.replica import Replica
-from trainers.ngram.trainer import NumpyTrainer
+from trainers.learner_trainer import NumpyTrainer
 
 CLIENTS = 3
 ROUNDS = 40

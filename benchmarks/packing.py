@@ -20,7 +20,7 @@ from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW, NgramConfig
 from state.config.state_file import PackingConfig
 from state.intervals import BatchId
-from trainers.ngram.trainer import NumpyTrainer
+from trainers.learner_trainer import NumpyTrainer
 from trainers.protocol import TrainedRound
 
 ROW = 4096

@@ -9,9 +9,9 @@ from runtime.worker_thread import Worker
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
-from trainers.mesh.processes import MeshOptions
+from trainers.learner_trainer import NumpyTrainer
+from trainers.mesh.launcher import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
-from trainers.ngram.trainer import NumpyTrainer
 from trainers.null import NullTrainer
 from trainers.protocol import Trainer
 from trainers.remote.client import TrainingServiceClient

@@ -29,7 +29,7 @@ from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
 from state.messages import Capabilities
-from trainers.mesh.processes import DEFAULT_BATCH_SIZE, MeshOptions
+from trainers.mesh.launcher import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.protocol import Trainer
 from trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
 from trainers.remote.client import check_service_url

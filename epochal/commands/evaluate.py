@@ -27,8 +27,8 @@ from state.errors import InvalidInput, StoreFailed
 from state.intervals import BatchId
 from state.replica import Replica, parse_checkpoint
 from state.wire import sha256_hex
+from trainers.learner_trainer import NumpyTrainer
 from trainers.ngram.model import VOCABULARY
-from trainers.ngram.trainer import NumpyTrainer
 from trainers.protocol import TrainedRound
 
 DEFAULT_SPLIT = "validation"

@@ -12,11 +12,11 @@ from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput, TrainerFailed
 from state.tensors import Float32Array, Tensors
+from trainers.learner_trainer import difference_of
+from trainers.mesh.launcher import MeshBroken, MeshOptions, MeshProcesses
 from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
-from trainers.mesh.processes import MeshBroken, MeshOptions, MeshProcesses
 from trainers.ngram.adamw import AdamWState
 from trainers.ngram.model import VOCABULARY, initial_parameters
-from trainers.ngram.trainer import difference_of
 from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from state.config.model import NgramConfig
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.refusals import Refusal
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
+from trainers.learner_trainer import difference_of
 from trainers.ngram.model import VOCABULARY, initial_parameters, parameter_shapes
-from trainers.ngram.trainer import difference_of
 from trainers.protocol import TrainedRound
 from trainers.remote.client import ServiceRefused, TrainingServiceClient
 from trainers.remote.wire import (

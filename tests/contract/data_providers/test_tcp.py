@@ -40,7 +40,7 @@ from state.errors import DataError, InvalidDocument
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC, write_dataset
-from trainers.mesh.processes import MAX_PROCESSES
+from trainers.mesh.launcher import MAX_PROCESSES
 
 HOST = "127.0.0.1"
 

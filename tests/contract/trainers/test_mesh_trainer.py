@@ -21,11 +21,11 @@ from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
 from tests.support.heavy import need_module
 from tests.support.states import state_file
-from trainers.mesh import processes
+from trainers.learner_trainer import NumpyTrainer
+from trainers.mesh import launcher
+from trainers.mesh.launcher import MeshOptions
 from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
-from trainers.mesh.processes import MeshOptions
 from trainers.ngram.model import initial_parameters
-from trainers.ngram.trainer import NumpyTrainer
 from trainers.protocol import TrainedRound, Trainer
 from trainers.registry import open_mesh_trainer, open_trainer
 
@@ -196,8 +196,8 @@ async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
 
 async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
-    monkeypatch.setattr(processes, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
-    monkeypatch.setattr(processes, "MAX_DELAY_S", 0.0)
+    monkeypatch.setattr(launcher, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
+    monkeypatch.setattr(launcher, "MAX_DELAY_S", 0.0)
     state = run_state(tmp_path, client__fetch_timeout_s=0.1, client__fetch_attempts=1)
     trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 32), state, lambda: "", InlineWorker())
     parameters = initial_parameters(state.model.LLM.ngram, b"seed")
@@ -223,7 +223,7 @@ async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(t
         cache_bytes=0,
         timeout_s=140.0,
     )
-    process = await processes._spawn(2)
+    process = await launcher._spawn(2)
     assert process.stdin is not None
     await write_frame(process.stdin, start)
     process.stdin.close()

@@ -27,7 +27,7 @@ from state.config.model import AdamW, NgramConfig
 from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from state.intervals import BatchId
 from state.tensors import Tensors, encode_tensor_file
-from trainers.ngram.trainer import NumpyTrainer
+from trainers.learner_trainer import NumpyTrainer
 from trainers.protocol import TrainedRound
 from trainers.remote import trainer as remote_trainer
 from trainers.remote.client import ServiceRefused, TrainingServiceClient

@@ -20,6 +20,7 @@ from state.errors import InternalError, InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
 from state.tensors import Tensors
 from tests.support.states import state_file
+from trainers.learner_trainer import NumpyTrainer
 from trainers.ngram import model as ngram
 from trainers.ngram.adamw import AdamWState, adamw_step
 from trainers.ngram.model import (
@@ -29,7 +30,6 @@ from trainers.ngram.model import (
     padded_tokens,
     parameter_shapes,
 )
-from trainers.ngram.trainer import NumpyTrainer
 from trainers.protocol import Trainer
 from trainers.registry import open_trainer
 

@@ -35,7 +35,7 @@ from trainers.mesh.messages import (
 
 log = logging.getLogger(__name__)
 
-MODULE = "trainers.mesh.process"
+MODULE = "trainers.mesh.worker"
 START_TIMEOUT_S = 120.0
 """How long the processes have to find each other; most of it goes into importing PyTorch."""
 WAIT_FOR_OTHERS_S = 60.0

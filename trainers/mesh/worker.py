@@ -1,4 +1,4 @@
-"""One process of a client's mesh: `python -m trainers.mesh.process`, started and ended by the agent.
+"""One process of a client's mesh: `python -m trainers.mesh.worker`, started and ended by the agent.
 
 It hears the agent on its standard input and answers on its standard output; what else would be printed there goes to
 standard error. When the input ends, the agent is gone, and so is this process, whatever it is waiting for.
@@ -43,7 +43,7 @@ from trainers.ngram.adamw import AdamWState
 from trainers.ngram.model import VOCABULARY
 
 
-class MeshProcess:
+class MeshWorker:
     """This process, once it has been told of its mesh."""
 
     def __init__(self, start: Start, worker: WorkerThread) -> None:
@@ -119,7 +119,7 @@ async def main() -> None:
     agent_in, agent_out = await _agent_pipes()
     worker = WorkerThread("epochal-mesh")
     start: Start = (await read_frame(agent_in, Start))[0]
-    process = MeshProcess(start, worker)
+    process = MeshWorker(start, worker)
     tasks: asyncio.Queue[tuple[RoundTask, bytes]] = asyncio.Queue()
     async with asyncio.TaskGroup() as group:
         hearing = group.create_task(_hear(agent_in, tasks))  # from now on: finding the others may take long
