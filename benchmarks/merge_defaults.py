@@ -24,7 +24,8 @@ from state.config.model import AdamW, Constant, NgramConfig
 from state.intervals import BatchId
 from state.merging import Contribution, OuterStep, merge
 from state.replica import Replica
-from trainers.learner_trainer import NumpyTrainer
+from trainers.learner_trainer import LearnerTrainer
+from trainers.ngram.learner import NgramModel
 
 CLIENTS = 3
 ROUNDS = 40
@@ -62,9 +63,9 @@ def unigram_entropy(tokens: NDArray[np.uint16]) -> float:
 
 async def last_loss(setting: Setting, sequences: NDArray[np.uint16]) -> float:
     """The mean loss of the last rounds, in nats per token."""
-    model = NgramConfig(context=8, embedding=16, hidden=64)
+    model = NgramModel(NgramConfig(context=8, embedding=16, hidden=64))
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
-    trainers = [NumpyTrainer(model, optimizer, setting.inner_state, InlineWorker()) for _ in range(CLIENTS)]
+    trainers = [LearnerTrainer(model, optimizer, setting.inner_state == "keep", InlineWorker()) for _ in range(CLIENTS)]
     parameters = await trainers[0].initial_parameters(bytes(32))
     replica = Replica(0, parameters, {name: np.zeros_like(values) for name, values in parameters.items()})
     schedule = Constant(base_lr=setting.base_lr, warmup_init_lr=0.0, warmup_steps=8)

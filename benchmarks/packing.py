@@ -20,7 +20,8 @@ from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW, NgramConfig
 from state.config.state_file import PackingConfig
 from state.intervals import BatchId
-from trainers.learner_trainer import NumpyTrainer
+from trainers.learner_trainer import LearnerTrainer
+from trainers.ngram.learner import NgramModel
 from trainers.protocol import TrainedRound
 
 ROW = 4096
@@ -154,7 +155,7 @@ def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
 def _train(lengths: list[int], text: Tokens, method: str) -> tuple[float, TrainedRound]:
     """Learnt tokens per second of one round of the embedded model, and the round."""
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
-    trainer = NumpyTrainer(NgramConfig(), optimizer, "reset", InlineWorker())
+    trainer = LearnerTrainer(NgramModel(NgramConfig()), optimizer, False, InlineWorker())
     plan = RoundPlan(1, (BatchId(0, len(lengths) - 1),), 1, (0.003,) * LOCAL_STEPS)
 
     async def rows() -> AsyncIterator[TokenBatch]:

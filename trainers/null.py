@@ -7,9 +7,8 @@ import numpy as np
 from batching.micro_batches import micro_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
-from state.config.model import NgramConfig
 from state.tensors import Float32Array, Tensors
-from trainers.ngram.model import initial_parameters
+from trainers.learner import Model
 from trainers.protocol import TrainedRound
 
 
@@ -20,11 +19,11 @@ class NullTrainer:
     vocabulary = None
     loads_data = False
 
-    def __init__(self, model: NgramConfig) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
-        return initial_parameters(self._model, seed)
+        return self._model.initial_parameters(seed)
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]

@@ -6,22 +6,34 @@ the assignment is cut into local steps, and the data as it arrives. The rules ke
 - `train` changes nothing that is shared: not the parameters that it is given, nor the trainer's inner state
   (optimizer moments, a quantisation residual), of which it works on a copy.
 - That copy is *tentative*: it becomes the inner state by `commit_inner_state`, when the outcome contains the result,
-  and is forgotten by `roll_back_inner_state`, or by the next `train`, when it does not (DESIGN §6, "Merging").
+  and is forgotten by `roll_back_inner_state`, or by the next `train`, when it does not (`docs/merging.md`).
 - Arithmetic leaves the event loop free, and a cancelled `train` stops soon after.
 """
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
+
+import numpy as np
 
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
-from state.tensors import Float32Array, Tensors
+from state.errors import TrainerFailed
+from state.tensors import Float32Array, Tensors, check_values
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """A loss in nats, summed over tokens."""
+
+    nats: float
+    token_count: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrainedRound:
-    """What local steps came to.
+    """The result of a round's local steps.
 
     Attributes:
         difference: `start − end` of every parameter, float32, in name order.
@@ -33,6 +45,23 @@ class TrainedRound:
     difference: Tensors
     loss: float | None
     token_count: int
+
+    @classmethod
+    def between(
+        cls, step: int, start: Mapping[str, Float32Array], end: Mapping[str, Float32Array], loss: LossSum
+    ) -> Self:
+        """The round that led from the parameters `start` to the parameters `end`.
+
+        Raises:
+            TrainerFailed: a parameter or the loss is not finite.
+        """
+        difference = {name: np.subtract(start[name], values) for name, values in end.items()}
+        for name, values in difference.items():
+            if check_values(values.reshape(-1), math.inf) is not None:
+                raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step)
+        if not math.isfinite(loss.nats):
+            raise TrainerFailed(f"step {step}: the loss is {loss.nats}", step=step)
+        return cls(difference, loss.nats / loss.token_count if loss.token_count else None, loss.token_count)
 
 
 class Trainer(Protocol):

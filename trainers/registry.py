@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from batching.chunking.policies import POLICIES
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
-from state.config.model import AdamW, Architecture, DataType, DummyOptimizer
+from state.config.model import AdamW, DataType, DummyOptimizer
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
-from trainers.learner_trainer import NumpyTrainer
+from trainers.architectures import open_model
+from trainers.learner import Model
+from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh.launcher import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
 from trainers.null import NullTrainer
@@ -73,9 +75,10 @@ async def open_mesh_trainer(
         MeshBroken: the processes did not start.
     """
     _optimizer_of("numpy", state)
+    model = _model_of("numpy", state)
     if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
         raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
-    return await MeshTrainer.open(options, state, ticket, worker)
+    return await MeshTrainer.open(options, state, model, ticket, worker)
 
 
 def check_trainer_name(name: str) -> None:
@@ -87,41 +90,33 @@ def check_trainer_name(name: str) -> None:
 
 def _open_null(state: StateFile, worker: Worker) -> Trainer:
     del worker  # it has no arithmetic to run
-    _ensure_embedded("null", state)
-    return NullTrainer(state.model.LLM.ngram)
+    return NullTrainer(_model_of("null", state))
 
 
 def _open_numpy(state: StateFile, worker: Worker) -> Trainer:
     optimizer = _optimizer_of("numpy", state)
-    return NumpyTrainer(state.model.LLM.ngram, optimizer, state.merge.inner_state, worker)
+    return LearnerTrainer(_model_of("numpy", state), optimizer, state.merge.inner_state == "keep", worker)
 
 
 def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> Trainer:
     if remote is None:
         raise InvalidInput("the remote trainer needs the URL of its training service")
-    request = SessionRequest(state.model.LLM.ngram, _optimizer_of(REMOTE, state), state.merge.inner_state)
+    request = SessionRequest(state.model.LLM.spec, _optimizer_of(REMOTE, state), state.merge.inner_state)
+    model = _model_of(REMOTE, state)
     service = TrainingServiceClient(remote.url, remote.retry_policy, remote.token, remote.verify)
-    return RemoteTrainer(service, request, worker, POLICIES[remote.policy])
+    return RemoteTrainer(service, model, request, worker, POLICIES[remote.policy])
+
+
+def _model_of(trainer: str, state: StateFile) -> Model:
+    return open_model(state.model.LLM.spec, f"trainer {trainer}")
 
 
 def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
-    """The optimizer of the embedded model; None for one that leaves the parameters as they are."""
-    _ensure_embedded(trainer, state)
+    """The run's optimizer; None for the one that leaves the parameters as they are."""
     optimizer = state.model.LLM.optimizer
     if not isinstance(optimizer, AdamW | DummyOptimizer):
         raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")
     return optimizer if isinstance(optimizer, AdamW) else None
-
-
-def _ensure_embedded(trainer: str, state: StateFile) -> None:
-    architecture = state.model.LLM.architecture
-    if architecture is not Architecture.EPOCHAL_NGRAM:
-        raise _unsupported(
-            trainer,
-            "model.LLM.architecture",
-            architecture.value,
-            f"{Architecture.EPOCHAL_NGRAM.value} with this trainer",
-        )
 
 
 def _unsupported(trainer: str, path: str, value: str, allowed: str) -> Unsupported:

@@ -7,45 +7,52 @@ idempotency key, so that a request that is repeated because its answer was lost 
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from batching.micro_batches import Document
-from state.config.model import NgramConfig
-from state.errors import Refused, TrainerFailed
+from state.config.model import ModelSpec
+from state.errors import Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
-from trainers.ngram.adamw import AdamWState
-from trainers.ngram.learner import Learner
-from trainers.ngram.model import parameter_shapes
+from trainers.architectures import open_model
+from trainers.learner import NO_INNER_STATE, Learner, Model
 from trainers.remote.wire import MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
 
 MAX_REMEMBERED_ANSWERS = 4096
 """Of one session; the oldest goes first. A round has far fewer requests under way."""
 
 
-def check_model_size(model: NgramConfig) -> None:
-    """Raises `Refused`: `body-too-large`, for a model whose parameters no message could carry."""
-    size = 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
+def open_served_model(spec: ModelSpec) -> Model:
+    """Return a model that this service can train.
+
+    Raises:
+        Refused: `invalid-body`, for an architecture that is not trained here; `body-too-large`, for parameters that no
+            message could carry.
+    """
+    try:
+        model = open_model(spec)
+    except Unsupported as error:
+        raise Refused(Refusal.INVALID_BODY, error.message) from error
+    size = 4 * sum(math.prod(shape) for shape in model.shapes.values())
     if size > MAX_PARAMETERS_BYTES:
         raise Refused(Refusal.BODY_TOO_LARGE, f"a model of {size} bytes; at most {MAX_PARAMETERS_BYTES}")
+    return model
 
 
-@dataclass
 class TrainingSession:
     """One client's model on the service.
 
-    Attributes:
-        used_at_s: when the last request came, for expiry.
+    Raises:
+        Refused: as `open_served_model` does.
     """
 
-    request: SessionRequest
-    used_at_s: float
-    _committed: AdamWState = field(default_factory=AdamWState)
-    _round_key: str | None = None
-    _local_step: int = 0
-    _items: int = 0
-    _learner: Learner | None = None
-    _answers: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
+    def __init__(self, request: SessionRequest) -> None:
+        self._request = request
+        self._model = open_served_model(request.model)
+        self._committed = NO_INNER_STATE
+        self._learner = self._model.learner()
+        self._round_key: str | None = None
+        self._local_step = self._items = self._tokens = 0
+        self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def once(self, key: tuple[str, str], act: Callable[[], bytes]) -> bytes:
         """What `act` answers, or what it answered under the same path and key before. A failure is not remembered."""
@@ -73,16 +80,15 @@ class TrainingSession:
         except InvalidTensorFile as error:
             raise Refused(Refusal.INVALID_TENSORS, error.message) from error
         shapes = {name: values.shape for name, values in tensors.items()}
-        if shapes != parameter_shapes(self.request.model):
-            raise Refused(Refusal.INVALID_TENSORS, f"tensors {shapes}; allowed: {parameter_shapes(self.request.model)}")
+        if shapes != self._model.shapes:
+            raise Refused(Refusal.INVALID_TENSORS, f"tensors {shapes}; allowed: {dict(self._model.shapes)}")
         for name, values in tensors.items():
             if check_values(values.reshape(-1), math.inf) is not None:
                 raise Refused(Refusal.INVALID_TENSORS, f"{name!a} has values that are not finite")
-        if keep_last and self._learner is not None and self.request.inner_state == "keep":
-            self._committed = self._learner.state
-        state = self._committed.copy()
-        self._learner = Learner(tensors, self.request.model.context, self.request.optimizer, state)
-        self._round_key, self._local_step, self._items = round_key, 0, 0
+        if keep_last and self._round_key is not None and self._request.inner_state == "keep":
+            self._committed = self._learner.inner_state
+        self._learner.load(tensors, self._committed)
+        self._round_key, self._local_step, self._items, self._tokens = round_key, 0, 0, 0
 
     def forward_backward(self, round_key: str, local_step: int, documents: list[Document]) -> ChunkAnswer:
         """Adds the examples' gradient to that of the local step.
@@ -93,14 +99,16 @@ class TrainingSession:
         learner = self._at(round_key, local_step)
         try:
             learnt = learner.accumulate(documents)
+            loss_sum = learnt.finite_loss()
         except TrainerFailed as error:
             learner.discard()
-            self._items = 0
+            self._items = self._tokens = 0
             raise Refused(Refusal.UNTRAINABLE, error.message) from error
         self._items += len(documents)
-        per_example = learnt.loss_sum / len(documents) if documents else 0.0
+        self._tokens += learnt.token_count
+        per_example = loss_sum / len(documents) if documents else 0.0
         metrics = {
-            "loss:sum": learnt.loss_sum,
+            "loss:sum": loss_sum,
             "tokens:sum": float(learnt.token_count),
             "loss_per_example:mean": per_example,
         }
@@ -117,24 +125,24 @@ class TrainingSession:
             raise Refused(
                 Refusal.INCOMPLETE_STEP, f"{self._items} examples arrived of the {request.items} that the step is for"
             )
-        tokens, items = learner.token_count, self._items
-        learner.step(request.learning_rate)
-        self._local_step, self._items = self._local_step + 1, 0
+        tokens, items = self._tokens, self._items
+        if tokens and self._request.optimizer is not None:
+            learner.step(self._request.optimizer, request.learning_rate, tokens)
+        learner.discard()
+        self._local_step, self._items, self._tokens = self._local_step + 1, 0, 0
         return ChunkAnswer(items, {"tokens:sum": float(tokens)})
 
     def discard(self) -> None:
         """Forgets the round and its gradient; the optimizer's state is that of the last round that counted."""
-        self._round_key, self._learner = None, None
+        self._round_key = None
 
     def parameters(self, round_key: str, local_steps: int) -> bytes:
         """The parameters after so many local steps of the round, as a tensor file. Raises `Refused`: `stale-step`."""
         return encode_tensor_file(self._at(round_key, local_steps).parameters, {})
 
     def _at(self, round_key: str, local_step: int) -> Learner:
-        if self._learner is None or self._round_key != round_key or self._local_step != local_step:
-            raise Refused(
-                Refusal.STALE_STEP,
-                f"round {round_key}, local step {local_step}; the session is at "
-                + ("no round" if self._learner is None else f"round {self._round_key}, local step {self._local_step}"),
-            )
+        if self._round_key is None or (self._round_key, self._local_step) != (round_key, local_step):
+            at = "no round" if self._round_key is None else f"round {self._round_key}, local step {self._local_step}"
+            asked = f"round {round_key}, local step {local_step}"
+            raise Refused(Refusal.STALE_STEP, f"{asked}; the session is at {at}")
         return self._learner

@@ -27,8 +27,8 @@ from state.errors import InvalidInput, StoreFailed
 from state.intervals import BatchId
 from state.replica import Replica, parse_checkpoint
 from state.wire import sha256_hex
-from trainers.learner_trainer import NumpyTrainer
-from trainers.ngram.model import VOCABULARY
+from trainers.architectures import open_model
+from trainers.learner_trainer import LearnerTrainer
 from trainers.protocol import TrainedRound
 
 DEFAULT_SPLIT = "validation"
@@ -112,15 +112,16 @@ async def evaluated(store: str, data: str | None, split: str | None, samples: in
     options = OpenOptions(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
     provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
     worker = WorkerThread("epochal-evaluate")
-    trainer = NumpyTrainer(llm.ngram, None, "reset", worker)
+    model = open_model(llm.spec)
+    trainer = LearnerTrainer(model, None, False, worker)
     try:
         count = samples if provider.sequence_count is None else min(samples or 2**62, provider.sequence_count)
         if count is None:
             raise InvalidInput("these data have no end; say how many samples with --samples")
         assignment = (BatchId(0, count - 1),)
-        packing = Packing.of(state, VOCABULARY, worker, split="validation" if split != "train" else "train")
+        packing = Packing.of(state, model.vocabulary, worker, split="validation" if split != "train" else "train")
         settings = FetchSettings.of(state, data_indices_per_batch=1)
-        fetcher = DataFetcher(provider, settings, system_jitter, VOCABULARY)
+        fetcher = DataFetcher(provider, settings, system_jitter, model.vocabulary)
         async with asyncio.TaskGroup() as group:
             batches: AssignedBatches = fetcher.fetch_data(assignment, group)
             if packing is not None:

@@ -25,7 +25,9 @@ from runtime.http_server import Endpoint, allow_connections, serving_app
 from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
 from trainers.remote.wire import FRAME_BYTES, ServiceLimits
-from training_service.app import MAX_SESSIONS, ServiceParts, create_app
+from training_service.app import create_app
+from training_service.service import TrainingServiceOptions
+from training_service.session_table import MAX_SESSIONS, SessionBounds
 
 
 def trainer_service(
@@ -60,11 +62,11 @@ def trainer_service(
     start_logging(log_format, verbose=verbose)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
-    token = trainer_token()
+    options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions), tinker, weights_dir)
     _check_tinker(tinker, weights_dir)
 
     async def main() -> None:
-        async with serving_training(endpoint, limits, token, max_sessions, tinker, weights_dir) as url:
+        async with serving_training(endpoint, options) as url:
             with interruption() as stop:
                 say(f"training service {LISTENING}{url}")
                 await stop.wait()
@@ -82,14 +84,7 @@ def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_training(
-    endpoint: Endpoint,
-    limits: ServiceLimits,
-    token: str | None = None,
-    max_sessions: int = MAX_SESSIONS,
-    tinker: bool = False,
-    weights_dir: Path | None = None,
-) -> AsyncIterator[str]:
+async def serving_training(endpoint: Endpoint, options: TrainingServiceOptions) -> AsyncIterator[str]:
     """A training service until the context is left; its URL.
 
     Raises:
@@ -98,9 +93,8 @@ async def serving_training(
     endpoint.check_exposure()
     allow_connections()
     worker = WorkerThread("epochal-service")
-    parts = ServiceParts(worker, SystemClock(), limits, token, max_sessions, tinker=tinker, weights_dir=weights_dir)
     try:
-        async with serving_app(endpoint, create_app(parts)) as url:
+        async with serving_app(endpoint, create_app(options, worker, SystemClock())) as url:
             yield url
     finally:
         await worker.aclose()

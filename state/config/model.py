@@ -203,6 +203,17 @@ class NgramConfig(Section):
     hidden: NgramSize = 64
 
 
+class ModelSpec(Section):
+    """Which model is trained: everything that its parameters' names and shapes depend on.
+
+    Attributes:
+        ngram: the size, where the architecture is `EpochalNgram`.
+    """
+
+    architecture: Annotated[Architecture, Field(strict=False)]
+    ngram: NgramConfig = NgramConfig()
+
+
 class LlmConfig(Section):
     """`[model.LLM]`: what is trained, on what, and how.
 
@@ -220,3 +231,8 @@ class LlmConfig(Section):
     lr_schedule: LrSchedule
     optimizer: Optimizer
     ngram: NgramConfig = NgramConfig()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The part that names the model."""
+        return ModelSpec(architecture=self.architecture, ngram=self.ngram)

@@ -17,7 +17,7 @@ from state.errors import InvalidDocument
 from state.intervals import BatchId
 from state.tensors import Float32Array, Tensors, encode_tensor_file, parse_tensor_file
 from state.wire import canonical_json, parse_document
-from trainers.ngram.adamw import AdamWState
+from trainers.learner import InnerState
 
 MAX_DOCUMENT_BYTES = 16 * 1024**2
 MAX_BODY_BYTES = 48 * 1024**3
@@ -100,7 +100,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-_PARAMETERS, _FIRST, _SECOND = "parameters/", "first/", "second/"
+_PARAMETERS, _INNER = "parameters/", "inner/"
 Reply: TypeAlias = Ready | RoundDone | Failed
 T = TypeVar("T")
 
@@ -131,18 +131,16 @@ async def read_frame(reader: asyncio.StreamReader, kind: type[T] | Any) -> tuple
     return document, await reader.readexactly(body_bytes)
 
 
-def encode_body(parameters: Mapping[str, Float32Array], state: AdamWState | None) -> bytes:
-    """Parameters, and the optimizer's moments if they are wanted, as one tensor file."""
-    parts: list[tuple[str, Mapping[str, Float32Array]]] = [(_PARAMETERS, parameters)]
-    if state is not None:
-        parts += [(_FIRST, state.first), (_SECOND, state.second)]
+def encode_body(parameters: Mapping[str, Float32Array], state: InnerState | None) -> bytes:
+    """Encode parameters, and the optimizer's state if it is wanted, as one tensor file."""
+    parts = [(_PARAMETERS, parameters)] + ([] if state is None else [(_INNER, state.tensors)])
     return encode_tensor_file({prefix + name: array for prefix, part in parts for name, array in part.items()}, {})
 
 
-def decode_body(body: bytes, steps_taken: int) -> tuple[Tensors, AdamWState]:
-    """What `encode_body` encoded; the arrays are copies. Raises `InvalidTensorFile` for something else."""
-    found: dict[str, Tensors] = {_PARAMETERS: {}, _FIRST: {}, _SECOND: {}}
+def decode_body(body: bytes, steps_taken: int) -> tuple[Tensors, InnerState]:
+    """Decode what `encode_body` encoded; the arrays are copies. Raise `InvalidTensorFile` for something else."""
+    found: dict[str, Tensors] = {_PARAMETERS: {}, _INNER: {}}
     for name, array in parse_tensor_file(body).tensors().items():
         prefix, separator, rest = name.partition("/")
         found[prefix + separator][rest] = array.copy()
-    return found[_PARAMETERS], AdamWState(steps_taken, found[_FIRST], found[_SECOND])
+    return found[_PARAMETERS], InnerState(steps_taken, found[_INNER])

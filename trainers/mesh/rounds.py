@@ -22,14 +22,13 @@ from batching.mesh.rows import RowArrays, RowReader, global_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
 from runtime.worker_thread import Worker
-from state.config.model import AdamW, NgramConfig
+from state.config.model import AdamW
 from state.errors import EpochalError, TrainerFailed
 from state.tensors import Float32Array, Tensors
 from state.wire import canonical_json
+from trainers.learner import InnerState, Model
 from trainers.mesh.collectives import MeshCollectives
-from trainers.ngram.adamw import AdamWState
-from trainers.ngram.learner import Learner
-from trainers.ngram.model import parameter_shapes
+from trainers.protocol import LossSum
 
 T = TypeVar("T")
 
@@ -40,50 +39,56 @@ class CalledOff(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """What a round came to. Parameters, loss and tokens are the first process's to tell."""
+    """The end of a round. All but `rows_loaded` is the first process's to tell."""
 
-    parameters: Tensors
-    loss_sum: float
-    token_count: int
+    parameters: Mapping[str, Float32Array]
+    inner_state: InnerState
+    loss: LossSum
     rows_loaded: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlace:
+    """Where a process stands in its mesh.
+
+    Attributes:
+        layout: the mesh.
+        process: the process's number.
+        row_tokens: tokens of a row.
+    """
+
+    layout: MeshLayout
+    process: int
+    row_tokens: int
 
 
 class MeshRounds:
     """One process's part in the rounds of its mesh.
 
     Args:
-        layout: the mesh.
-        process: this process.
-        length: tokens of a row.
-        model, optimizer: as the state file says; None as optimizer leaves the parameters as they are.
+        place: this process.
+        model: what is trained.
+        optimizer: None leaves the parameters as they are.
         collectives: the others.
         worker: where everything runs that blocks.
     """
 
     def __init__(
-        self,
-        layout: MeshLayout,
-        process: int,
-        length: int,
-        model: NgramConfig,
-        optimizer: AdamW | None,
-        collectives: MeshCollectives,
-        worker: Worker,
+        self, place: MeshPlace, model: Model, optimizer: AdamW | None, collectives: MeshCollectives, worker: Worker
     ) -> None:
-        self._layout = layout
-        self._process = process
-        self._length = length
-        self._model = model
+        self._place = place
+        self._shapes = model.shapes
+        self._learner = model.learner()
         self._optimizer = optimizer
         self._collectives = collectives
         self._worker = worker
-        self._own_rows = computed_rows(layout, process)
+        self._own_rows = computed_rows(place.layout, place.process)
 
     async def train(
         self,
         plan: RoundPlan,
         parameters: Mapping[str, Float32Array] | None,
-        state: AdamWState,
+        inner_state: InnerState,
         data: Awaitable[tuple[str, AsyncIterator[TokenBatch]]],
     ) -> RoundEnd:
         """This process's part of a round.
@@ -91,7 +96,7 @@ class MeshRounds:
         Args:
             plan: the same in every process.
             parameters: the round's start, in the first process.
-            state: the optimizer's, in the first process; changed.
+            inner_state: the optimizer's, in the first process.
             data: the data's fingerprint, and the samples of this process's `loaded_indices`.
 
         Raises:
@@ -104,22 +109,22 @@ class MeshRounds:
         identity = hashlib.sha256(canonical_json(plan) + fingerprint.encode()).digest()
         if not await run(partial(collectives.all_equal, identity)):
             raise TrainerFailed("the processes of the mesh read different data, or another assignment")
-        flat = _flat(parameters, self._model) if parameters is not None else _zeros(self._model)
-        await run(partial(collectives.from_first, flat))
-        learner = Learner(_tensors(flat, self._model), self._model.context, self._optimizer, state)
-        reader = RowReader(self._layout, self._process, self._length, batches)
+        shared = await run(partial(self._shared, parameters))
+        await run(partial(self._learner.load, shared, inner_state))
+        layout = self._place.layout
+        reader = RowReader(layout, self._place.process, self._place.row_tokens, batches)
         sums = np.zeros(2)
         for number, group in itertools.groupby(
-            global_batches(plan, self._layout.global_batch_size), key=lambda batch: batch.local_step
+            global_batches(plan, layout.global_batch_size), key=lambda batch: batch.local_step
         ):
             step_sums = np.zeros(2)
             for batch in group:
                 rows = await self._agreed(reader.read(batch))
                 await run(partial(collectives.share_rows, rows.data))
-                loss_sum, token_count = await self._agreed(run(partial(self._accumulate, learner, rows)))
-                step_sums += (loss_sum, token_count)
-            sums += await run(partial(self._step, learner, plan.learning_rates[number], step_sums))
-        return RoundEnd(learner.parameters, float(sums[0]), int(sums[1]), reader.rows_loaded)
+                step_sums += await self._agreed(run(partial(self._accumulate, rows)))
+            sums += await run(partial(self._step, plan.learning_rates[number], step_sums))
+        loss = LossSum(float(sums[0]), int(sums[1]))
+        return RoundEnd(self._learner.parameters, self._learner.inner_state, loss, reader.rows_loaded)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
         """What comes of this process's part, once all processes have done theirs."""
@@ -135,24 +140,37 @@ class MeshRounds:
             raise CalledOff("another process of the mesh failed")
         return done
 
-    def _accumulate(self, learner: Learner, rows: RowArrays) -> tuple[float, int]:
-        learnt = learner.accumulate(rows.documents(self._own_rows))
-        return learnt.loss_sum, learnt.token_count
+    def _shared(self, parameters: Mapping[str, Float32Array] | None) -> Tensors:
+        """Return the parameters that the first process gives; the others give None."""
+        received: Tensors = {}
+        for name, shape in self._shapes.items():
+            received[name] = np.empty(shape, np.float32) if parameters is None else parameters[name].copy()
+            self._collectives.from_first(received[name])
+        return received
 
-    def _step(self, learner: Learner, learning_rate: float, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The optimizer's step on everyone's gradient; everyone's loss and tokens, in the first process."""
-        collectives, model = self._collectives, self._model
-        gradient = _flat(learner.gradient, model) if learner.gradient else _zeros(model)
-        collectives.sum_to_first(gradient)
+    def _accumulate(self, rows: RowArrays) -> tuple[float, int]:
+        learnt = self._learner.accumulate(rows.documents(self._own_rows))
+        return learnt.finite_loss(), learnt.token_count
+
+    def _step(self, learning_rate: float, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Take the optimizer step on everyone's gradient; return everyone's loss and tokens, in the first process."""
+        collectives, learner = self._collectives, self._learner
         collectives.sum_to_first(sums)
-        if collectives.is_first:
-            learner.gradient = _tensors(gradient, model)
-            learner.token_count = int(sums[1])
-            learner.step(learning_rate)
+        if self._optimizer is None:
+            learner.discard()
+            return sums
+        own, summed = learner.gradient, dict[str, Float32Array]()
+        for name in self._shapes:
+            summed[name] = np.ascontiguousarray(own[name])
+            collectives.sum_to_first(summed[name])
         learner.discard()
-        flat = _flat(learner.parameters, model)
-        collectives.from_first(flat)
-        learner.parameters = _tensors(flat, model)
+        if not collectives.is_first:
+            learner.load(self._shared(None))
+            return sums
+        learner.replace_gradient(summed)
+        if sums[1]:
+            learner.step(self._optimizer, learning_rate, sums[1])
+        self._shared(learner.parameters)
         return sums
 
 
@@ -164,23 +182,4 @@ def computed_rows(layout: MeshLayout, process: int) -> list[int]:
         mine = set(np.flatnonzero(layout.holders[shard] == process).tolist())
         first = number * layout.batch_size
         found += [first + row for row in range(layout.batch_size) if row % layout.replica_count in mine]
-    return found
-
-
-def _zeros(model: NgramConfig) -> Float32Array:
-    return np.zeros(sum(int(np.prod(shape)) for shape in parameter_shapes(model).values()), dtype=np.float32)
-
-
-def _flat(tensors: Mapping[str, Float32Array], model: NgramConfig) -> Float32Array:
-    return np.concatenate([tensors[name].reshape(-1) for name in parameter_shapes(model)], dtype=np.float32)
-
-
-def _tensors(flat: Float32Array, model: NgramConfig) -> Tensors:
-    """Views of the flat values, by name."""
-    found: Tensors = {}
-    offset = 0
-    for name, shape in parameter_shapes(model).items():
-        size = int(np.prod(shape))
-        found[name] = flat[offset : offset + size].reshape(shape)
-        offset += size
     return found

@@ -12,12 +12,10 @@ from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput, TrainerFailed
 from state.tensors import Float32Array, Tensors
-from trainers.learner_trainer import difference_of
+from trainers.learner import Model, TentativeInnerState
 from trainers.mesh.launcher import MeshBroken, MeshOptions, MeshProcesses
 from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
-from trainers.ngram.adamw import AdamWState
-from trainers.ngram.model import VOCABULARY, initial_parameters
-from trainers.protocol import TrainedRound
+from trainers.protocol import LossSum, TrainedRound
 
 log = logging.getLogger(__name__)
 
@@ -27,46 +25,50 @@ DATA_ERRORS: Mapping[str, type[DataError]] = {
 
 
 class MeshTrainer:
-    """Trains the embedded model in the processes of a mesh. Make one with `open`.
+    """Trains a model in the processes of a mesh. Make one with `open`.
 
     Args:
         options: the mesh.
-        state: the run's state file; its model, optimizer and data are the embedded trainer's.
+        state: the run's state file.
+        model: the model that it names.
         ticket: gives the client's current ticket for data servers.
         worker: where what goes to the processes is encoded; closed by `aclose`.
     """
 
     name = "numpy"
-    vocabulary = VOCABULARY
     loads_data = True
 
-    def __init__(self, options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker) -> None:
+    def __init__(
+        self, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
+    ) -> None:
+        self.vocabulary = model.vocabulary
+        self._model = model
         self._options = options
         self._state = state
         self._ticket = ticket
         self._worker = worker
-        self._keeps_state = state.merge.inner_state == "keep"
         self._processes: MeshProcesses | None = None
-        self._committed = AdamWState()
-        self._tentative: AdamWState | None = None
+        self._inner_state = TentativeInnerState(state.merge.inner_state == "keep")
 
     @classmethod
-    async def open(cls, options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker) -> Self:
+    async def open(
+        cls, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
+    ) -> Self:
         """A trainer whose processes are started. Raises `MeshBroken`."""
-        trainer = cls(options, state, ticket, worker)
+        trainer = cls(options, state, model, ticket, worker)
         trainer._processes = await MeshProcesses.start(options, state)
         return trainer
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
-        return await self._worker.run(partial(initial_parameters, self._state.model.LLM.ngram, seed))
+        return await self._worker.run(partial(self._model.initial_parameters, seed))
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
         del batches  # each process loads its own
-        self._tentative = None
-        state = self._committed if self._keeps_state else AdamWState()
-        task = RoundTask(plan, self._ticket(), state.step_count, self._keeps_state)
+        self._inner_state.roll_back()
+        state = self._inner_state.committed
+        task = RoundTask(plan, self._ticket(), state.step_count, self._inner_state.is_kept)
         body = await self._worker.run(partial(encode_body, parameters, state))
         processes, self._processes = self._processes, None  # until they have answered
         try:
@@ -80,19 +82,15 @@ class MeshTrainer:
         if len(done) < len(answers):
             _raise(plan, [found for found in answers if isinstance(found, Failed)])
         end, after = await self._worker.run(partial(decode_body, answer, done[0].steps_taken))
-        if self._keeps_state:
-            self._tentative = after
+        self._inner_state.propose(after)
         self._log_rows(plan, [found.rows_loaded for found in done])
-        loss = done[0].loss_sum / done[0].token_count if done[0].token_count else None
-        return TrainedRound(difference_of(parameters, end, plan.step), loss, done[0].token_count)
+        return TrainedRound.between(plan.step, parameters, end, LossSum(done[0].loss_sum, done[0].token_count))
 
     def commit_inner_state(self) -> None:
-        if self._tentative is not None:
-            self._committed = self._tentative
-            self._tentative = None
+        self._inner_state.commit()
 
     def roll_back_inner_state(self) -> None:
-        self._tentative = None
+        self._inner_state.roll_back()
 
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
         """Rows loaded by each process, and rows of no weight: many of them mean that local steps are too small."""

@@ -25,6 +25,8 @@ from state.config.state_file import StateFile
 from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
 from state.wire import canonical_json, parse_document
+from trainers.architectures import open_model
+from trainers.learner import NO_INNER_STATE
 from trainers.mesh.collectives import MeshCollectives
 from trainers.mesh.messages import (
     ENDED_WITH_AGENT,
@@ -38,9 +40,7 @@ from trainers.mesh.messages import (
     read_frame,
     write_frame,
 )
-from trainers.mesh.rounds import CalledOff, MeshRounds
-from trainers.ngram.adamw import AdamWState
-from trainers.ngram.model import VOCABULARY
+from trainers.mesh.rounds import CalledOff, MeshPlace, MeshRounds
 
 
 class MeshWorker:
@@ -50,6 +50,7 @@ class MeshWorker:
         self._start = start
         self._worker = worker
         self._state = parse_document(StateFile, canonical_json(start.state))
+        self._model = open_model(self._state.model.LLM.spec)
         self._layout = spread_over(parse_mesh(start.mesh), start.process_count, start.batch_size)
         self._rounds: MeshRounds | None = None
         self._provider: DataProvider | None = None
@@ -63,23 +64,23 @@ class MeshWorker:
             partial(MeshCollectives, self._layout, start.process, start.process_count, start.store, start.timeout_s)
         )
         optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
-        self._rounds = MeshRounds(
-            self._layout, start.process, llm.max_seq_len, llm.ngram, optimizer, collectives, self._worker
-        )
+        place = MeshPlace(self._layout, start.process, llm.max_seq_len)
+        self._rounds = MeshRounds(place, self._model, optimizer, collectives, self._worker)
 
     async def take_part(self, task: RoundTask, body: bytes) -> tuple[RoundDone | Failed, bytes]:
         """This process's part of a round, and what to answer."""
         self._ticket = task.ticket
         self._receiver = None
-        parameters, state = decode_body(body, task.steps_taken) if body else (None, AdamWState())
+        parameters, state = decode_body(body, task.steps_taken) if body else (None, NO_INNER_STATE)
         assert self._rounds is not None
         try:
             async with asyncio.TaskGroup() as group:
                 end = await self._rounds.train(task.plan, parameters, state, self._data(task.plan, group))
         except BaseExceptionGroup as failed:
             return self._failure(failed.exceptions[0], task.plan), b""
-        done = RoundDone(end.loss_sum, end.token_count, state.step_count, end.rows_loaded)
-        return done, encode_body(end.parameters, state if task.keeps_state else None) if body else b""
+        after = end.inner_state
+        done = RoundDone(end.loss.nats, end.loss.token_count, after.step_count, end.rows_loaded)
+        return done, encode_body(end.parameters, after if task.keeps_state else None) if body else b""
 
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
         """The run's data, opened if they are not yet, and this process's samples on their way."""
@@ -87,7 +88,7 @@ class MeshWorker:
             start = self._start
             cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
             self._provider = await open_provider(self._state, lambda: self._ticket, start.data, cache)
-        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, VOCABULARY)
+        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
         # Processes share batches, so that to this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
         self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)

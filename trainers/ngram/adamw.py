@@ -23,32 +23,21 @@ class AdamWState:
     first: Tensors = field(default_factory=dict)
     second: Tensors = field(default_factory=dict)
 
-    def copy(self) -> "AdamWState":
-        """A state that changes on its own."""
-        return AdamWState(
-            self.step_count,
-            {name: array.copy() for name, array in self.first.items()},
-            {name: array.copy() for name, array in self.second.items()},
-        )
-
-
-def clip_gradient(gradient: Tensors, largest_norm: float) -> None:
-    """Scales the gradient in place so that its L2 norm over all tensors is at most `largest_norm`."""
-    norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
-    if norm > largest_norm:
-        for array in gradient.values():
-            array *= np.float32(largest_norm / (norm + _NORM_EPSILON))
-
 
 def adamw_step(
     parameters: Tensors, gradient: Tensors, state: AdamWState, settings: AdamW, learning_rate: float
-) -> None:
-    """One step: changes `parameters`, `state` and `gradient` (clipped) in place; all float32.
+) -> float:
+    """Take one step: change `parameters`, `state` and `gradient` (clipped) in place; all float32.
 
     Weight decay is decoupled and acts on matrices only, as is usual: a bias has nothing to decay towards.
+
+    Returns:
+        The gradient's L2 norm over all tensors, before it was clipped.
     """
-    if settings.clip_grad_norm is not None:
-        clip_gradient(gradient, settings.clip_grad_norm)
+    norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
+    if settings.clip_grad_norm is not None and norm > settings.clip_grad_norm:
+        for array in gradient.values():
+            array *= np.float32(settings.clip_grad_norm / (norm + _NORM_EPSILON))
     state.step_count += 1
     keep_first, keep_second = settings.betas
     step_size = learning_rate / (1 - keep_first**state.step_count)
@@ -64,3 +53,4 @@ def adamw_step(
         if array.ndim > 1 and settings.weight_decay:
             array *= np.float32(1 - learning_rate * settings.weight_decay)
         array -= np.float32(step_size) * first / (np.sqrt(second) / np.float32(correction) + np.float32(settings.eps))
+    return norm

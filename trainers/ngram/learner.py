@@ -1,92 +1,136 @@
-"""The embedded model while it learns: parameters that change, a gradient that adds up, an optimizer that steps.
+"""The embedded model as a `Model`, and while it learns as a `Learner`, in NumPy."""
 
-What the `numpy` trainer does for its micro-batches, a training service does for a session's requests, and the processes
-of a mesh do for their rows: gradients of summed losses add up, whatever they are cut into, and one step divides by the
-tokens that they were learnt from.
-"""
-
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from batching.micro_batches import Document
 from data_providers.protocol import IGNORED_LABEL
-from state.config.model import AdamW
+from state.config.model import AdamW, NgramConfig
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors
+from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Learnt, LossOptions, Shapes
 from trainers.ngram.adamw import AdamWState, adamw_step
-from trainers.ngram.model import VOCABULARY, Gradient, add_gradient, padded_targets, padded_tokens
+from trainers.ngram.model import (
+    VOCABULARY,
+    Gradient,
+    add_gradient,
+    initial_parameters,
+    padded_targets,
+    padded_tokens,
+    parameter_shapes,
+)
+
+_FIRST, _SECOND = "first/", "second/"
 
 
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """What documents came to: their summed loss in nats, and the tokens that it is summed over."""
+class NgramModel:
+    """The embedded model of one size."""
 
-    loss_sum: float
-    token_count: int
+    vocabulary = VOCABULARY
+
+    def __init__(self, config: NgramConfig) -> None:
+        self._config = config
+
+    @property
+    def shapes(self) -> Shapes:
+        return parameter_shapes(self._config)
+
+    def initial_parameters(self, seed: bytes) -> Tensors:
+        return initial_parameters(self._config, seed)
+
+    def learner(self) -> "NgramLearner":
+        return NgramLearner(self._config.context)
 
 
-class Learner:
-    """Parameters on their way through local steps.
+class NgramLearner:
+    """Parameters on their way through optimizer steps.
 
     Args:
-        parameters: float32 by name; copied.
         context: as in the model's size.
-        optimizer: None leaves the parameters as they are.
-        state: the optimizer's; changed by `step`.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Float32Array], context: int, optimizer: AdamW | None, state: AdamWState
-    ) -> None:
-        self.parameters: Tensors = {name: parameters[name].copy() for name in sorted(parameters)}
-        self.state = state
-        self.gradient: Gradient = {}
-        self.token_count = 0
+    def __init__(self, context: int) -> None:
+        self.parameters: Tensors = {}
         self._context = context
-        self._optimizer = optimizer
+        self._gradient: Gradient = {}
+        self._state = AdamWState()
 
-    def accumulate(self, documents: list[Document], proceed: Callable[[], None] = lambda: None) -> Learnt:
-        """Adds the gradient of the documents' summed loss.
+    @property
+    def inner_state(self) -> InnerState:
+        first = {_FIRST + name: array for name, array in self._state.first.items()}
+        return InnerState(self._state.step_count, first | {_SECOND + n: a for n, a in self._state.second.items()})
 
-        Raises:
-            TrainerFailed: a token or label is not of the model's vocabulary; nothing was added. Or the loss is not
-                finite; discard the gradient.
-        """
-        _check_vocabulary(documents)
-        if not any(document.predicted for document in documents):
-            return Learnt(0.0, 0)
-        if not self.gradient:
-            self.gradient = {name: np.zeros_like(array) for name, array in self.parameters.items()}
-        padded = padded_tokens([document.tokens for document in documents], self._context)
-        targets = padded_targets(documents, self._context)
-        with np.errstate(all="ignore"):  # a loss that is not finite is found below
-            loss_sum, token_count = add_gradient(self.parameters, padded, targets, self.gradient, proceed)
-        if not math.isfinite(loss_sum):
-            raise TrainerFailed(f"the loss is {loss_sum}")
-        self.token_count += token_count
-        return Learnt(loss_sum, token_count)
+    @property
+    def gradient(self) -> Gradient:
+        return self._gradient or {name: np.zeros_like(array) for name, array in self.parameters.items()}
 
-    def step(self, learning_rate: float) -> None:
-        """One optimizer step on the mean gradient, which is used up; without one, nothing."""
-        if self.token_count and self._optimizer is not None:
-            with np.errstate(all="ignore"):
-                for array in self.gradient.values():
-                    array /= array.dtype.type(self.token_count)
-                adamw_step(self.parameters, self.gradient, self.state, self._optimizer, learning_rate)
+    def load(self, parameters: Mapping[str, Float32Array], inner_state: InnerState = NO_INNER_STATE) -> None:
+        moments: dict[str, Tensors] = {_FIRST: {}, _SECOND: {}}
+        for key, array in inner_state.tensors.items():
+            prefix, separator, name = key.partition("/")
+            if name not in parameters or prefix + separator not in moments or array.shape != parameters[name].shape:
+                raise TrainerFailed(f"{key!a} is no moment of this model's optimizer")
+            moments[prefix + separator][name] = array.copy()
+        self._state = AdamWState(inner_state.step_count, moments[_FIRST], moments[_SECOND])
+        self.parameters = {name: parameters[name].copy() for name in sorted(parameters)}
         self.discard()
 
+    def accumulate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+        return self._learn(examples, options, backward=True)
+
+    def evaluate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+        return self._learn(examples, options, backward=False)
+
+    def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
+        self._gradient = dict(gradient)
+
+    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> float | None:
+        if not self._gradient:
+            return None
+        with np.errstate(all="ignore"):
+            for array in self._gradient.values():
+                array /= array.dtype.type(divisor)
+            norm = adamw_step(self.parameters, self._gradient, self._state, optimizer, learning_rate)
+        self.discard()
+        return norm
+
     def discard(self) -> None:
-        """Forgets the gradient."""
-        self.gradient = {}
-        self.token_count = 0
+        self._gradient = {}
+
+    def _learn(self, examples: Sequence[Document], options: LossOptions, *, backward: bool) -> Learnt:
+        _check_vocabulary(examples)
+        if not any(example.predicted for example in examples):
+            return Learnt(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
+        if backward:
+            self._gradient = self.gradient
+        padded = padded_tokens([example.tokens for example in examples], self._context)
+        targets = padded_targets(list(examples), self._context)
+        weights = None if options.weights is None else self._padded_weights(options.weights)
+        logprobs = np.zeros(padded.size, np.float32) if options.wants_logprobs else None
+        gradient = self._gradient if backward else None
+        with np.errstate(all="ignore"):  # a loss that is not finite is found below
+            loss_sum, token_count = add_gradient(
+                self.parameters, padded, targets, gradient, options.proceed, weights, logprobs
+            )
+        learnt = Learnt(loss_sum, token_count, () if logprobs is None else self._by_example(logprobs, examples))
+        learnt.finite_loss()
+        return learnt
+
+    def _padded_weights(self, weights: Sequence[npt.NDArray[np.floating[Any]]]) -> Float32Array:
+        before = np.zeros(self._context, np.float32)
+        return np.concatenate([part for array in weights for part in (before, array)], dtype=np.float32)
+
+    def _by_example(self, padded: Float32Array, examples: Sequence[Document]) -> list[Float32Array]:
+        ends = np.cumsum([self._context + example.tokens.size for example in examples], dtype=np.int64)
+        return [padded[end - one.tokens.size : end] for end, one in zip(ends.tolist(), examples, strict=True)]
 
 
-def _check_vocabulary(documents: list[Document]) -> None:
+def _check_vocabulary(examples: Sequence[Document]) -> None:
     """What came of a provider was checked with its data index; this one guards the arithmetic."""
-    for tokens, labels in documents:
+    for tokens, labels in examples:
         for name, values in (("token", tokens), ("label", labels)):
             if values is None:
                 continue

@@ -20,13 +20,11 @@ from batching.micro_batches import MicroBatch, micro_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
 from runtime.worker_thread import Worker
-from state.config.model import NgramConfig
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.refusals import Refusal
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
-from trainers.learner_trainer import difference_of
-from trainers.ngram.model import VOCABULARY, initial_parameters, parameter_shapes
-from trainers.protocol import TrainedRound
+from trainers.learner import Model, Shapes
+from trainers.protocol import LossSum, TrainedRound
 from trainers.remote.client import ServiceRefused, TrainingServiceClient
 from trainers.remote.wire import (
     ChunkAnswer,
@@ -74,22 +72,29 @@ class ChunkMetrics:
 
 
 class RemoteTrainer:
-    """Trains the embedded model on a training service.
+    """Trains a model on a training service.
 
     Args:
         service: the service; closed by `aclose`.
+        model: the one that the request names.
         request: model, optimizer and whether the optimizer's state is kept, as the state file says.
         worker: where examples are encoded; closed by `aclose`.
         policy: how chunks are measured.
     """
 
     name = "remote"
-    vocabulary = VOCABULARY
     loads_data = False
 
     def __init__(
-        self, service: TrainingServiceClient, request: SessionRequest, worker: Worker, policy: ChunkPolicy = BYTES
+        self,
+        service: TrainingServiceClient,
+        model: Model,
+        request: SessionRequest,
+        worker: Worker,
+        policy: ChunkPolicy = BYTES,
     ) -> None:
+        self.vocabulary = model.vocabulary
+        self._model = model
         self.metrics = ChunkMetrics()
         self._service = service
         self._request = request
@@ -100,7 +105,7 @@ class RemoteTrainer:
         self._trained = False
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
-        return await self._worker.run(partial(initial_parameters, self._request.model, seed))
+        return await self._worker.run(partial(self._model.initial_parameters, seed))
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
@@ -149,11 +154,10 @@ class RemoteTrainer:
             token_count += int(metrics["tokens:sum"])
             steps += 1
         data = await self._service.parameters(session.session_id, round_key, steps)
-        end = await self._worker.run(partial(_parameters_of, data, self._request.model))
+        end = await self._worker.run(partial(_parameters_of, data, self._model.shapes))
         self.metrics.requests = self._service.requests
         log.info("chunks_sent", extra={"step": plan.step, **_shown(self.metrics)})
-        difference = difference_of(parameters, end, plan.step)
-        return TrainedRound(difference, loss_sum / token_count if token_count else None, token_count)
+        return TrainedRound.between(plan.step, parameters, end, LossSum(loss_sum, token_count))
 
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
         """A round at these parameters, in the session there is or in a new one if that is gone."""
@@ -311,12 +315,12 @@ def _halves(parts: Sequence[Rows], items: int) -> tuple[list[Rows], list[Rows]]:
     return first, second
 
 
-def _parameters_of(data: bytes, model: NgramConfig) -> Tensors:
+def _parameters_of(data: bytes, shapes: Shapes) -> Tensors:
     try:
         tensors = parse_tensor_file(data).tensors()
     except InvalidTensorFile as error:
         raise TrainerFailed(f"the training service sent no parameters: {error.message}") from error
-    if {name: values.shape for name, values in tensors.items()} != parameter_shapes(model):
+    if {name: values.shape for name, values in tensors.items()} != shapes:
         raise TrainerFailed("the training service sent the parameters of another model")
     for name, values in tensors.items():
         if check_values(values.reshape(-1), math.inf) is not None:

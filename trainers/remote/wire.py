@@ -20,7 +20,7 @@ import safetensors.numpy
 from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
 from batching.micro_batches import Document, documents_of
 from data_providers.protocol import CorruptData, TokenBatch
-from state.config.model import AdamW, NgramConfig
+from state.config.model import AdamW, ModelSpec
 from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.refusals import Refusal
 from state.wire import WIRE_CONFIG
@@ -52,7 +52,7 @@ class SessionRequest:
 
     __pydantic_config__ = WIRE_CONFIG
 
-    model: NgramConfig
+    model: ModelSpec
     optimizer: AdamW | None
     inner_state: Literal["keep", "reset"] = "reset"
 

@@ -13,9 +13,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as proto
 
+from batching.micro_batches import Document
+from data_providers.protocol import IGNORED_LABEL
 from state.errors import Refused
 from state.refusals import Refusal
-from trainers.ngram.model import VOCABULARY
 
 LOSS = "cross_entropy"
 TARGETS, WEIGHTS, LOGPROBS = "target_tokens", "weights", "logprobs"
@@ -27,13 +28,16 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Example:
-    """One datum. `tokens` int32, `targets` int64, `weights` float32; all `(length,)`."""
+@dataclass(frozen=True, slots=True)
+class WeightedExamples:
+    """The examples of a request as a learner takes them, and the weights of their losses.
 
-    tokens: NDArray[np.int32]
-    targets: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    The SDK's target stands where it is predicted from the tokens up to it, a learner's label from those before it; so
+    each example has one more place than its datum, in front of which nothing is predicted.
+    """
+
+    documents: list[Document]
+    weights: list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,25 @@ class ForwardBackward:
         """Whether no gradient is wanted."""
         return bool(self.message.forward_only)
 
-    def examples(self) -> list[Example]:
-        """The request's examples.
+    def examples(self, vocabulary: int) -> WeightedExamples:
+        """The request's examples, of a model that knows so many tokens.
 
         Raises:
             Refused: `untrainable`: another loss, inputs other than text, or tensors that do not fit together.
         """
         if self.message.loss_fn != LOSS:
             raise _untrainable(f"the loss {self.message.loss_fn!r}; allowed: {LOSS}")
-        return [_example(number, datum) for number, datum in enumerate(self.message.data)]
+        found = WeightedExamples([], [])
+        for number, datum in enumerate(self.message.data):
+            document, weights = _example(number, datum, vocabulary)
+            found.documents.append(document)
+            found.weights.append(weights)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Number of examples."""
+        return len(self.message.data)
 
 
 def decode_request(body: bytes) -> ForwardBackward:
@@ -84,7 +98,7 @@ def encode_output(logprobs: Sequence[NDArray[np.float32]], metrics: Mapping[str,
     return encoded
 
 
-def _example(number: int, datum: Any) -> Example:
+def _example(number: int, datum: Any, vocabulary: int) -> tuple[Document, NDArray[np.float32]]:
     where = f"datum {number}"
     parts: list[NDArray[np.int32]] = []
     for chunk in datum.model_input:
@@ -110,10 +124,11 @@ def _example(number: int, datum: Any) -> Example:
     if not np.isfinite(weights).all():
         raise _untrainable(f"{where} has weights that are not finite")
     for name, values in (("token", tokens), ("target", targets)):
-        wrong = (values < 0) | (values >= VOCABULARY)
+        wrong = (values < 0) | (values >= vocabulary)
         if wrong.any():
-            raise _untrainable(f"{where}: {name} {int(values[wrong][0])}; the model knows 0 to {VOCABULARY - 1}")
-    return Example(tokens, targets, weights)
+            raise _untrainable(f"{where}: {name} {int(values[wrong][0])}; the model knows 0 to {vocabulary - 1}")
+    read = np.append(tokens, 0).astype(np.uint32)
+    return Document(read, np.insert(targets, 0, IGNORED_LABEL)), np.insert(weights, 0, 0)
 
 
 def _array(where: str, name: str, tensor: Any) -> NDArray[Any]:

@@ -7,100 +7,92 @@ The rule kept here: a gradient is whole or it is nothing. When one request since
 follows fails too, and what had been added is discarded; then the model is as it was, and training goes on.
 """
 
-import math
 import re
 import secrets
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
-from batching.micro_batches import Document
 from runtime.durable_files import replace_file
-from state.config.model import AdamW, NgramConfig
-from state.errors import Refused
+from state.config.model import AdamW, ModelSpec
+from state.errors import Refused, TrainerFailed
 from state.refusals import Refusal
-from state.tensors import InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
-from trainers.ngram.adamw import AdamWState, adamw_step
-from trainers.ngram.model import (
-    PADDING,
-    Gradient,
-    add_gradient,
-    initial_parameters,
-    padded_tokens,
-    parameter_shapes,
-)
-from training_service.sessions import check_model_size
-from training_service.tinker.examples import Example, encode_output
+from state.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
+from trainers.architectures import ARCHITECTURES
+from trainers.learner import NO_INNER_STATE, InnerState, LossOptions
+from training_service.sessions import open_served_model
+from training_service.tinker.examples import WeightedExamples, encode_output
 
-BASE_MODEL = "epochal-ngram"
-_BASE_MODEL = re.compile(rf"{BASE_MODEL}(?::(\w+=\d{{1,9}}(?:,\w+=\d{{1,9}})*))?")
+_SIZES = re.compile(r"\w+=\d{1,9}(?:,\w+=\d{1,9})*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WEIGHTS_SUFFIX, OPTIMIZER_SUFFIX = ".safetensors", ".optimizer.safetensors"
 MAX_SAVED = 256
 """Files of one model's folder."""
-_STEPS, _FIRST, _SECOND, _MODEL = "steps", "first/", "second/", "base_model"
+_STEPS, _MODEL = "steps", "base_model"
 
 
-def parse_base_model(name: str) -> NgramConfig:
+def parse_base_model(name: str) -> ModelSpec:
     """The model of a name such as `epochal-ngram` or `epochal-ngram:context=4,hidden=32`.
 
     Raises:
-        Refused: `invalid-body`: there is no such model; `body-too-large`.
+        Refused: `invalid-body`: there is no such model.
     """
-    found = _BASE_MODEL.fullmatch(name)
-    if found is None:
-        raise Refused(Refusal.INVALID_BODY, f"base model {name!r}; allowed: {BASE_MODEL}, or {BASE_MODEL}:hidden=32")
-    sizes = dict(part.split("=") for part in found[1].split(",")) if found[1] else {}
+    base, separator, text = name.partition(":")
+    named = [(one, entry.size_table) for one, entry in ARCHITECTURES.items() if entry.base_model == base]
+    if not named or (separator and not (named[0][1] and _SIZES.fullmatch(text))):
+        allowed = " or ".join(f"{base}, or {base}:SIZE=NUMBER,…" for base in base_models())
+        raise Refused(Refusal.INVALID_BODY, f"base model {name!r}; allowed: {allowed}")
+    architecture, table = named[0]
+    sizes = {size: int(value) for size, value in (part.split("=") for part in text.split(",") if part)}
     try:
-        model = NgramConfig.model_validate({size: int(value) for size, value in sizes.items()})
+        return ModelSpec.model_validate({"architecture": architecture, **({table: sizes} if table else {})})
     except ValidationError as error:
         raise Refused(Refusal.INVALID_BODY, f"base model {name!r}: {error.errors()[0]['msg']}") from error
-    check_model_size(model)
-    return model
+
+
+def base_models() -> list[str]:
+    """The names that `parse_base_model` knows, without sizes."""
+    return [entry.base_model for entry in ARCHITECTURES.values()]
 
 
 class TinkerModel:
-    """One model, of the name `base_model`."""
+    """One model, of the name `base_model`.
+
+    Raises:
+        Refused: as `parse_base_model` and `open_served_model` do.
+    """
 
     def __init__(self, base_model: str) -> None:
+        spec = parse_base_model(base_model)
         self.base_model = base_model
-        self._config = parse_base_model(base_model)
-        self._parameters: Tensors = {}
-        self._state = AdamWState()
-        self._gradient: Gradient = {}
+        self.architecture = spec.architecture.value
+        self._model = open_served_model(spec)
+        self._learner = self._model.learner()
         self._failed: str | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that it knows."""
+        return self._model.vocabulary
 
     def initialise(self, seed: int | None) -> None:
         """Makes the parameters, of the seed or at random."""
         text = secrets.token_bytes(32) if seed is None else str(seed).encode()
-        self._parameters = initial_parameters(self._config, text)
+        self._learner.load(self._model.initial_parameters(text))
 
-    def forward(self, examples: list[Example], *, backward: bool) -> bytes:
+    def forward(self, examples: WeightedExamples, *, backward: bool) -> bytes:
         """The answer to a request of examples; adds their gradient if `backward`.
 
         Raises:
             Refused: `untrainable`: the loss is not finite.
         """
-        if backward and not self._gradient:
-            self._gradient = {name: np.zeros_like(array) for name, array in self._parameters.items()}
-        context = self._config.context
-        # A label stands where it is predicted from the tokens before it, so there is one place after the last token.
-        read = [np.append(example.tokens, 0).astype(np.uint16) for example in examples]
-        padded = padded_tokens([Document(tokens).tokens for tokens in read], context)
-        targets = np.full(padded.size, PADDING, np.uint16)
-        weights = np.zeros(padded.size, np.float32)
-        logprobs = np.zeros(padded.size, np.float32)
-        ends = np.cumsum([context + tokens.size for tokens in read], dtype=np.int64)
-        places = [slice(int(end) - example.targets.size, int(end)) for end, example in zip(ends, examples, strict=True)]
-        for place, example in zip(places, examples, strict=True):
-            targets[place], weights[place] = example.targets, example.weights
-        gradient = self._gradient if backward else None
-        with np.errstate(all="ignore"):  # a loss that is not finite is found below
-            loss_sum, count = add_gradient(self._parameters, padded, targets, gradient, lambda: None, weights, logprobs)
-        if not math.isfinite(loss_sum):
-            raise Refused(Refusal.UNTRAINABLE, f"the loss is {loss_sum}")
-        return encode_output([logprobs[place] for place in places], {"loss:sum": loss_sum, "tokens:sum": float(count)})
+        learn = self._learner.accumulate if backward else self._learner.evaluate
+        try:
+            learnt = learn(examples.documents, LossOptions(examples.weights, wants_logprobs=True))
+            metrics = {"loss:sum": learnt.finite_loss(), "tokens:sum": float(learnt.token_count)}
+        except TrainerFailed as error:
+            raise Refused(Refusal.UNTRAINABLE, error.message) from error
+        return encode_output([logprobs[1:] for logprobs in learnt.logprobs], metrics)
 
     def fail(self, message: str) -> None:
         """A request that belongs to the next step has failed; that step discards the gradient."""
@@ -112,17 +104,12 @@ class TinkerModel:
         Raises:
             Refused: `incomplete-step`: a request since the last step failed; its gradient is discarded.
         """
-        gradient, self._gradient = self._gradient, {}
         failed, self._failed = self._failed, None
         if failed is not None:
+            self._learner.discard()
             raise Refused(Refusal.INCOMPLETE_STEP, f"the gradient was discarded, since a request failed: {failed}")
-        if not gradient:
-            return {}
-        norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
-        tensors: Tensors = {name: array.astype(np.float32) for name, array in gradient.items()}
-        with np.errstate(all="ignore"):
-            adamw_step(self._parameters, tensors, self._state, optimizer, learning_rate)
-        return {"grad_norm:mean": norm}
+        norm = self._learner.step(optimizer, learning_rate, 1)
+        return {} if norm is None else {"grad_norm:mean": float(norm)}
 
     def save(self, folder: Path, name: str, *, overwrite: bool) -> None:
         """Writes `NAME.safetensors` (the parameters, as a run's `checkpoint` takes them) and the optimizer's state.
@@ -133,16 +120,15 @@ class TinkerModel:
         _check_name(name)
         if not overwrite and (folder / (name + WEIGHTS_SUFFIX)).exists():
             raise Refused(Refusal.NOT_SAVED, f"{name!r} is saved already, and `overwrite` is not set")
-        moments = {_FIRST + key: array for key, array in self._state.first.items()}
-        moments |= {_SECOND + key: array for key, array in self._state.second.items()}
-        steps = {_STEPS: str(self._state.step_count)}
+        state = self._learner.inner_state
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if sum(1 for _ in folder.iterdir()) >= MAX_SAVED:
                 raise Refused(Refusal.NOT_SAVED, f"{MAX_SAVED} files are saved of this model, the maximum")
-            replace_file(folder / (name + OPTIMIZER_SUFFIX), encode_tensor_file(moments, steps))
+            steps = {_STEPS: str(state.step_count)}
+            replace_file(folder / (name + OPTIMIZER_SUFFIX), encode_tensor_file(state.tensors, steps))
             named = {_MODEL: self.base_model}
-            replace_file(folder / (name + WEIGHTS_SUFFIX), encode_tensor_file(self._parameters, named))
+            replace_file(folder / (name + WEIGHTS_SUFFIX), encode_tensor_file(self._learner.parameters, named))
         except OSError as error:
             raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be saved: {error.strerror}") from error
 
@@ -156,17 +142,11 @@ class TinkerModel:
             raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be read: {error.strerror}") from error
         except InvalidTensorFile as error:
             raise Refused(Refusal.NOT_SAVED, f"{name!r}: {error.message}") from error
-        tensors = {key: array.copy() for key, array in weights.tensors().items()}
-        if {key: array.shape for key, array in tensors.items()} != parameter_shapes(self._config):
+        tensors = weights.tensors()
+        if {key: array.shape for key, array in tensors.items()} != self._model.shapes:
             raise Refused(Refusal.NOT_SAVED, f"{name!r} holds another model than {self.base_model}")
-        self._parameters, self._state, self._gradient = tensors, AdamWState(), {}
-        if optimizer:
-            moments = kept.tensors()
-            first, second = (
-                {key.removeprefix(prefix): moments[key].copy() for key in moments if key.startswith(prefix)}
-                for prefix in (_FIRST, _SECOND)
-            )
-            self._state = AdamWState(int(kept.metadata[_STEPS]), first, second)
+        state = InnerState(int(kept.metadata[_STEPS]), kept.tensors()) if optimizer else NO_INNER_STATE
+        self._learner.load(tensors, state)
 
 
 def saved_base_model(folder: Path, name: str) -> str:

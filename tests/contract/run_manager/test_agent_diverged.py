@@ -17,6 +17,7 @@ from tests.support.fake_clients import ClientSpec, fake_client
 from tests.support.fake_coordinator import FakeCoordinator
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
+from trainers.architectures import open_model
 from trainers.null import NullTrainer
 from trainers.protocol import TrainedRound
 
@@ -37,7 +38,7 @@ class RunawayTrainer(NullTrainer):
 
 
 def open_runaway(state: StateFile, worker: Worker) -> RunawayTrainer:
-    return RunawayTrainer(state.model.LLM.ngram)
+    return RunawayTrainer(open_model(state.model.LLM.spec))
 
 
 def test_run_that_diverges_ends_every_client_with_the_step_and_the_tensor() -> None:

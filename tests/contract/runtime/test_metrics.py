@@ -26,7 +26,7 @@ from state.errors import InvalidInput
 from state.refusals import Refusal
 from tests.support.scraping import OPENMETRICS, Scrape, scrape
 from tests.support.states import state_file
-from trainers.remote.wire import ServiceLimits
+from training_service.service import TrainingServiceOptions
 
 TYPES = frozenset({"counter", "gauge", "histogram", "info"})
 WRONG_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|kilobytes|megabytes|percent)(_|$)")
@@ -53,7 +53,7 @@ async def data_server(folder: Path) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def training_service(folder: Path) -> AsyncIterator[str]:
-    async with serving_training(Endpoint(port=0), ServiceLimits()) as url:
+    async with serving_training(Endpoint(port=0), TrainingServiceOptions()) as url:
         async with httpx.AsyncClient(base_url=url) as http:
             await http.get("/healthz")
         yield f"{url}/metrics"

@@ -21,7 +21,7 @@ from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
 from tests.support.heavy import need_module
 from tests.support.states import state_file
-from trainers.learner_trainer import NumpyTrainer
+from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
 from trainers.mesh.launcher import MeshOptions
 from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
@@ -97,7 +97,7 @@ async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
     need_module("torch")
     state = run_state(tmp_path, merge__inner_state=inner_state)
     alone = open_trainer("numpy", state, InlineWorker())
-    assert isinstance(alone, NumpyTrainer)
+    assert isinstance(alone, LearnerTrainer)
     wanted = await rounds(alone, state)
     options = MeshOptions(mesh, process_count, batch_size)
     trainer = await open_mesh_trainer(options, state, lambda: "", InlineWorker())

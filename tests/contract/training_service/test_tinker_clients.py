@@ -27,6 +27,8 @@ from trainers.ngram.model import (
     parameter_shapes,
 )
 from trainers.remote.wire import ServiceLimits
+from training_service.service import TrainingServiceOptions
+from training_service.session_table import SessionBounds
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
@@ -47,7 +49,8 @@ def sdk() -> None:
 
 @pytest.fixture
 async def service_url(tmp_path: Path) -> AsyncIterator[str]:
-    async with serving_training(Endpoint(port=0), SMALL, KEY[4:], 4, True, tmp_path / "weights") as url:
+    options = TrainingServiceOptions(SMALL, KEY[4:], SessionBounds(4), True, tmp_path / "weights")
+    async with serving_training(Endpoint(port=0), options) as url:
         yield url
 
 

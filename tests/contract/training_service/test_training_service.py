@@ -23,11 +23,12 @@ from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, WorkerThread
-from state.config.model import AdamW, NgramConfig
+from state.config.model import AdamW, Architecture, ModelSpec, NgramConfig
 from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from state.intervals import BatchId
 from state.tensors import Tensors, encode_tensor_file
-from trainers.learner_trainer import NumpyTrainer
+from trainers.architectures import open_model
+from trainers.learner_trainer import LearnerTrainer
 from trainers.protocol import TrainedRound
 from trainers.remote import trainer as remote_trainer
 from trainers.remote.client import ServiceRefused, TrainingServiceClient
@@ -41,9 +42,12 @@ from trainers.remote.wire import (
     decode_examples,
     encode_examples,
 )
-from training_service.app import ServiceParts, create_app
+from training_service.app import create_app
+from training_service.service import TrainingServiceOptions
+from training_service.session_table import SessionBounds
 
-MODEL = NgramConfig(context=3, embedding=4, hidden=6)
+SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM, ngram=NgramConfig(context=3, embedding=4, hidden=6))
+MODEL = open_model(SPEC)
 ADAMW = AdamW(betas=(0.9, 0.95), weight_decay=0.01, eps=1e-8, clip_grad_norm=1.0)
 BOUND_S = 20.0
 FEW = ServiceLimits(items=4, size=10_000, wire_bytes=100_000)
@@ -92,10 +96,10 @@ async def losing_the_answer(faults: Faults, scope: Scope, receive: Receive, send
 
 
 @contextlib.asynccontextmanager
-async def service(**parts: Any) -> AsyncIterator[tuple[str, Faults]]:
+async def service(**options: Any) -> AsyncIterator[tuple[str, Faults]]:
     """A training service over a real socket; its URL, and what is done to its requests."""
     worker = WorkerThread("test-service")
-    faults = Faults(create_app(ServiceParts(worker, SystemClock(), **parts)))
+    faults = Faults(create_app(TrainingServiceOptions(**options), worker, SystemClock()))
     endpoint = Endpoint(port=0)
     server = endpoint.server(faults)
     with endpoint.bind() as listener:
@@ -114,11 +118,11 @@ def client_of(url: str, token: str | None = None, bound_s: float = BOUND_S) -> T
 
 
 def remote(url: str, inner_state: Any = "reset", **options: Any) -> RemoteTrainer:
-    return RemoteTrainer(client_of(url), SessionRequest(MODEL, ADAMW, inner_state), InlineWorker(), **options)
+    return RemoteTrainer(client_of(url), MODEL, SessionRequest(SPEC, ADAMW, inner_state), InlineWorker(), **options)
 
 
-def local(inner_state: Any = "reset") -> NumpyTrainer:
-    return NumpyTrainer(MODEL, ADAMW, inner_state, InlineWorker())
+def local(inner_state: Any = "reset") -> LearnerTrainer:
+    return LearnerTrainer(MODEL, ADAMW, inner_state == "keep", InlineWorker())
 
 
 def documents(count: int, seed: int = 0) -> list[tuple[Any, Any]]:
@@ -317,13 +321,13 @@ async def test_examples_that_the_model_cannot_learn_are_said() -> None:
 
 async def test_service_that_never_answers_fails_the_step_in_bounded_time() -> None:
     start = await local().initial_parameters(bytes(32))
-    request = SessionRequest(MODEL, ADAMW)
-    nobody = RemoteTrainer(client_of("http://127.0.0.1:9", bound_s=0.2), request, InlineWorker())
+    request = SessionRequest(SPEC, ADAMW)
+    nobody = RemoteTrainer(client_of("http://127.0.0.1:9", bound_s=0.2), MODEL, request, InlineWorker())
     with pytest.raises(TrainerFailed, match="does not answer"):
         await nobody.train(plan_of(2, 1), start, arriving(documents(2)))
     await nobody.aclose()
     async with service(limits=FEW) as (url, faults):
-        patient = RemoteTrainer(client_of(url, bound_s=0.2), request, InlineWorker())
+        patient = RemoteTrainer(client_of(url, bound_s=0.2), MODEL, request, InlineWorker())
         faults.plan = [answering(503, Retry_After="30")]
         with pytest.raises(TrainerFailed, match="503"):
             await patient.train(plan_of(2, 1), start, arriving(documents(2)))
@@ -340,7 +344,7 @@ async def test_answer_that_took_longer_than_the_patience_is_asked_for_again() ->
 
     async with service() as (url, faults):
         client = TrainingServiceClient(url, RetryPolicy(clock, lambda: 0.0, BOUND_S))
-        trainer = RemoteTrainer(client, SessionRequest(MODEL, ADAMW), InlineWorker())
+        trainer = RemoteTrainer(client, MODEL, SessionRequest(SPEC, ADAMW), InlineWorker())
         faults.plan = [gateway_gives_up]
         assert (await trainer.train(plan_of(3, 1), start, arriving(documents(3)))).token_count
         await trainer.aclose()
@@ -350,11 +354,13 @@ async def test_service_that_started_anew_gets_a_new_session() -> None:
     start = await local().initial_parameters(bytes(32))
     data = documents(5)
     clock = HandClock()
-    async with service(idle_session_s=10.0, max_sessions=1) as (url, faults):
+    async with service(sessions=SessionBounds(1, 10.0)) as (url, faults):
         trainer = remote(url)
         first = await trainer.train(plan_of(5), start, arriving(data))
         app: Any = faults.app
-        faults.app = create_app(ServiceParts(InlineWorker(), clock))  # the same address, and no session of before
+        faults.app = create_app(
+            TrainingServiceOptions(), InlineWorker(), clock
+        )  # the same address, and no session of before
         second = await trainer.train(plan_of(5), start, arriving(data))
         faults.app = app
         assert same_bytes(first.difference, second.difference)
@@ -376,9 +382,9 @@ class HandClock:
 
 async def test_idle_sessions_make_room_and_others_are_told_to_wait() -> None:
     clock = HandClock()
-    app = create_app(ServiceParts(InlineWorker(), clock, max_sessions=2, idle_session_s=60.0))
+    app = create_app(TrainingServiceOptions(sessions=SessionBounds(2, 60.0)), InlineWorker(), clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        body = {"model": MODEL.model_dump(), "optimizer": None}
+        body = {"model": SPEC.model_dump(), "optimizer": None}
         for _ in range(2):
             assert (await http.post("/v1/sessions", json=body)).status_code == 201
         full = await http.post("/v1/sessions", json=body)
@@ -396,11 +402,11 @@ async def test_token_is_asked_of_every_request() -> None:
         for shown in (None, "guess"):
             client = client_of(url, shown)
             with pytest.raises(ServiceRefused, match="asks for its token") as refused:
-                await client.open(SessionRequest(MODEL, None))
+                await client.open(SessionRequest(SPEC, None))
             assert refused.value.status == 401
             await client.aclose()
         client = client_of(url, "secret")
-        opened = await client.open(SessionRequest(MODEL, None))
+        opened = await client.open(SessionRequest(SPEC, None))
         assert len(opened.session_id) == 32
         await client.aclose()
 
@@ -429,7 +435,7 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
     examples = encode_examples(_rows(documents(3)))
     async with service(limits=FEW) as (url, _):
         client = client_of(url)
-        session_id = (await client.open(SessionRequest(MODEL, ADAMW))).session_id
+        session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
         with pytest.raises(ServiceRefused, match="the session is at no round"):
             await client.forward_backward(session_id, "r", 0, examples)
         with pytest.raises(ServiceRefused, match="tensors"):
@@ -646,7 +652,7 @@ async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
     bad = encode_examples(_rows([Document(np.array([1, 300], "<u2"))]))
     async with service() as (url, _):
         client = client_of(url)
-        session_id = (await client.open(SessionRequest(MODEL, ADAMW))).session_id
+        session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
         await client.begin_round(session_id, "r", start, keep_last=False)
         await client.forward_backward(session_id, "r", 0, encode_examples(_rows(documents(3))))
         with pytest.raises(ServiceRefused, match="token 300"):
@@ -659,8 +665,9 @@ async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
 async def test_model_that_no_message_could_carry_is_refused() -> None:
     async with service() as (url, _):
         client = client_of(url)
+        huge = NgramConfig(context=1, embedding=65536, hidden=65536)
         with pytest.raises(ServiceRefused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
-            await client.open(SessionRequest(NgramConfig(context=1, embedding=65536, hidden=65536), ADAMW))
+            await client.open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
         await client.aclose()
 
 

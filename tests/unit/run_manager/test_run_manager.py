@@ -46,6 +46,7 @@ from tests.support.fake_coordinator import FakeCoordinator
 from tests.support.fake_documents import run_document
 from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock, run_virtually
+from trainers.ngram.learner import NgramModel
 from trainers.null import NullTrainer
 
 
@@ -146,7 +147,7 @@ def test_run_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
             raise TrainerFailed("no memory")
 
     def open_failing(state: StateFile, worker: Worker) -> NullTrainer:
-        return Failing(NgramConfig())
+        return Failing(NgramModel(NgramConfig()))
 
     async def main() -> None:
         async with serving(state_file(config__total_steps=2)) as (coordinator, group):
@@ -219,7 +220,9 @@ def test_run_client_killed_before_its_upload_and_back_with_another_result_report
             await killed.wait()
             dying.cancel()
             begun_s = asyncio.get_running_loop().time()
-            again = fake_client(coordinator, 2, ClientSpec(open_trainer=lambda state, worker: _Varying(NgramConfig())))
+            again = fake_client(
+                coordinator, 2, ClientSpec(open_trainer=lambda state, worker: _Varying(NgramModel(NgramConfig())))
+            )
             tasks.append(group.create_task(again.agent.run()))
             await coordinator.wait_for(lambda: bool(coordinator.outcomes))
             assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
@@ -477,7 +480,7 @@ def test_attestation_counts_every_known_result() -> None:
 
 class _CountingTrainer(NullTrainer):
     def __init__(self) -> None:
-        super().__init__(NgramConfig())
+        super().__init__(NgramModel(NgramConfig()))
         self.fate: list[str] = []
 
     def commit_inner_state(self) -> None:

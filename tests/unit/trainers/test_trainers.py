@@ -20,9 +20,10 @@ from state.errors import InternalError, InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
 from state.tensors import Tensors
 from tests.support.states import state_file
-from trainers.learner_trainer import NumpyTrainer
+from trainers.learner_trainer import LearnerTrainer
 from trainers.ngram import model as ngram
 from trainers.ngram.adamw import AdamWState, adamw_step
+from trainers.ngram.learner import NgramModel
 from trainers.ngram.model import (
     initial_parameters,
     loss_and_gradient,
@@ -60,8 +61,8 @@ def plan_of(sequence_count: int, local_steps: int = 2, learning_rate: float = 0.
     return plan_round(1, (BatchId(10, 9 + sequence_count),), 1, local_steps, schedule)
 
 
-def numpy_trainer(inner_state: Any = "keep", optimizer: AdamW | None = ADAMW) -> NumpyTrainer:
-    return NumpyTrainer(TINY, optimizer, inner_state, InlineWorker())
+def numpy_trainer(inner_state: Any = "keep", optimizer: AdamW | None = ADAMW) -> LearnerTrainer:
+    return LearnerTrainer(NgramModel(TINY), optimizer, inner_state == "keep", InlineWorker())
 
 
 def bytes_of(tensors: Tensors) -> dict[str, bytes]:
@@ -382,7 +383,7 @@ async def test_numpy_inner_state_is_tentative_until_committed() -> None:
     trainer, twin = numpy_trainer(), numpy_trainer()
     start = await trainer.initial_parameters(SEED)
 
-    async def difference(of: NumpyTrainer) -> dict[str, bytes]:
+    async def difference(of: LearnerTrainer) -> dict[str, bytes]:
         return bytes_of((await of.train(plan_of(4), start, arriving(sequences))).difference)
 
     first = await difference(trainer)
@@ -455,7 +456,7 @@ async def test_numpy_samples_without_a_token_change_nothing() -> None:
 async def test_numpy_arithmetic_stops_soon_after_its_round_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "CHUNK_POSITIONS", 1)
     worker = WorkerThread("test-train")
-    trainer = NumpyTrainer(TINY, ADAMW, "keep", worker)
+    trainer = LearnerTrainer(NgramModel(TINY), ADAMW, True, worker)
     start = await trainer.initial_parameters(SEED)
     long = sequences_of(2_000_000)  # minutes of chunks of one position
     with pytest.raises(TimeoutError):

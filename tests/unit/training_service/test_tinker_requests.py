@@ -142,11 +142,14 @@ def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
     targets = datum.loss_fn_inputs["target_tokens"]
     targets.dtype = proto.DTYPE_FLOAT32
     targets.dense = np.array([2, 3], "<f4").tobytes()
-    (example,) = decode_request(message.SerializeToString()).examples()
-    assert example.targets.tolist() == [2, 3]
+    examples = decode_request(message.SerializeToString()).examples(256)
+    (document,), (weights,) = examples.documents, examples.weights
+    assert document.labels is not None
+    assert document.labels[1:].tolist() == [2, 3]
+    assert (document.predicted, weights.tolist()) == (2, [0, 1, 1])
     targets.dense = np.array([2, target], "<f4").tobytes()
     with pytest.raises(Refused, match="datum 0: target_tokens are no whole numbers"):
-        decode_request(message.SerializeToString()).examples()
+        decode_request(message.SerializeToString()).examples(256)
 
 
 def test_result_that_is_not_there_yet_is_waited_for() -> None:

@@ -1,0 +1,50 @@
+"""The architectures that this version trains: each opens the `Model` of a size, and nothing else knows which there are.
+
+An architecture is added here by one entry, and by a package that implements `Model` and `Learner`; trainers, mesh,
+training service and commands stay as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from state.config.model import Architecture, ModelSpec
+from state.errors import Mistake, Unsupported
+from trainers.learner import Model
+from trainers.ngram.learner import NgramModel
+
+
+@dataclass(frozen=True, slots=True)
+class ArchitectureEntry:
+    """One architecture.
+
+    Attributes:
+        open: makes the model of a size.
+        base_model: the name by which clients of the `tinker` SDK ask for it.
+        size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
+    """
+
+    open: Callable[[ModelSpec], Model]
+    base_model: str
+    size_table: str | None = None
+
+
+ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
+    Architecture.EPOCHAL_NGRAM: ArchitectureEntry(lambda spec: NgramModel(spec.ngram), "epochal-ngram", "ngram"),
+}
+
+
+def open_model(spec: ModelSpec, asked_by: str = "model") -> Model:
+    """Return the model of this architecture and size.
+
+    Args:
+        spec: as the state file says.
+        asked_by: begins the error's message.
+
+    Raises:
+        Unsupported: this version does not train the architecture; the message says which line to change.
+    """
+    entry = ARCHITECTURES.get(spec.architecture)
+    if entry is None:
+        allowed = " or ".join(sorted(ARCHITECTURES))
+        raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
+    return entry.open(spec)

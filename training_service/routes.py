@@ -1,0 +1,112 @@
+"""The routes of Epochal's own clients, `/v1/sessions/…`: each reads a request and asks the service."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request
+from starlette.responses import Response
+
+from state.wire import canonical_json, parse_document
+from trainers.remote.wire import (
+    IDEMPOTENCY_KEY,
+    MAX_PARAMETERS_BYTES,
+    SESSIONS,
+    OptimStepRequest,
+    SessionRequest,
+    decode_examples,
+)
+from training_service.bodies import read_body
+from training_service.service import TrainingService
+from training_service.sessions import TrainingSession
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_KEY_CHARACTERS = 128
+BEARER = "Bearer "
+
+IdempotencyKey = Annotated[str, Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS)]
+
+
+class SessionRoutes:
+    """Requests to the sessions of one training service."""
+
+    def __init__(self, service: TrainingService) -> None:
+        self._service = service
+
+    def router(self) -> APIRouter:
+        """All routes; each asks for the token first."""
+        router = APIRouter(prefix=SESSIONS, dependencies=[Depends(self._check_token)])
+        one, rounds = "/{session_id}", "/{session_id}/rounds/{round_key}"
+        router.add_api_route("", self.open, methods=["POST"], status_code=201)
+        router.add_api_route(one, self.close, methods=["DELETE"], status_code=204)
+        router.add_api_route(rounds, self.begin_round, methods=["PUT"])
+        step = rounds + "/steps/{local_step}"
+        router.add_api_route(step + "/forward_backward", self.forward_backward, methods=["POST"])
+        router.add_api_route(step + "/parameters", self.parameters, methods=["GET"])
+        router.add_api_route(one + "/optim_step", self.optim_step, methods=["POST"])
+        router.add_api_route(one + "/discard", self.discard, methods=["POST"])
+        return router
+
+    async def open(self, request: Request) -> Response:
+        """Open a session."""
+        opened = self._service.open(parse_document(SessionRequest, await read_body(request, MAX_MESSAGE_BYTES)))
+        return _json(canonical_json(opened), 201)
+
+    async def close(self, session_id: str) -> Response:
+        """Forget a session, if there is one."""
+        self._service.sessions.close(session_id)
+        return Response(status_code=204)
+
+    async def begin_round(
+        self, session_id: str, round_key: str, request: Request, key: IdempotencyKey, keep_last: bool = False
+    ) -> Response:
+        """Begin a round at the parameters in the body."""
+        body = await read_body(request, MAX_PARAMETERS_BYTES)
+
+        def act(session: TrainingSession) -> bytes:
+            session.begin_round(round_key, body, keep_last)
+            return b"{}"
+
+        return await self._once(session_id, request, key, act)
+
+    async def forward_backward(
+        self, session_id: str, round_key: str, local_step: int, request: Request, key: IdempotencyKey
+    ) -> Response:
+        """Add the gradient of the examples in the body to the local step's."""
+        limits = self._service.options.limits
+        documents = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
+
+        def act(session: TrainingSession) -> bytes:
+            answer = session.forward_backward(round_key, local_step, documents)
+            self._service.metrics.learnt(answer.items, int(answer.metrics["tokens:sum"]))
+            return canonical_json(answer)
+
+        return await self._once(session_id, request, key, act)
+
+    async def optim_step(self, session_id: str, request: Request, key: IdempotencyKey) -> Response:
+        """Take the optimizer step."""
+        step = parse_document(OptimStepRequest, await read_body(request, MAX_MESSAGE_BYTES))
+        return await self._once(session_id, request, key, lambda session: canonical_json(session.optim_step(step)))
+
+    async def discard(self, session_id: str) -> Response:
+        """Forget the round under way."""
+        await self._service.run(session_id, TrainingSession.discard)
+        return _json(b"{}")
+
+    async def parameters(self, session_id: str, round_key: str, local_step: int) -> Response:
+        """Return the parameters after so many local steps, as a tensor file."""
+        data = await self._service.run(session_id, lambda session: session.parameters(round_key, local_step))
+        return Response(data, media_type="application/octet-stream")
+
+    async def _check_token(self, request: Request) -> None:
+        shown = request.headers.get("Authorization", "")
+        token = shown.removeprefix(BEARER) if shown.startswith(BEARER) else ""
+        self._service.options.check_token(token.encode(), "asks for its token")
+
+    async def _once(
+        self, session_id: str, request: Request, key: str, act: Callable[[TrainingSession], bytes]
+    ) -> Response:
+        return _json(await self._service.run_once(session_id, (request.url.path, key), act))
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")

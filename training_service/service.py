@@ -1,0 +1,92 @@
+"""A training service without its HTTP side: what it may do, its sessions, and whose turn the arithmetic is."""
+
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from runtime.clock import Clock
+from runtime.worker_thread import Worker
+from state.errors import Refused
+from state.refusals import Refusal
+from trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
+from training_service.metrics import TrainingMetrics
+from training_service.session_table import SessionBounds, SessionTable
+from training_service.sessions import TrainingSession
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 512
+"""Requests that may wait for the arithmetic at a time."""
+
+DEFAULT_LIMITS = ServiceLimits()
+DEFAULT_BOUNDS = SessionBounds()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingServiceOptions:
+    """What a training service does for whom.
+
+    Attributes:
+        limits: what one request of examples may hold.
+        token: clients show it as a bearer token; None asks nobody.
+        sessions: bounds of the sessions of each protocol.
+        tinker: whether the `tinker` SDK's own clients are served too, which needs the extra of that name.
+        weights_dir: where those clients' weights are saved; None saves none.
+    """
+
+    limits: ServiceLimits = DEFAULT_LIMITS
+    token: str | None = None
+    sessions: SessionBounds = DEFAULT_BOUNDS
+    tinker: bool = False
+    weights_dir: Path | None = None
+
+    def check_token(self, shown: bytes, wanted_as: str) -> None:
+        """Raise `Refused` (`unauthorized`) unless a client shows the token, if there is one."""
+        if self.token is not None and not hmac.compare_digest(shown, self.token.encode()):
+            raise Refused(Refusal.UNAUTHORIZED, f"this training service {wanted_as}")
+
+
+class TrainingService:
+    """The sessions of Epochal's own clients.
+
+    Args:
+        worker: where the arithmetic runs, one request after the other.
+    """
+
+    def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
+        self.options = options
+        self.metrics = metrics
+        self.sessions: SessionTable[TrainingSession] = SessionTable(options.sessions, clock, Refusal.UNKNOWN_SESSION)
+        self._worker = worker
+        self._waiting = 0
+
+    def open(self, request: SessionRequest) -> SessionOpened:
+        """Open a session. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
+        session_id = self.sessions.open(TrainingSession(request))
+        log.info("session_opened", extra={"sessions": len(self.sessions)})
+        return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s)
+
+    async def run(self, session_id: str, act: Callable[[TrainingSession], T]) -> T:
+        """Return what `act` makes of the session, in the worker, in the order of the requests.
+
+        Raises:
+            Refused: `unknown-session`; `overloaded`; and what `act` raises.
+        """
+        session = self.sessions.use(session_id)
+        if self._waiting >= MAX_WAITING:
+            raise Refused(Refusal.OVERLOADED, "too many requests wait already")
+        self._waiting += 1
+        try:
+            return await self._worker.run(partial(act, session))
+        finally:
+            self._waiting -= 1
+
+    async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
+        """As `run`, but a request that comes again under the same path and key gets its first answer."""
+        return await self.run(session_id, lambda session: session.once(key, lambda: act(session)))

@@ -1,0 +1,143 @@
+"""The JSON requests of the SDK; what it says beyond this service's needs is left alone."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from state.config.model import AdamW
+from state.errors import Refused
+from state.refusals import Refusal
+from training_service.bodies import read_body
+
+MAX_MODELS_PER_SESSION = 16
+MAX_MESSAGE_BYTES = 64 * 1024
+ADAMW = "adamw"
+
+
+class TinkerMessage(BaseModel):
+    """A request's JSON."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+
+M = TypeVar("M", bound=TinkerMessage)
+
+
+class LoraSettings(TinkerMessage):
+    """All parameters are trained here, so that of these settings the seed alone counts."""
+
+    seed: int | None = None
+
+
+class OptimizerChoice(TinkerMessage):
+    """Which optimizer steps will be asked for."""
+
+    type: str = ADAMW
+
+
+class CreateModel(TinkerMessage):
+    """Make a session's model of this number."""
+
+    session_id: str
+    model_seq_id: int = Field(ge=0, lt=MAX_MODELS_PER_SESSION)
+    base_model: str
+    lora_config: LoraSettings | None = None
+    optimizer_config: OptimizerChoice = OptimizerChoice()
+
+    @property
+    def seed(self) -> int | None:
+        """Of the initial parameters; None for random ones."""
+        return None if self.lora_config is None else self.lora_config.seed
+
+
+class LoadWeights(TinkerMessage):
+    """Load saved weights, into a new model (`session_id`, `model_seq_id`) or one there is (`model_id`, `seq_id`)."""
+
+    model_id: str | None = None
+    seq_id: int | None = None
+    session_id: str | None = None
+    model_seq_id: int | None = Field(default=None, ge=0, lt=MAX_MODELS_PER_SESSION)
+    path: str
+    optimizer: bool
+
+
+class SaveWeights(TinkerMessage):
+    """Save a model's weights under a name."""
+
+    model_id: str
+    path: str | None = None
+    seq_id: int
+    overwrite: bool = False
+
+
+class SaveForSampler(TinkerMessage):
+    """Save a model's weights to sample from them."""
+
+    model_id: str
+    seq_id: int
+
+
+class AdamParams(TinkerMessage):
+    """The settings of one optimizer step."""
+
+    learning_rate: float = 0.0001
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+    def optimizer(self) -> AdamW:
+        """Return the optimizer. Raise `Refused`: `invalid-body`, for settings that it does not take."""
+        if self.learning_rate < 0:
+            raise Refused(Refusal.INVALID_BODY, f"the learning rate {self.learning_rate:g}; allowed: 0 or more")
+        try:
+            return AdamW(
+                betas=(self.beta1, self.beta2),
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                clip_grad_norm=self.grad_clip_norm if self.grad_clip_norm > 0 else None,
+            )
+        except ValidationError as error:
+            raise _refusal_of(error, "the optimizer") from error
+
+
+class OptimStep(TinkerMessage):
+    """Take an optimizer step."""
+
+    adam_params: AdamParams
+    model_id: str
+    seq_id: int
+
+
+class AboutModel(TinkerMessage):
+    """A question about a model."""
+
+    model_id: str
+
+
+class AboutSession(TinkerMessage):
+    """A sign of life of a session."""
+
+    session_id: str
+
+
+class RetrieveFuture(TinkerMessage):
+    """Wait for a request's result."""
+
+    request_id: str
+
+
+async def read_message(request: Request, kind: type[M]) -> M:
+    """Return a request's message. Raise `Refused`: `body-too-large`, `invalid-body`."""
+    try:
+        return kind.model_validate_json(await read_body(request, MAX_MESSAGE_BYTES))
+    except ValidationError as error:
+        raise _refusal_of(error, "the message") from error
+
+
+def _refusal_of(error: ValidationError, whole: str) -> Refused:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return Refused(Refusal.INVALID_BODY, f"{where or whole}: {problem['msg']}")

@@ -1,0 +1,90 @@
+"""The SDK's sessions and models, in memory, and where their weights are saved."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.clock import Clock
+from runtime.worker_thread import Worker
+from state.errors import Refused
+from state.refusals import Refusal
+from training_service.metrics import TrainingMetrics
+from training_service.service import TrainingServiceOptions
+from training_service.session_table import SessionTable
+from training_service.tinker.models import TinkerModel
+from training_service.tinker.requests import RequestQueue
+
+log = logging.getLogger(__name__)
+
+KEY_PREFIX = "tml-"
+"""The SDK takes no key that begins otherwise."""
+MAX_NUMBER_DIGITS = 19
+_BETWEEN = ":train:"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model by its id, and its requests."""
+
+    model_id: str
+    model: TinkerModel
+    queue: RequestQueue
+
+
+class TinkerService:
+    """What the SDK's routes ask."""
+
+    def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
+        self.options = options
+        self.worker = worker
+        self.metrics = metrics
+        # After a refused heartbeat for a session that is gone, the SDK sends no more of them.
+        self.sessions: SessionTable[dict[int, ServedModel]] = SessionTable(options.sessions, clock, Refusal.GONE)
+        self._clock = clock
+
+    def open(self) -> str:
+        """Open a session and return its id. Raise `Refused`: `overloaded`."""
+        session_id = self.sessions.open({})
+        log.info("tinker_session_opened", extra={"sessions": len(self.sessions)})
+        return session_id
+
+    def create(self, session_id: str, number: int, base_model: str) -> ServedModel:
+        """Return a session's model of this number, made if there is none. Raise `Refused` as `TinkerModel` does."""
+        models = self.sessions.use(session_id)
+        if number not in models:
+            model = TinkerModel(base_model)
+            queue = RequestQueue(self.worker, self._clock, model.fail)
+            models[number] = ServedModel(f"{session_id}{_BETWEEN}{number}", model, queue)
+        return models[number]
+
+    def model(self, model_id: str) -> ServedModel:
+        """Return a model. Raise `Refused`: `unknown-model`, `gone`."""
+        session_id, _, number = model_id.partition(_BETWEEN)
+        found = self.sessions.use(session_id).get(number_of(number))
+        if found is None:
+            raise Refused(Refusal.UNKNOWN_MODEL, f"no model {model_id!r}")
+        return found
+
+    def check_key(self, key: str) -> None:
+        """Raise `Refused` (`unauthorized`) unless the API key holds the service's token."""
+        token = key.removeprefix(KEY_PREFIX)
+        self.options.check_token(token.encode(), f"needs its token as the API key {KEY_PREFIX}TOKEN")
+
+    def folder_of(self, model_id: str) -> Path:
+        """Return the folder of a model's saved weights. Raise `Refused`: `not-saved`."""
+        if self.options.weights_dir is None:
+            raise Refused(Refusal.NOT_SAVED, "this service saves no weights; start it with --weights-dir DIR")
+        session_id, _, number = model_id.partition(_BETWEEN)
+        if not session_id.isalnum() or not number.isdecimal():
+            raise Refused(Refusal.NOT_SAVED, f"there are no weights of a model {model_id!r}")
+        return self.options.weights_dir / f"{session_id}-{number}"
+
+    def saved_at(self, path: str) -> tuple[Path, str]:
+        """Return the folder and the name in `tinker://MODEL/weights/NAME`. Raise `Refused`: `not-saved`."""
+        model_id, _, name = path.removeprefix("tinker://").partition("/weights/")
+        return self.folder_of(model_id), name
+
+
+def number_of(text: str) -> int:
+    """Return the number that a client gave back as text; −1 for what cannot be one."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1
