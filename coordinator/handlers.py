@@ -23,7 +23,7 @@ from coordinator.machine.stimuli import (
     StepFailed,
     Stimulus,
 )
-from coordinator.publication import Published
+from coordinator.publication import Published, standing_of
 from coordinator.service import CoordinatorService
 from coordinator.uploads import RunHeavy, Uploads
 from state.documents import CheckpointRef, Outcome
@@ -162,7 +162,7 @@ class Handlers:
 
     def standing(self, client_id: ClientId) -> Standing:
         """What has arrived of a member's messages."""
-        return self.service.standing(client_id)
+        return standing_of(self.service.run, client_id)
 
     # Reading
 
@@ -172,18 +172,18 @@ class Handlers:
 
     async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
         """The published document once it is newer; None when nothing newer came in time."""
-        return await self.service.wait_published(after, lineage, self.bounded_wait_s(wait_s))
+        return await self.service.readers.wait_published(after, lineage, self.bounded_wait_s(wait_s))
 
     def immutable(self, sha256: Sha256) -> bytes:
         """The canonical JSON of a roster, work list or configuration."""
-        found = self.service.immutable(sha256)
+        found = self.service.readers.immutable(sha256)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no document {sha256} is kept")
         return found
 
     def outcome(self, step: int) -> Outcome:
         """The outcome of a step since the older kept checkpoint."""
-        found = self.service.outcome(step)
+        found = self.service.run.outcomes.get(step)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
@@ -197,7 +197,7 @@ class Handlers:
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage:
         """Verified results of the round under way, as they come."""
-        return await self.service.wait_results(step, attempt, after, self.bounded_wait_s(wait_s))
+        return await self.service.readers.wait_results(step, attempt, after, self.bounded_wait_s(wait_s))
 
     def status(self) -> RunStatus:
         """What an operator asks."""

@@ -11,7 +11,7 @@ from state.intervals import total_batches
 from state.messages import CommittedResult, MemberView, ResultsPage, RunStatus, Standing
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import ClientId, Sha256, canonical_json
+from state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Rosters and work lists that are served: those of the round under way and of the last ones."""
@@ -21,10 +21,11 @@ MAX_LOSSES_IN_STATUS = 256
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run document with its bytes, serialised once for everyone who waits."""
+    """A run document with its bytes, serialised once for the journal and for everyone who waits."""
 
     document: RunDocument
     body: bytes
+    sha256: Sha256
     etag: str
 
     @classmethod
@@ -32,7 +33,7 @@ class Published:
         body = canonical_json(document)
         if len(body) > MAX_RUN_DOCUMENT_BYTES:
             raise InternalError(f"the run document has {len(body)} bytes, above {MAX_RUN_DOCUMENT_BYTES}")
-        return cls(document, body, f'"{document.lineage}-{document.version}"')
+        return cls(document, body, sha256_hex(body), f'"{document.lineage}-{document.version}"')
 
     @property
     def version(self) -> int:

@@ -13,7 +13,8 @@ from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.identity import AdminToken, Identity
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
-from coordinator.service import CoordinatorService, ServiceOptions
+from coordinator.opening import ServiceOptions
+from coordinator.service import CoordinatorService
 from coordinator.store.open import open_store
 from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
@@ -92,7 +93,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)
                 finally:
                     server.should_exit = True
-                    service.release_readers()
+                    service.readers.release()
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
                     served.cancel()
         with contextlib.suppress(StoreFailed):  # said and logged when it happened

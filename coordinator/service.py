@@ -5,12 +5,11 @@ machine handle each, appends one journal record for all that changed something (
 then shows the new run and its document to anyone and answers the group. A store that fails poisons the service: it
 accepts nothing more, publishes nothing that it could not keep, and says so in `failure`.
 
-Readers never wait for the writer: `run` and `published` are immutable values, replaced after each commit.
+What readers see, and how they wait for news, is in `coordinator/readers.py`.
 """
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -26,32 +25,21 @@ from coordinator.machine.instructions import (
     SegmentEnded,
     SweepBlobs,
 )
-from coordinator.machine.records import encode_record, encode_snapshot, replay
-from coordinator.machine.run import Run, config_json, lineage_of, new_run
-from coordinator.machine.stimuli import (
-    BlobsNearedBound,
-    ClientsFellSilent,
-    ConfigChanged,
-    CoordinatorStarted,
-    RunRestored,
-    Stamped,
-    Stimulus,
-    Ticked,
-)
+from coordinator.machine.records import encode_record, encode_snapshot
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import BlobsNearedBound, ClientsFellSilent, Stamped, Stimulus, Ticked
 from coordinator.machine.views import document_of
 from coordinator.maintenance import Maintenance
-from coordinator.publication import Published, RoundDocuments, TokenRate, results_page, standing_of, status_of
-from coordinator.store.open import Store
-from runtime.broadcast import Broadcast
-from runtime.clock import Clock, RunClock
-from state.config.changes import runtime_changes
+from coordinator.opening import OpenedRun, ServiceOptions, open_run
+from coordinator.publication import Published, TokenRate, status_of
+from coordinator.readers import Readers
+from runtime.clock import RunClock
 from state.config.state_file import StateFile
-from state.documents import Outcome, RunDocument
-from state.errors import EpochalError, InvalidInput, Refused, StoreFailed
-from state.messages import ResultsPage, RunStatus, Standing
+from state.errors import EpochalError, Refused, StoreFailed
+from state.messages import RunStatus
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import ClientId, Seed, Sha256, canonical_json
+from state.wire import ClientId, Seed
 
 log = logging.getLogger(__name__)
 
@@ -82,23 +70,6 @@ class _Waiting:
     answer: asyncio.Future[None]
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceOptions:
-    """What a service is made of.
-
-    Attributes:
-        source: the state file's name, for messages.
-        coordinator_key: raw Ed25519 public key, hex.
-        new_seed: fresh random bytes in hex; a simulation brings its own.
-    """
-
-    store: Store
-    clock: Clock
-    coordinator_key: str
-    source: str = "state.toml"
-    new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
-
-
 def _ignore(_: ServiceEvent) -> None:
     """Watch nothing."""
 
@@ -106,76 +77,35 @@ def _ignore(_: ServiceEvent) -> None:
 class CoordinatorService:
     """Owns a run. Use `open`, then keep `serve` running in a task group."""
 
-    def __init__(self, parts: ServiceOptions, run: Run, version: int, sequence: int) -> None:
-        self.blobs = parts.store.blobs
-        self._parts = parts
-        self._journal = parts.store.journal
-        self._clock = RunClock(parts.clock, not_before_s=run.now_s)
+    def __init__(self, options: ServiceOptions, opened: OpenedRun) -> None:
+        self.blobs = options.store.blobs
+        self._options = options
+        self._journal = options.store.journal
+        self._clock = RunClock(options.clock, not_before_s=opened.run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
-        self._sequence = sequence
-        self._records_in_segment = 0
+        self._opening = opened.stimuli
+        self._sequence = opened.sequence
+        self._records_in_segment = opened.record_count
         self._liveness = Liveness(self._clock.now_s())
-        self._news = Broadcast()
-        self._results_news = Broadcast()
-        self._documents = RoundDocuments()
         self._rate = TokenRate()
-        self._edited: StateFile | None = None
-        self._is_restored = False
-        self._maintenance = Maintenance(parts.store, lambda: self.run, self.fail)
-        self._readers_released = False
-        self.run = run
-        self.published = Published.of(document_of(run, version))
+        self._maintenance = Maintenance(options.store, lambda: self.run, self.fail)
+        self.readers = Readers(opened.run, Published.of(document_of(opened.run, opened.version)), self._clock)
         self.accepting = False
         self.failure: str | None = None
         self.started = asyncio.Event()
         self._watcher: Callable[[ServiceEvent], None] = _ignore
-        self._documents.remember(run)
 
     @classmethod
     async def open(
-        cls, parts: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
+        cls, options: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
     ) -> "CoordinatorService":
-        """The service of the run that the store holds, or of a new one.
-
-        Args:
-            parts: store, clock and key.
-            state_file: the validated state file. Where the store holds the run already, its edited fields are applied
-                if they may change while a run goes on.
-            is_restored: what the store holds is a backup. Clients that have seen later documents follow it then.
-
-        Raises:
-            InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
-                of blobs than are held; or there is no run that could have been restored.
-            StoreFailed: the journal is damaged, or was written under other rules.
-        """
-        segment = await parts.store.journal.load()
-        if segment is None:
-            if is_restored:
-                raise InvalidInput("--restored: the store holds no run; restore the backup first")
-            now_s = parts.clock.wall_s()
-            lineage = lineage_of(parts.new_seed())
-            run = new_run(state_file, lineage=lineage, coordinator_key=parts.coordinator_key, now_s=now_s)
-            service = cls(parts, run, version=0, sequence=0)
-            await parts.store.journal.open_segment(encode_snapshot(0, service.published.document, run))
-        else:
-            if parts.store.torn_bytes:
-                log.warning("journal_torn_record_dropped", extra={"torn_bytes": parts.store.torn_bytes})
-            replayed = replay(segment)
-            service = cls(parts, replayed.run, replayed.document.version, replayed.sequence)
-            service._records_in_segment = len(segment.records)
-            service._refuse_fixed_changes(state_file)
-            service._is_restored = is_restored
-        return service
+        """Return the service of the run that the store holds, or of a new one. Raises what `open_run` does."""
+        return cls(options, await open_run(options, state_file, is_restored=is_restored))
 
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start itself is kept."""
-        start: list[Stimulus] = [CoordinatorStarted()]
-        if self._is_restored:
-            start.append(RunRestored(lineage_of(self._parts.new_seed())))
-        if self._edited is not None:
-            start.append(ConfigChanged(self._edited))
         loop = asyncio.get_running_loop()
-        group = [_Waiting(stimulus, loop.create_future()) for stimulus in start]
+        group = [_Waiting(stimulus, loop.create_future()) for stimulus in self._opening]
         await self._commit(group)
         for waiting in group:
             waiting.answer.result()
@@ -189,25 +119,15 @@ class CoordinatorService:
         finally:
             self.accepting = False
 
-    def _refuse_fixed_changes(self, state_file: StateFile) -> None:
-        applied, refused = runtime_changes(self.run.state_file, state_file)
-        if refused:
-            lines = "\n".join(f"  {change}" for change in refused)
-            raise InvalidInput(
-                f"{self._parts.source} differs from the kept run where it may not change any more:\n{lines}",
-                source=self._parts.source,
-            )
-        most, held = state_file.blobs.max_total_bytes, self.blobs.total_bytes
-        if most < min(held, self.run.state_file.blobs.max_total_bytes):
-            raise InvalidInput(
-                f"{self._parts.source}: blobs.max_total_bytes is {most}, and the run holds {held} bytes; allowed: "
-                f"{held} or more",
-                source=self._parts.source,
-            )
-        for change in applied:
-            log.info("config_change_applied", extra={"change": str(change)})
-        if applied:
-            self._edited = state_file
+    @property
+    def run(self) -> Run:
+        """The run as it is kept."""
+        return self.readers.run
+
+    @property
+    def published(self) -> Published:
+        """The document that the run publishes."""
+        return self.readers.published
 
     # Writing
 
@@ -264,7 +184,7 @@ class CoordinatorService:
         answers: list[tuple[_Waiting, Exception | None]] = []
         for waiting in group:
             try:
-                stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._parts.new_seed()))
+                stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
                 after, more = handle(run, stimulus)
             except EpochalError as error:
                 answers.append((waiting, error))
@@ -277,29 +197,20 @@ class CoordinatorService:
         return run, kept, instructions, answers
 
     async def _persist(self, run: Run, kept: list[Stamped], instructions: list[Instruction]) -> None:
-        document = document_of(run, self.published.version)
-        if document != self.published.document:
-            document = replace(document, version=document.version + 1)
+        published, document = self.published, document_of(run, self.published.version)
+        if document != published.document:
+            published = Published.of(replace(document, version=document.version + 1))
         sequence = self._sequence + 1
         started_s = self._clock.now_s()
-        await self._journal.append(encode_record(sequence, document, tuple(kept)))
+        await self._journal.append(encode_record(sequence, published.version, published.sha256, tuple(kept)))
         self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
         self._sequence = sequence
         self._records_in_segment += 1
         ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
         if ended or self._records_in_segment >= MAX_SEGMENT_RECORDS:
-            await self._journal.open_segment(encode_snapshot(sequence, document, run))
+            await self._journal.open_segment(encode_snapshot(sequence, published.version, published.sha256, run))
             self._records_in_segment = 0
-        self._publish(run, document)
-
-    def _publish(self, run: Run, document: RunDocument) -> None:
-        before, self.run = self.run, run
-        if run.round is not before.round or run.phase is not before.phase:
-            self._documents.remember(run)
-            self._results_news.notify()
-        if document.version != self.published.version:
-            self.published = Published.of(document)
-            self._news.notify()
+        self.readers.show(run, published)
 
     def fail(self, error: StoreFailed) -> None:
         """Stop accepting: something could not be kept. Also called by whoever sees a blob fail."""
@@ -366,13 +277,7 @@ class CoordinatorService:
         if not self.run.blobs_near_bound:
             await self.submit(BlobsNearedBound(self.blobs.total_bytes))
 
-    # Reading
-
-    def release_readers(self) -> None:
-        """Answer everyone who waits, because the service stops."""
-        self._readers_released = True
-        self._news.close()
-        self._results_news.close()
+    # Asking
 
     def now_s(self) -> float:
         """Seconds on the run's clock."""
@@ -381,49 +286,6 @@ class CoordinatorService:
     def heard(self, client_id: ClientId) -> None:
         """A request of this member arrived."""
         self._liveness.heard(client_id, self._clock.now_s())
-
-    async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
-        """What is published, once its version is above `after` or its lineage another; None if nothing came."""
-        if self.published.is_news(after, lineage):
-            return self.published
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            return None
-        return self.published if self.published.is_news(after, lineage) else None
-
-    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float) -> ResultsPage:
-        """The round's verified results from number `after` on, as soon as there is one, or all are in, or time is over.
-
-        Raises:
-            Refused: `stale-round`.
-        """
-        deadline_s = self._clock.now_s() + timeout_s
-        while True:
-            page = results_page(self.run, step, attempt, after)
-            remaining_s = deadline_s - self._clock.now_s()
-            if page.results or page.complete or remaining_s <= 0 or self._readers_released:
-                return page
-            try:
-                async with asyncio.timeout(remaining_s):
-                    await self._results_news.wait()
-            except TimeoutError:
-                return results_page(self.run, step, attempt, after)
-
-    def immutable(self, sha256: Sha256) -> bytes | None:
-        """The canonical JSON of a roster, a work list or the configuration of this digest, if it is of late."""
-        if sha256 == self.run.config_sha256:
-            return canonical_json(config_json(self.run.state_file))
-        return self._documents.get(sha256)
-
-    def outcome(self, step: int) -> Outcome | None:
-        """The outcome of a step since the oldest kept checkpoint."""
-        return self.run.outcomes.get(step)
-
-    def standing(self, client_id: ClientId) -> Standing:
-        """What has arrived of a client's messages."""
-        return standing_of(self.run, client_id)
 
     def status(self) -> RunStatus:
         """What an operator asks."""
@@ -434,7 +296,7 @@ class CoordinatorService:
             liveness=self._liveness,
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
-            journal_bytes=self._parts.store.journal_bytes,
+            journal_bytes=self._options.store.journal_bytes,
         )
 
     @property

@@ -58,17 +58,17 @@ Watch = Callable[[Run, tuple[Instruction, ...]], None]
 """Called after each replayed stimulus with the run and the instructions that it gave."""
 
 
-def encode_record(sequence: int, document: RunDocument, stimuli: tuple[Stamped, ...]) -> JournalRecord:
-    """The journal record of one group commit that led to `document`."""
+def encode_record(sequence: int, version: int, document_sha256: Sha256, stimuli: tuple[Stamped, ...]) -> JournalRecord:
+    """Return the journal record of one group commit, after which the document of this version and digest holds."""
     text = STIMULI.dump_json(stimuli).decode()
-    body = RecordBody(RULES_VERSION, document.version, document_digest(document), text)
+    body = RecordBody(RULES_VERSION, version, document_sha256, text)
     return JournalRecord(sequence, canonical_json(body))
 
 
-def encode_snapshot(sequence: int, document: RunDocument, run: Run) -> Snapshot:
-    """The snapshot that opens a segment after record `sequence`."""
+def encode_snapshot(sequence: int, version: int, document_sha256: Sha256, run: Run) -> Snapshot:
+    """Return the snapshot that opens a segment after record `sequence`."""
     text = snapshot_bytes(run).decode()
-    body = SnapshotBody(RULES_VERSION, document.version, document_digest(document), text)
+    body = SnapshotBody(RULES_VERSION, version, document_sha256, text)
     return Snapshot(sequence, canonical_json(body))
 
 

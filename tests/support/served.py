@@ -17,7 +17,8 @@ from coordinator.auth.identity import AdminToken, Identity
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import current_checkpointer
-from coordinator.service import CoordinatorService, ServiceOptions
+from coordinator.opening import ServiceOptions
+from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
 from runtime.clock import SystemClock
 from runtime.problem_json import TYPE_PREFIX
@@ -172,7 +173,7 @@ async def phase(coordinator: Served, wanted: RunState) -> None:
     async with asyncio.timeout(20):
         version = -1
         while coordinator.service.run.phase is not wanted:
-            published = await coordinator.service.wait_published(version, None, 1.0)
+            published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
 
 

@@ -15,7 +15,8 @@ from coordinator.auth.identity import AdminToken, Identity
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.records import RecordBody, SnapshotBody
-from coordinator.service import CoordinatorService, ServiceOptions
+from coordinator.opening import ServiceOptions
+from coordinator.service import CoordinatorService
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
 from runtime.broadcast import Broadcast
@@ -148,7 +149,7 @@ class SimulatedCoordinator:
         """Notes every phase that is published."""
         version = -1
         while True:
-            published = await service.wait_published(version, None, 3600.0)
+            published = await service.readers.wait_published(version, None, 3600.0)
             if published is not None:
                 version = published.version
                 if not self.phases or self.phases[-1] is not published.document.run_state:

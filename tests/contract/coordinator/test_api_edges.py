@@ -161,7 +161,7 @@ async def test_waiting_readers_are_answered_at_once_when_the_service_stops(coord
         results = tasks.create_task(client.send("GET", "/rounds/1/results?attempt=0&after=0&wait_s=6"))
         for _ in range(50):  # until both wait
             await asyncio.sleep(0)
-        coordinator.service.release_readers()
+        coordinator.service.readers.release()
     assert document.result().status_code == 304
     assert results.result().json()["results"] == []
 

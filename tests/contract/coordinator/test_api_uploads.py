@@ -64,7 +64,7 @@ async def wait_until_step(coordinator: Served, step: int) -> None:
     version = -1
     async with asyncio.timeout(20):
         while coordinator.service.published.document.step < step:
-            published = await coordinator.service.wait_published(version, None, 1.0)
+            published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
 
 

@@ -1,0 +1,113 @@
+"""Opening a run: what the store holds or a new one, and what has happened to it since it was kept."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.machine.records import encode_snapshot, replay
+from coordinator.machine.run import Run, lineage_of, new_run
+from coordinator.machine.stimuli import ConfigChanged, CoordinatorStarted, RunRestored, Stimulus
+from coordinator.machine.views import document_of
+from coordinator.store.open import Store
+from runtime.clock import Clock
+from state.config.changes import runtime_changes
+from state.config.state_file import StateFile
+from state.errors import InvalidInput
+from state.wire import document_digest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """How a run is owned.
+
+    Attributes:
+        source: the state file's name, for messages.
+        coordinator_key: raw Ed25519 public key, hex.
+        new_seed: fresh random bytes in hex; a simulation brings its own.
+    """
+
+    store: Store
+    clock: Clock
+    coordinator_key: str
+    source: str = "state.toml"
+    new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run that may be served.
+
+    Attributes:
+        version: of the document that it published last.
+        sequence: number of the last journal record.
+        record_count: records in the journal's open segment.
+        stimuli: what has happened to it; handled and kept before anything else is.
+    """
+
+    run: Run
+    version: int
+    sequence: int
+    record_count: int
+    stimuli: tuple[Stimulus, ...]
+
+
+async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restored: bool) -> OpenedRun:
+    """Return the run that the store holds, or a new one.
+
+    Args:
+        options: store, clock and key.
+        state_file: the validated state file. Where the store holds the run already, its edited fields are applied
+            if they may change while a run goes on.
+        is_restored: what the store holds is a backup. Clients that have seen later documents follow it then.
+
+    Raises:
+        InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
+            of blobs than are held; or there is no run that could have been restored.
+        StoreFailed: the journal is damaged, or was written under other rules.
+    """
+    store = options.store
+    segment = await store.journal.load()
+    if segment is None:
+        if is_restored:
+            raise InvalidInput("--restored: the store holds no run; restore the backup first")
+        run = new_run(
+            state_file,
+            lineage=lineage_of(options.new_seed()),
+            coordinator_key=options.coordinator_key,
+            now_s=options.clock.wall_s(),
+        )
+        await store.journal.open_segment(encode_snapshot(0, 0, document_digest(document_of(run, 0)), run))
+        return OpenedRun(run, 0, 0, 0, (CoordinatorStarted(),))
+    if store.torn_bytes:
+        log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.torn_bytes})
+    found = replay(segment)
+    _check_edited(found.run, state_file, store.blobs.total_bytes, options.source)
+    stimuli: list[Stimulus] = [CoordinatorStarted()]
+    if is_restored:
+        stimuli.append(RunRestored(lineage_of(options.new_seed())))
+    applied, _ = runtime_changes(found.run.state_file, state_file)
+    if applied:
+        stimuli.append(ConfigChanged(state_file))
+    for change in applied:
+        log.info("config_change_applied", extra={"change": str(change)})
+    return OpenedRun(found.run, found.document.version, found.sequence, len(segment.records), tuple(stimuli))
+
+
+def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:
+    """Raise `InvalidInput` unless the kept run may go on with this state file."""
+    _, refused = runtime_changes(run.state_file, state_file)
+    if refused:
+        lines = "\n".join(f"  {change}" for change in refused)
+        raise InvalidInput(
+            f"{source} differs from the kept run where it may not change any more:\n{lines}", source=source
+        )
+    most = state_file.blobs.max_total_bytes
+    if most < min(held_bytes, run.state_file.blobs.max_total_bytes):
+        raise InvalidInput(
+            f"{source}: blobs.max_total_bytes is {most}, and the run holds {held_bytes} bytes; allowed: "
+            f"{held_bytes} or more",
+            source=source,
+        )
