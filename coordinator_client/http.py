@@ -95,7 +95,8 @@ class CoordinatorClient:
                 except CoordinatorUnreachable as error:
                     _check_trust(error, url)
                     if not said:
-                        log.warning("coordinator_does_not_answer_yet", extra={"url": url, "reason": str(error)})
+                        fields = {"url": url, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
+                        log.warning("coordinator_does_not_answer_yet", extra=fields)
                     said = True
                     await backoff.wait(error)
         except BaseException:

@@ -83,7 +83,8 @@ class LocalDataProvider:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
             files = _discovered(paths, spec)
         except OSError as error:
-            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+            reason = error.strerror or str(error)
+            raise SourceUnavailable(f"{path.absolute()} cannot be read: {reason}", path=str(path)) from error
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
         return cls(paths, files, spec)

@@ -237,7 +237,8 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     try:
         config = parse_data_config(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+        reason = error.strerror or str(error)
+        raise SourceUnavailable(f"{path.absolute()} cannot be read: {reason}", path=str(path)) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 at byte {error.start}", path=str(path)) from error
     if config.seq_len != spec.sequence_length:

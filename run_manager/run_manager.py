@@ -190,5 +190,5 @@ class RunManager:
             try:
                 return await self._dependencies.open_provider(access)
             except SourceUnavailable as error:
-                log.info("data_not_available_yet", extra={"reason": str(error)})
+                log.warning("data_not_available_yet", extra={"reason": str(error)})
                 await backoff.wait(error)

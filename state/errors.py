@@ -6,7 +6,7 @@ EpochalError
 │   ├── InvalidConfig       a state.toml or data.toml; carries every mistake at once
 │   ├── InvalidDocument     bytes that a peer sent do not form the document that they claim to be
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
-├── Unsupported             valid, but this version does not carry it out
+├── Unsupported             valid, but not supported by this version
 ├── Refused                 the coordinator refuses a message; the run is unchanged (coordinator, wire)
 ├── DataError               a data provider's own (data_providers/protocol.py draws the branches)
 ├── CoordinatorUnreachable  no answer within the bound; retry
@@ -85,11 +85,11 @@ class InvalidResult(InvalidInput):
 
 
 class Unsupported(EpochalError):
-    """A valid file asks for what this version does not carry out. Carries each place with the line to change."""
+    """A valid file asks for what this version does not support. Carries each place with the line to change."""
 
     def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
         lines = "\n".join(f"  {mistake}" for mistake in mistakes)
-        super().__init__(f"{source}: this version does not carry out\n{lines}", source=source)
+        super().__init__(f"{source}: not supported yet\n{lines}", source=source)
         self.source = source
         self.mistakes = mistakes
 

@@ -217,12 +217,15 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
         for part in class_name.split("."):
             found = getattr(found, part)
     except Exception as error:  # the module is the user's own and may raise anything
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            hint = f"; install the package, or set PYTHONPATH to the folder that holds {error.name}.py"
         raise InvalidInput(
-            f"packing.task_encoder {place!r} cannot be imported: {type(error).__name__}: {error}", place=place
+            f"packing.task_encoder {place!r} cannot be imported: {type(error).__name__}: {error}{hint}", place=place
         ) from error
     if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
         raise InvalidInput(
-            f"packing.task_encoder {place!r} is {found!r}; allowed: a subclass of {__name__}:TaskEncoder", place=place
+            f"packing.task_encoder {place!r} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place
         )
     try:
         encoder = found(context)

@@ -72,10 +72,12 @@ def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
     if access.mode == "invitations":
         if _is_invited(run, event.client_id):
             return None
+        if event.invitation_sha256 is None:
+            return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
         if _used_by_another(run, event.invitation_sha256, event.client_id):
-            return "this invitation was used by another client"
+            return "this invitation was used by another client; each admits one client"
     return None
 
 

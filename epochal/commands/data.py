@@ -28,7 +28,7 @@ from data_providers.weighted import WeightedDataProvider
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config
-from state.config.data_location import Local, Preprocessed
+from state.config.data_location import Local, Preprocessed, Server
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
 
@@ -100,6 +100,8 @@ def inspect(
     The exit code is 2 if the location cannot be read.
     """
     found = parse_location(location)
+    if isinstance(found, Server):
+        raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
     path = Path(found.path) if isinstance(found, Local) else None
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)

@@ -20,7 +20,7 @@ from epochal.cli.options import JsonOption, StoreArgument
 from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
-from state.config.data_location import Local, Preprocessed, WeightedHttp
+from state.config.data_location import Local, Preprocessed, Server, WeightedHttp
 from state.config.model import DataType
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreFailed
@@ -104,6 +104,8 @@ async def evaluated(store: str, data: str | None, split: str | None, samples: in
     location = llm.data_location if data is None else parse_location(data)
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
         location = Preprocessed(location.path)
+    if isinstance(location, Server):
+        raise InvalidInput("a TCP data server serves only a run's members; name the data's files or URL with --data")
     packs = llm.data_type is DataType.FINETUNING
     if packs or isinstance(location, Preprocessed | WeightedHttp):
         split = split or DEFAULT_SPLIT

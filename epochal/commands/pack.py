@@ -33,6 +33,7 @@ from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from runtime.durable_files import replace_file
+from state.config.mistakes import known_places
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
 from state.intervals import DataIds, coalesce
@@ -113,7 +114,9 @@ def pack(
         config = PackingConfig.model_validate(settings)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        raise InvalidInput(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error
+        name = str(wrong["loc"][0])
+        allowed = known_places(PackingConfig).at((name,)).allowed
+        raise InvalidInput(f"--{name.replace('_', '-')} {wrong['input']!r}; allowed: {allowed}") from error
 
     async def main() -> None:
         options = OpenOptions("", lambda: "", packs=True, split=split)

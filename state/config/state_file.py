@@ -1,7 +1,7 @@
 """`state.toml` and `data.toml` as checked, frozen models (docs/state-file.md lists every field).
 
 `parse_state` reads a file in the shape of Psyche's coordinator unchanged; Epochal's additions are optional and have
-defaults. `ensure_supported` then names what this version does not carry out: a valid file, but nothing may start.
+defaults. `ensure_supported` then names what this version does not support: a valid file, but nothing may start.
 `parse_state(dump_state(state)) == state`, so that the coordinator can rewrite the file at phase changes.
 """
 

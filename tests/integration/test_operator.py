@@ -256,6 +256,9 @@ async def test_evaluation_of_token_data_calls_them_no_split(tmp_path: Path) -> N
         assert json.loads(ran.out)["split"] is None
         assert "(4 samples" in (shown := await run.command(*evaluate)).out
         assert "validation" not in shown.out
+        served = await run.command("evaluate", str(run.run_dir), "--data", "tcp://127.0.0.1:9")
+        assert served.code == 2
+        assert "name the data's files or URL with --data" in served.err
         refused = await run.command(*evaluate, "--split", "validation")
         assert refused.code == 2
         assert "--split validation: these data have no splits" in refused.err

@@ -178,6 +178,9 @@ def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path
     [
         (["data", "inspect", "absent.bin"], "absent.bin cannot be read"),
         (["data", "inspect", "workshop://x"], "no data provider is called 'workshop'"),
+        (["data", "inspect", "tcp://127.0.0.1:9"], "inspect the files that it serves"),
+        (["data", "pack", "absent", "--task-encoder", "enc"], "--task-encoder 'enc'; allowed: \"module:Class\""),
+        (["data", "pack", "one.jsonl", "--task-encoder", "enc:QA"], "set PYTHONPATH to the folder that holds enc.py"),
         (["data", "verify", "absent"], "epochal-manifest.json"),
         (["data", "manifest", "absent"], "absent is no folder"),
     ],
@@ -186,6 +189,7 @@ def test_mistakes_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.jsonl").write_text('{"text": "a"}\n')
     ran = cli.invoke(app, arguments)
     assert ran.exit_code != 0
     assert message in str(ran.exception)

@@ -1,4 +1,4 @@
-"""What this version does not carry out is refused by name, with the line to change."""
+"""What this version does not support is refused by name, with the line to change."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_everything_unsupported_is_named_at_once() -> None:
     )
     with pytest.raises(Unsupported) as caught:
         ensure_supported(state, "runs/state.toml")
-    assert str(caught.value).startswith("runs/state.toml: this version does not carry out\n")
+    assert str(caught.value).startswith("runs/state.toml: not supported yet\n")
     assert [mistake.path for mistake in caught.value.mistakes] == [
         "config.verification_percent",
         "model.LLM.architecture",
