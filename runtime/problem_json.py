@@ -11,11 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from state.errors import InvalidInput, Refused
-from state.refusals import Refusal
+from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 
 log = logging.getLogger(__name__)
 
-TYPE_PREFIX = "urn:epochal:problem:"
 RETRY_AFTER_S = 1
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 """What the framework refuses by itself."""
@@ -27,7 +26,7 @@ REFUSAL_IN_SCOPE = "epochal.refusal"
 class ProblemResponse(Response):
     """A refusal as an HTTP response."""
 
-    media_type = "application/problem+json"
+    media_type = PROBLEM_JSON
 
     def __init__(self, refusal: Refusal, body: dict[str, Any], headers: dict[str, str]) -> None:
         super().__init__(json.dumps(body), refusal.status, headers)
@@ -59,7 +58,7 @@ def problem_response(error: Exception) -> Response:
     if refused.kind == Refusal.INTERNAL:
         log.error("request_failed", exc_info=error)
     body = {
-        "type": TYPE_PREFIX + refused.kind,
+        "type": PROBLEM_TYPE_PREFIX + refused.kind,
         "title": refused.kind.replace("-", " "),
         "status": status,
         "detail": refused.message,

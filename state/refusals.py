@@ -3,6 +3,10 @@
 from enum import Enum, StrEnum
 from typing import Self
 
+PROBLEM_JSON = "application/problem+json"
+"""Media type of a refusal's body over HTTP (RFC 9457)."""
+PROBLEM_TYPE_PREFIX = "urn:epochal:problem:"
+
 
 class Retry(Enum):
     """Whether a refused request may be sent again."""

@@ -25,6 +25,7 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
+from runtime.http_client import check_url
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
@@ -32,7 +33,6 @@ from state.messages import Capabilities
 from trainers.mesh.launcher import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.protocol import Trainer
 from trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
-from trainers.remote.client import check_service_url
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
         raise InvalidInput("--trainer remote and --trainer-url URL are given together or not at all")
     if url is None:
         return None
-    check_service_url(url)
+    check_url(url, "training service")
     retry_policy = RetryPolicy(bound_s=TRAINER_BOUND_S)
     return RemoteOptions(url, retry_policy, trainer_token(), policy, verify)
 

@@ -21,11 +21,10 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
 from runtime.clock import SystemClock
-from runtime.problem_json import TYPE_PREFIX
 from state.config.state_file import StateFile
 from state.messages import Capabilities, JoinRequest, join_message
 from state.phases import RunState
-from state.refusals import Refusal
+from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.results import ResultHeader, encode_result
 from state.tensors import Tensors
@@ -163,7 +162,7 @@ def problem(answer: httpx.Response) -> str:
     """The kind of a problem, once its form is checked."""
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
-    kind = str(body["type"]).removeprefix(TYPE_PREFIX)
+    kind = str(body["type"]).removeprefix(PROBLEM_TYPE_PREFIX)
     assert (body["status"], answer.status_code) == (Refusal.of(kind).status,) * 2
     assert body["detail"]
     return kind

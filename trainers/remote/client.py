@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from coordinator_client.http import trust_of
-from runtime.problem_json import TYPE_PREFIX
+from runtime.http_client import open_client, reason_of, refusal_in, user_mistake, whole_answer
 from runtime.retry import RetryPolicy, retry_after_s
-from state.errors import EpochalError, InvalidInput, TrainerFailed
+from state.errors import EpochalError, TrainerFailed
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
@@ -35,12 +34,19 @@ ANSWER_TIMEOUT_S = 300.0
 RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_RETRY_AFTER_S = 60.0
 MAX_DETAIL_CHARACTERS = 500
+NOT_REACHED = "not-reached"
+"""The URL or the trust is wrong, so that the service cannot be asked at all."""
 
 T = TypeVar("T")
 
 
 class ServiceRefused(EpochalError):
-    """The service's word, which will not change. `kind` is its problem's type, or the status; `status` the HTTP one."""
+    """The service's word, which will not change.
+
+    Attributes:
+        kind: the problem's type, the status where the answer names none, or `NOT_REACHED`.
+        status: the HTTP status; 0 where there is none.
+    """
 
     def __init__(self, kind: str, message: str, status: int) -> None:
         super().__init__(message, kind=kind, status=status)
@@ -70,16 +76,13 @@ class TrainingServiceClient:
     """
 
     def __init__(self, url: str, retry: RetryPolicy, token: str | None = None, verify: bool | str = True) -> None:
-        check_service_url(url)
-        try:
-            self._http = httpx.AsyncClient(
-                base_url=url.rstrip("/"),
-                verify=trust_of(verify),
-                headers={} if token is None else {"Authorization": f"Bearer {token}"},
-                timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            )
-        except (httpx.InvalidURL, ValueError, OSError) as error:
-            raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
+        self._http = open_client(
+            url,
+            "training service",
+            verify,
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        )
         self._retry = replace(retry, max_asked_s=MAX_RETRY_AFTER_S)
         self.requests = 0
         """Requests that were sent, repetitions included."""
@@ -145,26 +148,22 @@ class TrainingServiceClient:
         self.requests += 1
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._http.request(method, path, content=content, headers=headers)
+                request = self._http.build_request(method, path, content=content, headers=headers)
+                answer = await whole_answer(self._http, request)
         except (TimeoutError, httpx.RequestError) as error:
-            raise _Later(f"{self._http.base_url} does not answer: {str(error) or type(error).__name__}") from error
+            url = str(self._http.base_url)
+            mistake = user_mistake(error, url)
+            if mistake is not None:
+                raise ServiceRefused(NOT_REACHED, mistake, 0) from error
+            raise _Later(f"{url} does not answer: {reason_of(error, url)}") from error
         if answer.is_success:
             return answer.content
-        kind, detail = _problem_of(answer)
-        message = f"{method} {path.partition('?')[0]}: {answer.status_code} {detail}"
-        if answer.status_code in RETRY_STATUSES:
+        status, refusal = answer.status_code, refusal_in(answer)
+        detail = answer.text or answer.reason_phrase if refusal is None else refusal.message
+        message = f"{method} {path.partition('?')[0]}: {status} {detail[:MAX_DETAIL_CHARACTERS]}"
+        if status in RETRY_STATUSES:
             raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
-        raise ServiceRefused(kind, message, answer.status_code)
-
-
-def check_service_url(url: str) -> None:
-    """Raises `InvalidInput` unless a training service can be at this URL."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InvalidInput(f"training service URL {url!r}: {error}", url=url) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidInput(f"training service URL {url!r}: allowed: http://host:port or https://host:port", url=url)
+        raise ServiceRefused(str(status) if refusal is None else refusal.kind, message, status)
 
 
 def _plain(request: SessionRequest) -> dict[str, Any]:
@@ -174,11 +173,3 @@ def _plain(request: SessionRequest) -> dict[str, Any]:
         "optimizer": None if optimizer is None else optimizer.model_dump(mode="json"),
         "inner_state": request.inner_state,
     }
-
-
-def _problem_of(answer: httpx.Response) -> tuple[str, str]:
-    try:
-        problem = answer.json()
-        return str(problem["type"]).removeprefix(TYPE_PREFIX), str(problem["detail"])[:MAX_DETAIL_CHARACTERS]
-    except (ValueError, KeyError, TypeError):
-        return str(answer.status_code), answer.text[:MAX_DETAIL_CHARACTERS] or answer.reason_phrase

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
+from runtime.http_client import raw_body, reason_of, streamed
 from runtime.retry import retry_after_s
 
 ANSWER_TIMEOUT_S = 60.0
@@ -40,20 +41,15 @@ async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> 
     try:
         request = client.build_request("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
         shown = str(request.url.copy_with(userinfo=b"", query=None, fragment=None))
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            response = await client.send(request, stream=True)
-            try:
-                yield Opened(response, shown)
-            finally:
-                # A cancelled close would leave the connection busy in httpcore's pool for ever.
-                await asyncio.shield(response.aclose())
+        async with asyncio.timeout(ANSWER_TIMEOUT_S), streamed(client, request) as response:
+            yield Opened(response, shown)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects, UnicodeError) as error:
         # `UnicodeError`: a redirect to a host that is no name (httpx decodes it to compare servers).
         raise Rejected(f"{shown} cannot be asked: {error}", url=shown) from error
     except httpx.HTTPError as error:
-        raise SourceUnavailable(f"{shown} cannot be read: {error or type(error).__name__}", url=shown) from error
+        raise SourceUnavailable(f"{shown} cannot be read: {reason_of(error, shown)}", url=shown) from error
 
 
 def what_comes(answer: Opened) -> tuple[int, int, int]:
@@ -123,9 +119,7 @@ async def body_into(answer: Opened, target: Filling, *, skip: int, announced: in
         SourceUnavailable: the body has another length than announced.
     """
     received, begin = 0, target.filled
-    stream = answer.response.stream
-    assert isinstance(stream, httpx.AsyncByteStream)
-    async for chunk in stream:
+    async for chunk in raw_body(answer.response):
         first = max(0, skip - received)
         received += len(chunk)
         if received > announced:

@@ -24,6 +24,7 @@ from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
 from runtime.retry import RetryPolicy
+from state.config.data_location import MAX_PORT
 from state.errors import InvalidInput
 
 MAX_CONNECTIONS = 16
@@ -33,7 +34,6 @@ SILENCE_TIMEOUT_S = 20.0
 POOL_TIMEOUT_S = 120.0
 MAX_ANSWERS_PER_READ = 64
 """A body may break often as long as each answer brings something; after so many answers the source is given up."""
-MAX_PORT = 65_535
 PROBE_BYTES = 1
 RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000

@@ -1,0 +1,142 @@
+"""`runtime/http_client.py`: addresses, what went wrong, refusals, and answers that are closed whatever happens."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.http_client import check_url, open_client, reason_of, refusal_in, user_mistake, whole_answer
+from state.errors import InvalidInput
+from state.refusals import PROBLEM_JSON, Refusal
+
+
+@pytest.mark.parametrize("url", ["http://host", "https://host:8000", "http://[::1]:8000", "https://proxy/behind/it"])
+def test_url_of_a_server_is_accepted(url: str) -> None:
+    check_url(url, "coordinator")
+
+
+@pytest.mark.parametrize("url", ["", "host:8000", "ftp://host", "http://", "http://host:65536", "http://host:port"])
+def test_url_of_no_server_is_the_users_mistake(url: str) -> None:
+    with pytest.raises(InvalidInput, match="coordinator URL"):
+        check_url(url, "coordinator")
+
+
+def test_file_without_authorities_is_the_users_mistake() -> None:
+    with pytest.raises(InvalidInput, match=f"--tls-ca {__file__}"):
+        open_client("https://host", "coordinator", __file__)
+
+
+async def error_at(url: str) -> httpx.HTTPError:
+    """What httpx raises when it is asked for this URL."""
+    async with open_client(url, "coordinator", True, timeout=5.0) as client:
+        with pytest.raises(httpx.HTTPError) as raised:
+            await whole_answer(client, client.build_request("GET", "/"))
+    return raised.value
+
+
+@asynccontextmanager
+async def server_that_sends(data: bytes) -> AsyncIterator[str]:
+    """The `http://` URL of a server that reads a little, sends these bytes and hangs up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_https_where_a_server_speaks_plain_http_names_the_other_scheme() -> None:
+    async with server_that_sends(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        wrong = url.replace("http:", "https:")
+        mistake = user_mistake(await error_at(wrong), wrong)
+    assert mistake == f"{wrong} does not speak TLS; the server may be at {url}"
+
+
+async def test_http_where_a_server_hangs_up_asks_for_https() -> None:
+    async with server_that_sends(b"") as url:
+        error = await error_at(url)
+    assert user_mistake(error, url) is None, "it may as well be starting"
+    assert reason_of(error, url).endswith("(does it serve https:// there?)")
+
+
+def test_certificate_that_is_not_trusted_is_the_users_mistake() -> None:
+    cause = ssl.SSLCertVerificationError("it is its own")
+    cause.verify_message = "self-signed certificate"
+    error = httpx.ConnectError("failed")
+    error.__cause__ = cause
+    mistake = user_mistake(error, "https://host")
+    assert mistake == "https://host is not trusted (self-signed certificate); --tls-ca names whom to trust"
+
+
+class _Body(httpx.AsyncByteStream):
+    """A body whose end never comes; its closing takes a while."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"begun"
+        await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        self.is_closed = True
+
+
+async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
+    body = _Body()
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=body))
+    async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+        reading = asyncio.ensure_future(whole_answer(client, client.build_request("GET", "/")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await asyncio.sleep(0)
+    assert body.is_closed
+
+
+def problem(body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+    return httpx.Response(409, headers={"Content-Type": PROBLEM_JSON, **(headers or {})}, content=json.dumps(body))
+
+
+@pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
+def test_problem_is_a_refusal_with_its_members(kind_as: str) -> None:
+    refused = refusal_in(problem({"type": kind_as, "detail": "so it is", "step": 12, "self": 1, "kind": 2}))
+    assert refused is not None
+    assert (refused.kind, refused.message, refused.context) == (Refusal.BEHIND, "so it is", {"step": 12})
+
+
+def test_problem_of_a_kind_that_nobody_knows_keeps_its_words() -> None:
+    refused = refusal_in(problem({"type": "urn:epochal:problem:new", "title": "something new"}))
+    assert refused is not None
+    assert (refused.kind, refused.message) == (Refusal.UNKNOWN, "something new")
+
+
+def test_problem_says_how_long_to_wait() -> None:
+    refused = refusal_in(problem({"type": "urn:epochal:problem:overloaded"}, {"Retry-After": "3"}))
+    assert refused is not None
+    assert refused.context == {"retry_after_s": 3.0}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(404, content=b"{}"),
+        problem([]),
+        problem({"type": 7}),
+        httpx.Response(500, headers={"Content-Type": PROBLEM_JSON}, content=b"not JSON"),
+    ],
+    ids=["another type", "a list", "a number for a type", "no JSON"],
+)
+def test_answer_without_a_problem_holds_no_refusal(answer: httpx.Response) -> None:
+    assert refusal_in(answer) is None
