@@ -1,1 +1,1 @@
-"""The REST routes of DESIGN section 5, thin over the handlers."""
+"""The coordinator's REST routes, thin over `coordinator/handlers.py`."""

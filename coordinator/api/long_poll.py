@@ -11,13 +11,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.limits import LongPolls
+from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.publication import Published
 from runtime.http_bodies import bearer_token, parse_seconds, parse_whole
 from runtime.problem_json import problem_response
 from state.errors import EpochalError
-
-RUN = "/v1/runs/{run_id}"
 
 
 class RunDocumentEndpoint:

@@ -1,0 +1,63 @@
+"""Routes for whoever runs the coordinator: status, pause, resume, eject, health."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from coordinator.api.requests import RUN
+from coordinator.handlers import Handlers
+from runtime.http_bodies import bearer_token, document_response, openapi_answer
+from state.messages import RunStatus
+from state.wire import ClientId
+
+
+def operator_routes(handlers: Handlers) -> APIRouter:
+    """Return the operator's routes; those that change the run need the admin token."""
+    router = APIRouter()
+
+    def check(run_id: str, request: Request) -> None:
+        handlers.check_run(run_id)
+        handlers.check_admin(bearer_token(request.headers))
+
+    @router.get(f"{RUN}/status", summary="What an operator asks", responses=openapi_answer(RunStatus))
+    async def status(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.status())
+
+    @router.post(f"{RUN}/pause", summary="Hold after this round (admin token)", status_code=204)
+    async def pause(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        await handlers.pause()
+        return Response(status_code=204)
+
+    @router.post(f"{RUN}/resume", summary="Go on (admin token)", status_code=204)
+    async def resume(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        await handlers.resume()
+        return Response(status_code=204)
+
+    @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client (admin token)", status_code=204)
+    async def eject(run_id: str, client_id: str, request: Request) -> Response:
+        check(run_id, request)
+        await handlers.eject(ClientId(client_id))
+        return Response(status_code=204)
+
+    return router
+
+
+def health_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes that say whether the process lives and is ready."""
+    router = APIRouter()
+
+    @router.get("/healthz", summary="The process lives")
+    async def healthz() -> Response:
+        return PlainTextResponse("ok\n")
+
+    @router.get("/readyz", summary="The run is loaded and can be kept")
+    async def readyz() -> Response:
+        service = handlers.service
+        if service.accepting:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse(f"not accepting: {service.failure or 'the run is not loaded yet'}\n", 503)
+
+    return router

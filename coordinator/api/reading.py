@@ -1,0 +1,68 @@
+"""Routes that anyone may read: round documents, results as they come, outcomes, the last checkpoint."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.limits import LongPolls
+from coordinator.api.requests import RUN, sha256_of
+from coordinator.handlers import Handlers
+from runtime.http_bodies import (
+    IMMUTABLE,
+    bearer_token,
+    document_response,
+    json_response,
+    openapi_answer,
+    seconds,
+    whole_number,
+)
+from state.documents import CheckpointRef, Outcome, Roster, WorkList
+from state.messages import ResultsPage
+
+
+def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
+    """Return the routes that anyone may read: round documents, results as they come, outcomes, the last checkpoint."""
+    router = APIRouter()
+
+    @router.get("/v1/runs", summary="The run that this coordinator serves")
+    async def runs() -> Response:
+        return document_response({"runs": [handlers.service.run.state_file.run_id]})
+
+    async def immutable(run_id: str, sha256: str) -> Response:
+        handlers.check_run(run_id)
+        return json_response(handlers.immutable(sha256_of(sha256)), IMMUTABLE)
+
+    for place, kind in (("rosters", Roster), ("work", WorkList)):
+        path = f"{RUN}/{place}/{{sha256}}"
+        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
+    router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
+
+    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="What step applied", responses=openapi_answer(Outcome))
+    async def outcome(run_id: str, step: int) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.outcome(step), IMMUTABLE)
+
+    @router.get(
+        f"{RUN}/rounds/{{step}}/results",
+        summary="Verified results of the round under way, as they come; long poll",
+        responses=openapi_answer(ResultsPage),
+    )
+    async def results(run_id: str, step: int, request: Request) -> Response:
+        handlers.check_run(run_id)
+        token = bearer_token(request.headers)
+        client_id = None if token is None else handlers.authenticate(token)
+        attempt, after = whole_number(request, "attempt", 0), max(0, whole_number(request, "after", 0))
+        with polls.place(client_id):
+            page = await handlers.results(step, attempt, after, seconds(request, "wait_s", 0.0))
+        if client_id is not None:
+            handlers.service.heard(client_id)
+        return document_response(page)
+
+    @router.get(
+        f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)
+    )
+    async def latest_checkpoint(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.latest_checkpoint(), "no-cache")
+
+    return router
