@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 from coordinator_client.api import CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
-from runtime.retry import MAX_DELAY_S, RetryPolicy
+from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
 from state.refusals import Refusal, Retry
@@ -30,6 +30,7 @@ JOINS_WINDOW_S = 60.0
 MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
+UNREACHABLE = "unreachable"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +56,14 @@ class CoordinatorFound:
     """The coordinator answers again."""
 
 
-SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound
+@dataclass(frozen=True, slots=True)
+class RequestRepeated:
+    """A request is made again. `reason` is the refusal's kind, or `UNREACHABLE`."""
+
+    reason: str
+
+
+SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound | RequestRepeated
 SessionObserver = Callable[[SessionEvent], None]
 
 
@@ -140,12 +148,12 @@ class CoordinatorSession(ForwardedRequests):
                 answer = await request(*args, **kwargs)
             except CoordinatorUnreachable as error:
                 self._note_lost(error)
-                await backoff.wait(error)
+                await self._wait(backoff, error)
             except Refused as refusal:
                 if refusal.kind is Refusal.UNAUTHORIZED:
                     await self._join_after(number)
                 elif refusal.kind.retry is Retry.LATER:
-                    await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
+                    await self._wait(backoff, refusal)
                 else:
                     raise
             else:
@@ -189,11 +197,11 @@ class CoordinatorSession(ForwardedRequests):
                     session = await self._join_once()
                 except CoordinatorUnreachable as error:
                     self._note_lost(error)
-                    await backoff.wait(error)
+                    await self._wait(backoff, error)
                 except Refused as refusal:
                     if not refusal.kind.may_retry:
                         raise
-                    await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
+                    await self._wait(backoff, refusal)
                 else:
                     break
             self._count_join()
@@ -211,6 +219,11 @@ class CoordinatorSession(ForwardedRequests):
         return await self._api.join(
             JoinRequest(public_key, challenge.nonce, signature, self._profile.capabilities, self._profile.invitation)
         )
+
+    async def _wait(self, backoff: Backoff, error: CoordinatorUnreachable | Refused) -> None:
+        """Wait until the request that failed may be repeated; raise the error if it may not any more."""
+        await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
+        self._observer(RequestRepeated(error.kind.value if isinstance(error, Refused) else UNREACHABLE))
 
     def _count_join(self) -> None:
         now_s = self._retry_policy.clock.monotonic_s()

@@ -116,6 +116,7 @@ class BatchReceiver:
 
     Attributes:
         failed_batch: the batches on which fetching failed, once the iteration has raised.
+        waited_s: seconds that the receiver has waited for samples.
     """
 
     def __init__(self, channel: asyncio.Queue[_Item], filling: asyncio.Task[None]) -> None:
@@ -123,6 +124,7 @@ class BatchReceiver:
         self._filling = filling
         self._end: _End | None = None
         self.failed_batch: BatchId | None = None
+        self.waited_s = 0.0
 
     def __aiter__(self) -> "BatchReceiver":
         return self
@@ -135,7 +137,7 @@ class BatchReceiver:
             DataError: the provider's error, after which no data follow.
         """
         if self._end is None:
-            item = await self._channel.get()
+            item = await self._next_item()
             if not isinstance(item, _End):
                 return item
             self._end = item
@@ -143,6 +145,14 @@ class BatchReceiver:
             raise StopAsyncIteration
         self.failed_batch = self._end.batch_id
         raise self._end.error
+
+    async def _next_item(self) -> _Item:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            return await self._channel.get()
+        finally:
+            self.waited_s += loop.time() - started_s
 
     def close(self) -> None:
         """Stops fetching; what has arrived and was not received is dropped."""

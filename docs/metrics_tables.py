@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from coordinator.api.metrics import CoordinatorMetrics
 from data_providers.tcp.metrics import DataServerMetrics
+from run_manager.metrics import ClientMetrics
 from training_service.metrics import TrainingMetrics
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -14,6 +15,7 @@ PROGRAMS: dict[str, Callable[[CollectorRegistry], object]] = {
     "coordinator": CoordinatorMetrics,
     "data-server": DataServerMetrics,
     "training-service": TrainingMetrics,
+    "client": ClientMetrics,
 }
 
 

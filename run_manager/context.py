@@ -8,7 +8,7 @@ from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider
-from run_manager.events import Observer
+from run_manager.events import Observer, ResultSettled, ignore
 from run_manager.exchange.protocol import Exchange
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import ReplicaKeeper
@@ -64,8 +64,9 @@ class ClientDependencies:
 class TentativeState:
     """Binds the trainer's inner state to the fate of the result that it came with (`docs/merging.md`)."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, observer: Observer = ignore) -> None:
         self._trainer = trainer
+        self._observer = observer
         self._result_sha256: Sha256 | None = None
 
     def published(self, result_sha256: Sha256) -> None:
@@ -78,13 +79,16 @@ class TentativeState:
         if mine is not None and any(entry.result_sha256 == mine for entry in outcome.entries):
             self._trainer.commit_inner_state()
             self._result_sha256 = None
+            self._observer(ResultSettled(is_applied=True))
         else:
             self.forget()
 
     def forget(self) -> None:
         """Roll the inner state back: no outcome will contain the result."""
         self._trainer.roll_back_inner_state()
-        self._result_sha256 = None
+        if self._result_sha256 is not None:
+            self._result_sha256 = None
+            self._observer(ResultSettled(is_applied=False))
 
 
 @dataclass(frozen=True, slots=True)

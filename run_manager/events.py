@@ -42,14 +42,18 @@ class RoundTrained:
     Attributes:
         loss: nats per token; None when the trainer computes none.
         token_count: tokens trained on.
+        batch_count: batches trained on.
         train_s: seconds from the first sample to the difference, waits for data included.
+        data_wait_s: seconds of those in which the trainer waited for samples.
     """
 
     step: int
     attempt: int
     loss: float | None
     token_count: int
+    batch_count: int
     train_s: float
+    data_wait_s: float
     result_sha256: Sha256
 
 
@@ -72,6 +76,37 @@ class Attested:
     attempt: int
     received_count: int
     known_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSettled:
+    """It is known what became of a result of this client: whether an outcome contains it."""
+
+    is_applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlobSent:
+    """A result or checkpoint was uploaded, repeated attempts included in the time."""
+
+    size_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlobFetched:
+    """A result or checkpoint was downloaded and its digest compared."""
+
+    size_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeMerged:
+    """The outcome of `step` was merged into the replica."""
+
+    step: int
+    merge_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +143,10 @@ Event: TypeAlias = (
     | RoundTrained
     | RoundFailed
     | Attested
+    | ResultSettled
+    | BlobSent
+    | BlobFetched
+    | OutcomeMerged
     | ReplicaHeld
     | ReplicaDistrusted
     | StepRefused

@@ -4,13 +4,25 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from run_manager.events import DocumentArrived, Event, StepEntered
+from coordinator_client.session import RequestRepeated
+from run_manager.events import (
+    BlobFetched,
+    BlobSent,
+    DocumentArrived,
+    Event,
+    OutcomeMerged,
+    ResultSettled,
+    StepEntered,
+)
 
 log = logging.getLogger(__name__)
 
+QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated)
+"""Events that are many, or of which others tell as well."""
+
 
 def log_event(event: Event) -> None:
-    """Write one log line for an event; run documents and steps only with `--verbose`."""
+    """Write one log line for an event; the `QUIET` ones only with `--verbose`."""
     fields: dict[str, Any] = asdict(event)
     name = _snake(type(event).__name__)
     if isinstance(event, DocumentArrived | StepEntered):
@@ -18,11 +30,9 @@ def log_event(event: Event) -> None:
         fields = {"version": document.version, "phase": document.run_state.value, "run_step": document.step}
         if isinstance(event, StepEntered):
             fields["step_name"] = event.step_name
-        log.debug(name, extra=fields)
-        return
     if "message" in fields:
         fields["detail"] = fields.pop("message")
-    log.info(name, extra=fields)
+    log.log(logging.DEBUG if isinstance(event, QUIET) else logging.INFO, name, extra=fields)
 
 
 def _snake(name: str) -> str:

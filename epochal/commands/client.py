@@ -1,9 +1,11 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
+import contextlib
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +22,15 @@ from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import LogFormatOption, VerboseOption, trainer_token, trusted
+from epochal.cli.options import LogFormatOption, MetricsHostOption, VerboseOption, trainer_token, trusted
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
+from run_manager.events import Event, Observer
+from run_manager.metrics import ClientMetrics
 from runtime.http_client import check_url
+from runtime.metrics import LOOPBACK, new_registry, serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
@@ -70,6 +75,7 @@ class ClientOptions:
     data: DataChoice
     verify: bool | str
     reconnect_bound_s: float
+    metrics_address: tuple[int, str] | None
 
 
 class ChunkPolicyOption(StrEnum):
@@ -142,6 +148,11 @@ def client(
         ),
     ] = None,
     cache_bytes: Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")] = DEFAULT_CACHE_BYTES,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0 picks a free one."),
+    ] = None,
+    metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -162,6 +173,7 @@ def client(
         data=choice,
         verify=verify,
         reconnect_bound_s=reconnect_s,
+        metrics_address=None if metrics_port is None else (metrics_port, metrics_host),
     )
     run_to_end(_run(options))
 
@@ -204,11 +216,31 @@ def base_url(url: str) -> str:
 async def _run(options: ClientOptions) -> None:
     dependencies = _dependencies(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
-    api = await CoordinatorClient.connect(base_url(options.url), dependencies.retry_policy, options.verify)
-    try:
-        await _run_agent(Agent(api, ClientProfile(key, options.capabilities, options.invitation), dependencies))
-    finally:
-        await api.aclose()
+    profile = ClientProfile(key, options.capabilities, options.invitation)
+    async with _observing(options.metrics_address) as observer:
+        api = await CoordinatorClient.connect(base_url(options.url), dependencies.retry_policy, options.verify)
+        try:
+            await _run_agent(Agent(api, profile, replace(dependencies, observer=observer)))
+        finally:
+            await api.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Observer]:
+    """Log the client's events, and show metrics of them where there is an address, until the context is left."""
+    if metrics_address is None:
+        yield log_event
+        return
+    registry = new_registry()
+    metrics = ClientMetrics(registry)
+
+    def observe(event: Event) -> None:
+        log_event(event)
+        metrics.observe(event)
+
+    async with serving_metrics(registry, *metrics_address) as url:
+        say(f"metrics at {url}")
+        yield observe
 
 
 async def _run_agent(agent: Agent) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from coordinator_client.api import RunRequests
+from run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from runtime.worker_thread import Worker
 from state.errors import InvalidDocument
 from state.wire import Sha256, sha256_hex
@@ -37,8 +38,15 @@ class _Fetch:
 class StarExchange:
     """Everything goes through the coordinator's blobs; what was fetched is kept, up to `cache_bytes`."""
 
-    def __init__(self, requests: RunRequests, worker: Worker, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        requests: RunRequests,
+        worker: Worker,
+        observer: Observer = ignore,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
         self._requests = requests
+        self._observer = observer
         self._worker = worker
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[Sha256, bytes] = OrderedDict()
@@ -48,7 +56,9 @@ class StarExchange:
 
     async def publish(self, sha256: Sha256, data: bytes) -> None:
         self._keep(sha256, data)
+        started_s = asyncio.get_running_loop().time()
         await self._requests.put_blob(sha256, data)
+        self._observer(BlobSent(len(data), asyncio.get_running_loop().time() - started_s))
 
     async def fetch(self, sha256: Sha256) -> bytes:
         fetch = self._under_way.setdefault(sha256, _Fetch())
@@ -74,12 +84,13 @@ class StarExchange:
                 self._size_bytes -= len(self._cached.pop(sha256))
 
     async def _fetch_verified(self, sha256: Sha256) -> bytes:
-        found = ""
+        found, started_s = "", asyncio.get_running_loop().time()
         for _ in range(FETCHES_BEFORE_GIVING_UP):
             data = await self._requests.get_blob(sha256)
             hashing = partial(sha256_hex, data)
             found = hashing() if len(data) <= INLINE_HASH_BYTES else await self._worker.run(hashing)
             if found == sha256:
+                self._observer(BlobFetched(len(data), asyncio.get_running_loop().time() - started_s))
                 return data
             log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "found": found})
         raise InvalidDocument(f"blob {sha256} keeps coming with other bytes", sha256=sha256, found=found)

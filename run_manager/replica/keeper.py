@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from coordinator_client.api import RunRequests
-from run_manager.events import Observer, ReplicaDistrusted, ReplicaHeld
+from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.protocol import Exchange
 from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
@@ -204,7 +204,9 @@ class ReplicaKeeper:
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step
             return
+        started_s = asyncio.get_running_loop().time()
         replica = await self._merger.merge(held.replica, contributions)
+        self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
         advanced = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
         if self._held is held:
             self._on_outcome(outcome)

@@ -18,7 +18,7 @@ from run_manager.replica.keeper import HeldReplica
 from run_manager.round_view import round_of
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
-from state.intervals import BatchId
+from state.intervals import BatchId, total_batches
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.refusals import Refusal
 from state.results import ResultHeader, encode_result
@@ -51,6 +51,8 @@ class _Trained:
     round: TrainedRound
     held: HeldReplica
     train_s: float
+    data_wait_s: float
+    batch_count: int
 
 
 class TrainingStepMetadata:
@@ -114,7 +116,8 @@ class TrainingStepMetadata:
         if failure is not None:
             await self._report(failure, failure.context.get("batch_id", batches.failed_batch))
             return None
-        return _Trained(trained, held, clock.monotonic_s() - started_s)
+        train_s = clock.monotonic_s() - started_s
+        return _Trained(trained, held, train_s, receiver.waited_s, total_batches(data_assignments))
 
     def _batched(self, data_assignments: tuple[BatchId, ...], receiver: BatchReceiver) -> AssignedBatches:
         """What the trainer is given: the samples as they come, or packed into rows."""
@@ -146,7 +149,16 @@ class TrainingStepMetadata:
             await self._report_failed("unavailable", reason, None)
             return
         context.dependencies.observer(
-            RoundTrained(head.step, head.attempt, metrics.loss, metrics.tokens, trained.train_s, sha256)
+            RoundTrained(
+                step=head.step,
+                attempt=head.attempt,
+                loss=metrics.loss,
+                token_count=metrics.tokens,
+                batch_count=trained.batch_count,
+                train_s=trained.train_s,
+                data_wait_s=trained.data_wait_s,
+                result_sha256=sha256,
+            )
         )
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from coordinator.serve import ServeOptions, serving
+from coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
 from data_providers.tcp.coordinator_gate import CoordinatorGate
@@ -20,16 +21,20 @@ from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from docs.metrics_tables import PROGRAMS, table
 from epochal.commands.trainer_service import serving_training
+from run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
+from run_manager.metrics import ClientMetrics
 from runtime.http_server import Endpoint
 from runtime.metrics import METHODS, new_registry, serving_metrics
 from state.errors import InvalidInput
 from state.refusals import Refusal
+from state.wire import ClientId, Sha256
 from tests.support.scraping import OPENMETRICS, Scrape, scrape
 from tests.support.states import state_file
 from training_service.service import TrainingServiceOptions
 
 TYPES = frozenset({"counter", "gauge", "histogram", "info"})
 WRONG_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|kilobytes|megabytes|percent)(_|$)")
+DATA_ERRORS = frozenset({"unavailable", "corrupt", "out_of_range", "rejected", "trainer"})
 SPEC = DatasetSpec(token_size_bytes=2, sequence_length=8)
 
 
@@ -59,10 +64,28 @@ async def training_service(folder: Path) -> AsyncIterator[str]:
         yield f"{url}/metrics"
 
 
+@contextlib.asynccontextmanager
+async def client(folder: Path) -> AsyncIterator[str]:
+    registry = new_registry()
+    observe = ClientMetrics(registry).observe
+    for event in (
+        Joined(ClientId("0" * 32), 1),
+        RequestRepeated(UNREACHABLE),
+        RoundTrained(1, 0, 2.5, 64, 4, 0.5, 0.1, Sha256("0" * 64)),
+        RoundFailed(2, 0, "corrupt", "a hole", None),
+        ResultSettled(is_applied=True),
+        StepRefused("Training", Refusal.STALE_ROUND, "the round is over"),
+    ):
+        observe(event)
+    async with serving_metrics(registry, 0) as url:
+        yield url
+
+
 SERVED: dict[str, Callable[[Path], AbstractAsyncContextManager[str]]] = {
     "coordinator": coordinator,
     "data-server": data_server,
     "training-service": training_service,
+    "client": client,
 }
 
 
@@ -140,7 +163,7 @@ async def test_no_label_has_a_value_that_a_stranger_chooses(program: str, tmp_pa
     for family in found.families.values():
         for sample in family.samples:
             assert sample.labels.get("method", "GET") in METHODS | {"(none)"}
-            assert sample.labels.get("reason", "internal") in set(Refusal)
+            assert sample.labels.get("reason", "internal") in {*Refusal, *DATA_ERRORS, UNREACHABLE}
             assert "nowhere" not in sample.labels.get("route", "")
 
 
