@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator.machine.phases import PHASES
 from docs import metrics_tables
+from run_manager.step_table import STEPS, News
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -17,7 +18,8 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 def generated_blocks() -> dict[str, str]:
     """Every block that code writes, by the name in its comment."""
-    return {"phases": f"```mermaid\n{PHASES.diagram()}\n```"} | metrics_tables.blocks()
+    tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News)}
+    return tables | metrics_tables.blocks()
 
 
 def with_generated(text: str) -> str:

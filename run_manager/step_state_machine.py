@@ -2,7 +2,7 @@
 
 `run_manager/step_table.py` holds the table and says which step follows; this module carries it out. `apply_state` is
 prompt: a step runs in a task of its own, and a document that overtakes it cancels it and waits until it has ended. A
-document that changes nothing for the present step (`_key`) leaves it alone. The results of a round are followed by a
+document that changes nothing for the present step leaves it alone. The results of a round are followed by a
 task that lives from the round's first document to its last, across Training and Witness.
 """
 
@@ -13,7 +13,7 @@ from run_manager.context import Step, StepContext
 from run_manager.events import StepEntered, StepRefused
 from run_manager.exchange.round_results import RoundResults
 from run_manager.round_view import round_of
-from run_manager.step_table import StepName, next_step
+from run_manager.step_table import DueStep, StepName, due_step
 from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.training import TrainingStepMetadata
 from run_manager.steps.warmup import WarmupStep
@@ -41,9 +41,8 @@ class StepStateMachine:
         self._results: RoundResults | None = None
         self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
-        self._key: tuple[object, ...] | None = None
+        self._due: DueStep | None = None
         self._warmup: tuple[object, ...] | None = None
-        self.step = StepName.OBSERVING
 
     async def apply_state(self, document: RunDocument) -> None:
         """Takes the step that the document asks for.
@@ -51,24 +50,24 @@ class StepStateMachine:
         Raises:
             Desync: no step allows the document; nothing was changed.
         """
-        goal = next_step(self.step, document, self._last_round)
+        present = StepName.OBSERVING if self._due is None else self._due.name
+        due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
-        key = self._key_of(goal, document)
-        if goal is self.step and key == self._key:
+        if due == self._due:
             return
-        self.step, self._key = goal, key
+        self._due = due
         await self._step_task.replace(None)
         await self._follow_results(document)
-        step = self._make(goal, document)
-        self.context.dependencies.observer(StepEntered(goal.value, document))
-        log.debug("step_entered", extra={"step_name": goal.value, "version": document.version})
+        step = self._make(due.name, document)
+        self.context.dependencies.observer(StepEntered(due.name.value, document))
+        log.debug("step_entered", extra={"step_name": due.name.value, "version": document.version})
         if step is not None:
-            await self._step_task.replace(self._run(goal, step))
+            await self._step_task.replace(self._run(due.name, step))
 
     async def start_anew(self) -> None:
         """Forgets every round that was seen; the next document is the first."""
         await self.stop()
-        self.step, self._key, self._last_round, self._results, self._warmup = StepName.OBSERVING, None, None, None, None
+        self._due, self._last_round, self._results, self._warmup = None, None, None, None
 
     async def round_done(self) -> None:
         """Returns when this client owes nothing more to the round under way: its result, or its attestation."""
@@ -82,19 +81,6 @@ class StepStateMachine:
         """Cancels the present step and waits until it has ended; bounded."""
         await self._step_task.replace(None)
         await self._results_task.replace(None)
-
-    def _key_of(self, goal: StepName, document: RunDocument) -> tuple[object, ...]:
-        """What of the document the step depends on: another key starts it again."""
-        mine = document.checkpointer == self.context.session.client_id
-        match goal:
-            case StepName.TRAINING | StepName.WITNESS:
-                return (document.round,)
-            case StepName.WARMUP:
-                return (document.epoch, document.phase_started_s, document.step, document.checkpoint, mine)
-            case StepName.COOLDOWN:
-                return (document.epoch, document.step, document.checkpoint, mine)
-            case _:
-                return ()
 
     async def _follow_results(self, document: RunDocument) -> None:
         head = document.round

@@ -7,26 +7,18 @@ each other: training after the witnessing of the same round, a round before the 
 never started. Such a document is a `Desync`; the client starts anew from the checkpoint.
 
 News are the document's phase, and for a round's phases whether the round is the one seen last (`same`), another one
-that follows (`next`), or an earlier one (`past`):
-
-                 waiting   warmup   train_next train_same witness_next witness_same cooldown finished unstarted past
-    Observing    Observing Warmup   Training   –          Witness      –            Cooldown Finished Observing –
-    Warmup       Observing Warmup   Training   –          Witness      –            Cooldown Finished –         –
-    Training     Observing Warmup   Training   Training   Witness      Witness      Cooldown Finished –         –
-    Witness      Observing Warmup   Training   –          Witness      Witness      Cooldown Finished –         –
-    Cooldown     Observing Warmup   Training   –          Witness      –            Cooldown Finished –         –
-    Finished     Observing Warmup   Training   –          Witness      –            Cooldown Finished –         –
+that follows (`next`), or an earlier one (`past`). `docs/concepts.md` shows the table.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any
-
-from transitions import Machine
 
 from state.documents import RoundHead, RunDocument
 from state.errors import Desync
 from state.phases import ROUND_PHASES, RunState
+from state.transition_table import TransitionTable
+from state.wire import ClientId
 
 
 class StepName(StrEnum):
@@ -55,21 +47,20 @@ class News(StrEnum):
     PAST = "past"
 
 
-_ANYWHERE = tuple(step.value for step in StepName)
+TRANSITIONS: list[dict[str, Any]] = [
+    {"trigger": News.WAITING, "source": "*", "dest": StepName.OBSERVING},
+    {"trigger": News.WARMUP, "source": "*", "dest": StepName.WARMUP},
+    {"trigger": News.TRAIN_NEXT, "source": "*", "dest": StepName.TRAINING},
+    {"trigger": News.TRAIN_SAME, "source": StepName.TRAINING, "dest": StepName.TRAINING},
+    {"trigger": News.WITNESS_NEXT, "source": "*", "dest": StepName.WITNESS},
+    {"trigger": News.WITNESS_SAME, "source": [StepName.TRAINING, StepName.WITNESS], "dest": StepName.WITNESS},
+    {"trigger": News.COOLDOWN, "source": "*", "dest": StepName.COOLDOWN},
+    {"trigger": News.FINISHED, "source": "*", "dest": StepName.FINISHED},
+    {"trigger": News.UNSTARTED, "source": StepName.OBSERVING, "dest": StepName.OBSERVING},
+]
+"""Every transition, as `transitions.Machine` takes it (`*`: from every step). What is not here is not allowed."""
 
-TRANSITIONS: tuple[tuple[News, tuple[str, ...], StepName], ...] = (
-    (News.WAITING, _ANYWHERE, StepName.OBSERVING),
-    (News.WARMUP, _ANYWHERE, StepName.WARMUP),
-    (News.TRAIN_NEXT, _ANYWHERE, StepName.TRAINING),
-    (News.TRAIN_SAME, (StepName.TRAINING,), StepName.TRAINING),
-    (News.WITNESS_NEXT, _ANYWHERE, StepName.WITNESS),
-    (News.WITNESS_SAME, (StepName.TRAINING, StepName.WITNESS), StepName.WITNESS),
-    (News.COOLDOWN, _ANYWHERE, StepName.COOLDOWN),
-    (News.FINISHED, _ANYWHERE, StepName.FINISHED),
-    (News.UNSTARTED, (StepName.OBSERVING,), StepName.OBSERVING),
-    (News.PAST, (), StepName.OBSERVING),
-)
-"""(news, sources, destination). What is not here is not allowed."""
+STEPS = TransitionTable(StepName, TRANSITIONS)
 
 _PHASE_NEWS = {
     RunState.UNINITIALIZED: News.UNSTARTED,
@@ -81,26 +72,21 @@ _PHASE_NEWS = {
 }
 
 
-@cache
-def _table() -> Any:
-    machine = Machine(
-        model=None, states=list(_ANYWHERE), initial=StepName.OBSERVING.value, auto_transitions=False, send_event=False
-    )
-    for news, sources, goal in TRANSITIONS:
-        for source in sources:
-            machine.add_transition(news.value, str(source), goal.value)
-    return machine
+@dataclass(frozen=True, slots=True)
+class DueStep:
+    """The step that a document asks for.
 
+    Attributes:
+        name: the step.
+        depends_on: what of the document the step depends on; when that changes, the step starts again.
+    """
 
-@cache
-def destination(step: StepName, news: News) -> StepName | None:
-    """The step that follows, or None where the table allows none."""
-    found = _table().get_transitions(trigger=news.value, source=step.value) if news.value in _table().events else []
-    return StepName(found[0].dest) if found else None
+    name: StepName
+    depends_on: tuple[object, ...]
 
 
 def news_of(document: RunDocument, last_round: RoundHead | None) -> News:
-    """What the document says to a client that saw `last_round` last.
+    """Return what the document says to a client that saw `last_round` last.
 
     Raises:
         Desync: a document in a round's phase without a round; the coordinator's fault.
@@ -120,16 +106,16 @@ def news_of(document: RunDocument, last_round: RoundHead | None) -> News:
     return News.PAST
 
 
-def next_step(step: StepName, document: RunDocument, last_round: RoundHead | None) -> StepName:
-    """The step that a client in `step` takes for this document.
+def due_step(step: StepName, document: RunDocument, last_round: RoundHead | None, client_id: ClientId) -> DueStep:
+    """Return the step that a client in `step`, which saw `last_round` last, takes for this document.
 
     Raises:
         Desync: none is allowed; names the step and the document. The client starts anew from the checkpoint.
     """
     news = news_of(document, last_round)
-    goal = destination(step, news)
+    goal = STEPS.fire(step, news)
     if goal is None:
-        seen = "no round" if last_round is None else f"round {last_round.step} try {last_round.attempt}"
+        seen = "no round" if last_round is None else f"round {last_round.step} attempt {last_round.attempt}"
         raise Desync(
             f"step {step.value}, which saw {seen} last, does not allow a document in {document.run_state.value} at "
             f"step {document.step} (version {document.version}, {news.value})",
@@ -137,4 +123,17 @@ def next_step(step: StepName, document: RunDocument, last_round: RoundHead | Non
             news=news.value,
             version=document.version,
         )
-    return goal
+    return DueStep(goal, _dependencies(goal, document, client_id))
+
+
+def _dependencies(goal: StepName, document: RunDocument, client_id: ClientId) -> tuple[object, ...]:
+    is_checkpointer = document.checkpointer == client_id
+    match goal:
+        case StepName.TRAINING | StepName.WITNESS:
+            return (document.round,)
+        case StepName.WARMUP:
+            return (document.epoch, document.phase_started_s, document.step, document.checkpoint, is_checkpointer)
+        case StepName.COOLDOWN:
+            return (document.epoch, document.step, document.checkpoint, is_checkpointer)
+        case StepName.OBSERVING | StepName.FINISHED:
+            return ()

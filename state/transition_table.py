@@ -3,7 +3,7 @@
 No callbacks hang on a table, and it has no state of its own: a trigger is fired from a given state, and gives another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
@@ -56,4 +56,14 @@ class TransitionTable(Generic[S]):
         for row in self._machine.get_transitions():
             source, goal = self._states[str(row.source)], self._states[str(row.dest)]
             lines.append(f"    {source.value} --> {goal.value}: {getattr(row, 'label', '')}")
+        return "\n".join(lines)
+
+    def grid(self, triggers: Iterable[str]) -> str:
+        """Return where each trigger leads from each state, as a Markdown table."""
+        states = tuple(self._states)
+        lines = [f"| | {' | '.join(state.value for state in states)} |", "|---" * (len(states) + 1) + "|"]
+        for trigger in triggers:
+            goals = (self.fire(state, trigger) for state in states)
+            cells = ("–" if goal is None else goal.value for goal in goals)
+            lines.append(f"| {trigger} | {' | '.join(cells)} |")
         return "\n".join(lines)

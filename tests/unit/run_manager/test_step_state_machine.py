@@ -1,4 +1,4 @@
-"""`run_manager/step_table.py` cell by cell, and how `step_state_machine.py` carries it out in virtual time."""
+"""Which step a document leads to, by `run_manager/step_table.py`, and how `step_state_machine.py` carries it out."""
 
 import asyncio
 from dataclasses import replace
@@ -9,40 +9,72 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from run_manager.context import RunAccess
 from run_manager.events import RoundTrained, StepEntered
-from run_manager.step_table import News, StepName, destination, news_of, next_step
+from run_manager.step_table import News, StepName, due_step, news_of
+from state.documents import RunDocument
 from state.errors import Desync
 from state.intervals import DataIds
 from state.phases import RunState
-from state.wire import Seed
+from state.wire import ClientId, Seed
 from tests.support.fake_clients import ClientSpec, fake_client
 from tests.support.fake_coordinator import FakeCoordinator
 from tests.support.fake_documents import round_head, run_document
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 
-N, U, T, W, C, F = (StepName(name) for name in ("Observing", "Warmup", "Training", "Witness", "Cooldown", "Finished"))
-
-CELLS: dict[StepName, tuple[StepName | None, ...]] = {
-    # waiting, warmup, train_next, train_same, witness_next, witness_same, cooldown, finished, unstarted, past
-    N: (N, U, T, None, W, None, C, F, N, None),
-    U: (N, U, T, None, W, None, C, F, None, None),
-    T: (N, U, T, T, W, W, C, F, None, None),
-    W: (N, U, T, None, W, W, C, F, None, None),
-    C: (N, U, T, None, W, None, C, F, None, None),
-    F: (N, U, T, None, W, None, C, F, None, None),
-}
+ME = ClientId("01" * 16)
 
 
+def step_after(step: StepName, document: RunDocument) -> StepName | None:
+    """The step that a client in `step`, which saw round 5 attempt 1 last, takes for the document, or None."""
+    try:
+        return due_step(step, document, round_head(5, 1), ME).name
+    except Desync:
+        return None
+
+
+@pytest.mark.parametrize("step", StepName)
 @pytest.mark.parametrize(
-    ("step", "news", "goal"),
-    [(step, news, goal) for step, goals in CELLS.items() for news, goal in zip(News, goals, strict=True)],
+    ("run_state", "goal"),
+    [
+        (RunState.WAITING_FOR_MEMBERS, StepName.OBSERVING),
+        (RunState.PAUSED, StepName.OBSERVING),
+        (RunState.WARMUP, StepName.WARMUP),
+        (RunState.ROUND_TRAIN, StepName.TRAINING),
+        (RunState.ROUND_WITNESS, StepName.WITNESS),
+        (RunState.COOLDOWN, StepName.COOLDOWN),
+        (RunState.FINISHED, StepName.FINISHED),
+    ],
 )
-def test_table_every_cell_leads_where_the_docstring_says(step: StepName, news: News, goal: StepName | None) -> None:
-    assert destination(step, news) is goal
+def test_document_ahead_leads_from_every_step_to_its_own(step: StepName, run_state: RunState, goal: StepName) -> None:
+    assert step_after(step, run_document(run_state, 6, 0)) is goal
 
 
-def test_table_has_no_step_or_news_beyond_the_cells() -> None:
-    assert set(CELLS) == set(StepName)
+@pytest.mark.parametrize("step", StepName)
+@pytest.mark.parametrize("run_state", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+def test_document_of_the_past_is_allowed_in_no_step(step: StepName, run_state: RunState) -> None:
+    assert step_after(step, run_document(run_state, 4, 0)) is None
+
+
+def test_round_that_was_seen_is_trained_only_while_training() -> None:
+    document = run_document(RunState.ROUND_TRAIN, 5, 1)
+    assert [step for step in StepName if step_after(step, document)] == [StepName.TRAINING]
+
+
+def test_round_that_was_seen_is_witnessed_only_after_training_it() -> None:
+    document = run_document(RunState.ROUND_WITNESS, 5, 1)
+    assert [step for step in StepName if step_after(step, document)] == [StepName.TRAINING, StepName.WITNESS]
+
+
+def test_run_that_was_never_started_is_allowed_only_at_first() -> None:
+    document = run_document(RunState.UNINITIALIZED, 5, 1)
+    assert [step for step in StepName if step_after(step, document)] == [StepName.OBSERVING]
+
+
+def test_warmup_starts_again_when_this_client_becomes_the_checkpointer() -> None:
+    before = run_document(RunState.WARMUP, 6)
+    due = due_step(StepName.WARMUP, before, None, ME)
+    assert due == due_step(StepName.WARMUP, replace(before, reason="another", version=before.version + 1), None, ME)
+    assert due != due_step(StepName.WARMUP, replace(before, checkpointer=ME), None, ME)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +97,7 @@ def test_table_has_no_step_or_news_beyond_the_cells() -> None:
         (RunState.UNINITIALIZED, 5, 0, News.UNSTARTED),
     ],
 )
-def test_news_of_document_after_round_5_try_1(run_state: RunState, step: int, attempt: int, news: News) -> None:
+def test_news_of_document_after_round_5_attempt_1(run_state: RunState, step: int, attempt: int, news: News) -> None:
     assert news_of(run_document(run_state, step, attempt), round_head(5, 1)) is news
 
 
@@ -74,17 +106,17 @@ def test_news_of_another_round_under_the_same_number_is_past() -> None:
     assert news_of(run_document(RunState.ROUND_TRAIN, 5, 1, round=other), round_head(5, 1)) is News.PAST
 
 
-def test_next_step_document_that_goes_back_is_a_desync_that_names_both() -> None:
+def test_due_step_document_that_goes_back_is_a_desync_that_names_both() -> None:
     with pytest.raises(Desync) as caught:
-        next_step(StepName.WITNESS, run_document(RunState.ROUND_TRAIN, 5, 1), round_head(5, 1))
+        due_step(StepName.WITNESS, run_document(RunState.ROUND_TRAIN, 5, 1), round_head(5, 1), ME)
     assert "Witness" in caught.value.message
     assert "RoundTrain" in caught.value.message
-    assert "round 5 try 1" in caught.value.message
+    assert "round 5 attempt 1" in caught.value.message
 
 
-def test_next_step_round_phase_without_a_round_is_a_desync() -> None:
+def test_due_step_round_phase_without_a_round_is_a_desync() -> None:
     with pytest.raises(Desync):
-        next_step(StepName.OBSERVING, run_document(RunState.ROUND_TRAIN, 1, round=None), None)
+        due_step(StepName.OBSERVING, run_document(RunState.ROUND_TRAIN, 1, round=None), None, ME)
 
 
 class _HangingProvider(DummyDataProvider):
