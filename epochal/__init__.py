@@ -67,6 +67,9 @@ if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imp
     )
     from state.intervals import BatchId as BatchId, DataIds as DataIds
     from state.refusals import Refusal as Refusal
+    from trainers.learner import (
+        InnerState as InnerState, Learner as Learner, Learnt as Learnt, LossOptions as LossOptions, Model as Model,
+    )
     from trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
     # fmt: on
 
@@ -93,6 +96,7 @@ _EXPORTS = {
     "batching.chunking.policies": "Chunk ChunkEnd ChunkLimits ChunkPolicy chunk_data chunk_columns ColumnChunk exact",
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
+    "trainers.learner": "Learner Model Learnt LossOptions InnerState",
     "coordinator_client.http": "CoordinatorClient",
     "coordinator_client.operator": "OperatorClient",
     "runtime.retry": "RetryPolicy system_jitter",

@@ -5,6 +5,7 @@ from pathlib import Path
 from state.config.data_location import DataConfig
 from state.config.state_file import StateFile, ensure_supported, parse_data_config, parse_state
 from state.errors import InvalidConfig, InvalidInput, Mistake
+from trainers.architectures import ARCHITECTURES
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
@@ -33,7 +34,7 @@ def read_state(path: Path) -> StateFile:
 def read_supported_state(path: Path) -> StateFile:
     """The validated state file, all of which this version carries out. Raises `InvalidInput` or `Unsupported`."""
     state = read_state(path)
-    ensure_supported(state, str(path))
+    ensure_supported(state, str(path), ARCHITECTURES)
     return state
 
 

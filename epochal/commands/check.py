@@ -8,6 +8,7 @@ import typer
 from epochal.cli.state_files import read_data_config, read_state
 from state.config.state_file import check_together, ensure_supported
 from state.errors import InvalidConfig, InvalidInput, Unsupported
+from trainers.architectures import ARCHITECTURES
 
 StatePath = Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")]
 DataPath = Annotated[
@@ -24,7 +25,7 @@ def check(state_path: StatePath, data_config: DataPath = None) -> None:
     state = data = None
     try:
         state = read_state(state_path)
-        ensure_supported(state, str(state_path))
+        ensure_supported(state, str(state_path), ARCHITECTURES)
     except (InvalidInput, Unsupported) as error:
         reports.append(str(error))
     if data_config is not None:

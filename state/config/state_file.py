@@ -6,6 +6,7 @@ defaults. `ensure_supported` then names what this version does not support: a va
 """
 
 import re
+from collections.abc import Collection
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
@@ -348,11 +349,12 @@ def check_together(state: StateFile, state_source: str, data: DataConfig, data_s
         raise InvalidConfig(data_source, tuple(mistakes))
 
 
-def ensure_supported(state: StateFile, source: str) -> None:
-    """Nothing, when this version carries out everything that the valid file asks for.
+def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:
+    """Raise `Unsupported` unless this version carries out everything that the valid file asks for.
 
     Args:
         state: the file.
+        architectures: those that can be trained (`trainers.architectures`).
         source: the file's name, for the message.
 
     Raises:
@@ -372,8 +374,9 @@ def ensure_supported(state: StateFile, source: str) -> None:
         refused.append(
             ("model.LLM.cold_start_warmup_steps", llm.cold_start_warmup_steps, "`cold_start_warmup_steps = 0`")
         )
-    if llm.architecture is not Architecture.EPOCHAL_NGRAM:
-        refused.append(("model.LLM.architecture", found["architecture"], '`architecture = "EpochalNgram"`'))
+    if llm.architecture not in architectures:
+        line = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
+        refused.append(("model.LLM.architecture", found["architecture"], line))
     if llm.data_type is DataType.FINETUNING and isinstance(llm.data_location, Server | Http | DummyData):
         line = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
         refused.append(("model.LLM.data_location", found["data_location"], f"{line}, as Finetuning packs samples"))

@@ -439,7 +439,7 @@ def test_with_progress_inside_a_batch_is_our_own_bug() -> None:
 def test_example_state_is_valid_and_supported(name: str) -> None:
     path = EXAMPLES / name / "state.toml"
     state = parse_state(path.read_text(encoding="utf-8"), str(path))
-    ensure_supported(state, str(path))
+    ensure_supported(state, str(path), {Architecture.EPOCHAL_NGRAM})
 
 
 @pytest.mark.parametrize("name", ["demo", "tcp"])

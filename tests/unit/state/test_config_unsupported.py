@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 
+from state.config import state_file as config
 from state.config.data_location import MAX_FILES
-from state.config.state_file import ensure_supported
+from state.config.model import Architecture
+from state.config.state_file import StateFile
 from state.errors import Unsupported
 from tests.support.states import state_file
 
 HTTP = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
 NUMBERED = {"url_template": "https://h/{}", "start_index": 0, "n_left_pad_zeros": 0, "num_files": 1}
 DISTRO = {"compression_decay": 0.999, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": True}
+
+
+def ensure_supported(state: StateFile, source: str) -> None:
+    config.ensure_supported(state, source, {Architecture.EPOCHAL_NGRAM})
 
 
 @pytest.mark.parametrize(
@@ -113,3 +119,8 @@ def test_finetuning_with_packing_is_carried_out() -> None:
         state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location, packing=packing)
         ensure_supported(state, "state.toml")
         assert state.packing.task_encoder == "my.package:Outer.Encoder"
+
+
+def test_architecture_of_a_learner_that_there_is_is_carried_out() -> None:
+    state = state_file(model__LLM__architecture="HfLlama")
+    config.ensure_supported(state, "state.toml", {Architecture.HF_LLAMA, Architecture.EPOCHAL_NGRAM})
