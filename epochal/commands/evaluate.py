@@ -100,6 +100,13 @@ async def evaluated(store: str, data: str | None, split: str | None, samples: in
         DataError: the data cannot be read, or are no samples of this run.
     """
     state, replica = await _newest_replica(open_store_reader(store))
+    return await loss_of(replica, state, data, split, samples)
+
+
+async def loss_of(
+    replica: Replica, state: StateFile, data: str | None, split: str | None, samples: int | None
+) -> Evaluation:
+    """Compute a replica's loss on one pass of a split; the arguments and errors are those of `evaluated`."""
     llm = state.model.LLM
     location = llm.data_location if data is None else parse_location(data)
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):

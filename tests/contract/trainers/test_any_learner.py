@@ -1,0 +1,165 @@
+"""A second model goes wherever the embedded one goes: trainer, mesh, training service, `tinker` wire, evaluation."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from batching.micro_batches import Document
+from batching.round_plan import RoundPlan
+from data_providers.opening import open_provider
+from data_providers.protocol import TokenBatch
+from epochal.commands.evaluate import loss_of
+from epochal.commands.trainer_service import serving_training
+from runtime.clock import SystemClock
+from runtime.http_server import Endpoint
+from runtime.retry import RetryPolicy
+from runtime.worker_thread import InlineWorker
+from state.config.model import AdamW
+from state.config.state_file import StateFile
+from state.intervals import BatchId, DataIds
+from state.replica import Replica
+from state.tensors import Tensors
+from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner
+from tests.support.heavy import need_module
+from tests.support.states import state_file
+from trainers.architectures import ARCHITECTURES
+from trainers.mesh import launcher
+from trainers.mesh.launcher import MeshOptions
+from trainers.protocol import TrainedRound, Trainer
+from trainers.registry import RemoteOptions, open_mesh_trainer, open_trainer
+from trainers.remote.wire import ServiceLimits
+from training_service.service import TrainingServiceOptions
+
+SEQ_LEN = 16
+SAMPLES = 24
+PLAN = RoundPlan(1, (BatchId(0, SAMPLES - 1),), 1, (4.0, 4.0, 4.0))
+SEED = bytes(32)
+
+
+@pytest.fixture(autouse=True)
+def second_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, ARCHITECTURE, ENTRY)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateFile:
+    text = b"a byte follows a byte. " * SEQ_LEN * SAMPLES
+    np.frombuffer(text[: SEQ_LEN * SAMPLES], np.uint8).astype("<u2").tofile(tmp_path / "tokens.bin")
+    location = {"Local": str(tmp_path / "tokens.bin")}
+    return state_file(
+        model__LLM__architecture=ARCHITECTURE.value, model__LLM__data_location=location, merge__inner_state="keep"
+    )
+
+
+async def samples(state: StateFile) -> AsyncIterator[TokenBatch]:
+    provider = await open_provider(state, lambda: "")
+    yield await provider.get_samples(DataIds(0, SAMPLES - 1))
+    await provider.aclose()
+
+
+async def rounds(trainer: Trainer, state: StateFile, count: int = 3) -> tuple[list[TrainedRound], Tensors]:
+    """As many rounds, each from the end of the one before, with the inner state kept; and the last parameters."""
+    parameters, found = await trainer.initial_parameters(SEED), []
+    for _ in range(count):
+        found.append(await trainer.train(PLAN, parameters, samples(state)))
+        trainer.commit_inner_state()
+        parameters = {name: values - found[-1].difference[name] for name, values in parameters.items()}
+    await trainer.aclose()
+    return found, parameters
+
+
+def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        np.testing.assert_allclose(one.difference[WEIGHT], other.difference[WEIGHT], rtol=1e-3, atol=1e-5)
+
+
+async def test_trainer_lowers_the_loss_and_keeps_the_inner_state(state: StateFile) -> None:
+    found, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    afresh, _ = await rounds(
+        open_trainer("numpy", state.model_copy(update={"merge": state_file().merge}), InlineWorker()), state
+    )
+    losses = [trained.loss or 0.0 for trained in found]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+    assert found[0].difference[WEIGHT].tobytes() == afresh[0].difference[WEIGHT].tobytes()
+    assert found[1].difference[WEIGHT].tobytes() != afresh[1].difference[WEIGHT].tobytes()
+
+
+@pytest.mark.timeout(150)
+async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    monkeypatch.setattr(launcher, "MODULE", "tests.support.bag_worker")
+    wanted, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    mesh = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
+    assert_same((await rounds(mesh, state))[0], wanted)
+
+
+async def test_training_service_trains_it_as_one_process_does(state: StateFile) -> None:
+    wanted, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    options = TrainingServiceOptions(ServiceLimits(items=5))
+    async with serving_training(Endpoint(port=0), options) as url:
+        remote = RemoteOptions(url, RetryPolicy(SystemClock(), lambda: 0.0, 20.0))
+        found, _ = await rounds(open_trainer("remote", state, InlineWorker(), remote), state)
+    assert_same(found, wanted)
+
+
+async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, parameters = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    monkeypatch.delattr(BagLearner, "accumulate")  # a loss alone needs no gradient
+    replica = Replica(3, parameters, {WEIGHT: np.zeros_like(parameters[WEIGHT])})
+    evaluated = await loss_of(replica, state, None, None, None)
+    assert (evaluated.samples, evaluated.tokens) == (SAMPLES, SAMPLES * SEQ_LEN)
+    assert evaluated.loss is not None
+    assert found[-1].loss is not None
+    assert evaluated.loss < found[-1].loss
+
+
+async def test_tinker_wire_offers_it(tmp_path: Path) -> None:
+    need_module("tinker")
+    options = TrainingServiceOptions(tinker=True, weights_dir=tmp_path)
+    async with serving_training(Endpoint(port=0), options) as url, httpx.AsyncClient(base_url=f"{url}/api/v1") as http:
+        served = (await http.get("/get_server_capabilities")).json()["supported_models"]
+        assert "bag-of-bytes" in [model["model_name"] for model in served]
+        session_id = (await http.post("/create_session")).json()["session_id"]
+        wanted: dict[str, Any] = {"session_id": session_id, "model_seq_id": 0, "base_model": "bag-of-bytes"}
+        sized = await http.post("/create_model", json={**wanted, "base_model": "bag-of-bytes:hidden=3"})
+        assert sized.status_code == 422, "it has one size"
+        made = await http.post("/create_model", json=wanted)
+        model_id = (await http.post("/retrieve_future", json=made.json())).json()["model_id"]
+        assert (await http.post("/get_info", json={"model_id": model_id})).json()["model_data"] == {
+            "arch": ARCHITECTURE.value,
+            "model_name": "bag-of-bytes",
+        }
+
+
+def test_tinker_model_learns_it_and_goes_on_with_what_it_saved(tmp_path: Path) -> None:
+    need_module("tinker")
+    from tinker.proto import tinker_public_pb2 as proto
+
+    from training_service.tinker.examples import WeightedExamples
+    from training_service.tinker.models import TinkerModel
+
+    optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8)
+    tokens = np.frombuffer(b"abcabc", np.uint8).astype(np.uint32)
+    examples = WeightedExamples([Document(tokens, tokens.astype(np.int64))], [np.full(6, 0.5, np.float32)])
+
+    def step(model: TinkerModel) -> float:
+        answer = proto.ForwardBackwardOutput.FromString(model.forward(examples, backward=True))
+        assert model.optim_step(optimizer, 0.1)["grad_norm:mean"] > 0
+        return float(answer.metrics["loss:sum"])
+
+    model, other, without = (TinkerModel("bag-of-bytes") for _ in range(3))
+    model.initialise(3)
+    losses = [step(model)]
+    model.save(tmp_path, "one", overwrite=False)
+    other.load(tmp_path, "one", optimizer=True)
+    without.load(tmp_path, "one", optimizer=False)
+    losses += [step(model), step(model)]
+    assert losses == sorted(losses, reverse=True)
+    assert [step(other), step(other)] == pytest.approx(losses[1:], rel=1e-6)
+    assert [step(without), step(without)] != pytest.approx(losses[1:], rel=1e-6)
