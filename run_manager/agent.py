@@ -15,6 +15,7 @@ from coordinator_client.session import ClientProfile, CoordinatorSession
 from run_manager.context import ClientDependencies
 from run_manager.events import DocumentArrived
 from run_manager.run_manager import RunManager
+from runtime.task_errors import first_error
 from state.documents import RunDocument
 from state.phases import RunState
 from state.wire import Sha256
@@ -81,7 +82,7 @@ class Agent:
         try:
             return await self._run()
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from None
+            raise first_error(group) from None
 
     async def _run(self) -> ClientEnd:
         async with asyncio.TaskGroup() as group:
@@ -138,9 +139,3 @@ class Agent:
         """Say goodbye; a client that was cancelled does so too, since the request is bounded."""
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
             await self._session.withdraw()
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that the others followed from: the first one, looked for depth first."""
-    first = group.exceptions[0]
-    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

@@ -58,26 +58,36 @@ def content_length(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the request's whole body.
+
+    Raises:
+        Refused: `body-too-large` for more than `max_bytes`, and those of `body_pieces`.
+    """
+    body = bytearray()
+    too_large = Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {max_bytes} bytes")
+    if (content_length(request) or 0) > max_bytes:
+        raise too_large
+    async for piece in body_pieces(request):
+        body += piece
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
 async def read_message(request: Request, kind: type[T]) -> T:
     """The request's body as a message, at most `MAX_BODY_BYTES` of it.
 
     Raises:
-        Refused: `body-too-large`, `body-timeout` when it is not whole after `MESSAGE_TIMEOUT_S`, and those of
-            `body_pieces`.
+        Refused: `body-timeout` when it is not whole after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
         InvalidDocument: it is not such a message.
     """
-    body = bytearray()
-    if (content_length(request) or 0) > MAX_BODY_BYTES:
-        raise Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {MAX_BODY_BYTES} bytes")
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
-            async for piece in body_pieces(request):
-                body += piece
-                if len(body) > MAX_BODY_BYTES:
-                    raise Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {MAX_BODY_BYTES} bytes")
+            body = await read_body(request, MAX_BODY_BYTES)
     except TimeoutError:
         raise Refused(Refusal.BODY_TIMEOUT, f"the body was not whole after {MESSAGE_TIMEOUT_S:g} s") from None
-    return parse_document(kind, bytes(body))
+    return parse_document(kind, body)
 
 
 def document_response(document: Any, cache: str = "no-store") -> Response:

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
+from runtime.http_bodies import read_body
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
@@ -15,7 +16,6 @@ from trainers.remote.wire import (
     SessionRequest,
     decode_examples,
 )
-from training_service.bodies import read_body
 from training_service.service import TrainingService
 from training_service.sessions import TrainingSession
 

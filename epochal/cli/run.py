@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from runtime.task_errors import first_error
 from state.errors import EpochalError
 
 LISTENING = "listening on "
@@ -19,16 +20,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the known error inside a group, or its first one."""
-    known = group.subgroup(EpochalError)
-    found = (known or group).exceptions[0]
-    return first_error(found) if isinstance(found, BaseExceptionGroup) else found
-
-
 def run_to_end(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine. However many of its tasks fail, one known error is raised."""
     try:
         asyncio.run(main)
     except BaseExceptionGroup as group:
-        raise first_error(group) from None
+        raise first_error(group, EpochalError) from None

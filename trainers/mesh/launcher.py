@@ -20,6 +20,7 @@ from typing import Any, Self
 from batching.mesh.layout import MAX_DEVICES, MeshLayout, parse_mesh, spread_over
 from data_providers.fetcher import FetchSettings
 from runtime.retry import MAX_DELAY_S
+from runtime.task_errors import first_error
 from state.config.state_file import StateFile
 from state.errors import EpochalError, InvalidDocument, InvalidInput
 from trainers.mesh.messages import (
@@ -173,8 +174,7 @@ class MeshProcesses:
                     for process, message in zip(self._processes, messages, strict=True)
                 ]
         except BaseExceptionGroup as failed:
-            gone = failed.subgroup(MeshBroken)
-            raise (gone or failed).exceptions[0] from None
+            raise first_error(failed, MeshBroken) from None
         return [task.result() for task in tasks]
 
 

@@ -19,6 +19,7 @@ from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import BlockCache
 from runtime.retry import system_jitter
+from runtime.task_errors import first_error
 from runtime.worker_thread import WorkerThread
 from state.config.model import AdamW
 from state.config.state_file import StateFile
@@ -77,7 +78,7 @@ class MeshWorker:
             async with asyncio.TaskGroup() as group:
                 end = await self._rounds.train(task.plan, parameters, state, self._data(task.plan, group))
         except BaseExceptionGroup as failed:
-            return self._failure(failed.exceptions[0], task.plan), b""
+            return self._failure(first_error(failed), task.plan), b""
         after = end.inner_state
         done = RoundDone(end.loss.nats, end.loss.token_count, after.step_count, end.rows_loaded)
         return done, encode_body(end.parameters, after if task.keeps_state else None) if body else b""

@@ -19,6 +19,7 @@ from batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy, ColumnCh
 from batching.micro_batches import MicroBatch, micro_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
+from runtime.task_errors import first_error
 from runtime.worker_thread import Worker
 from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.refusals import Refusal
@@ -256,8 +257,7 @@ class _Submitter:
                     self._count(chunk, body)
                     tasks.append(group.create_task(self._send(chunk.parts, body)))
         except BaseExceptionGroup as failed:
-            known = failed.subgroup(EpochalError)
-            raise _first(known or failed) from None
+            raise first_error(failed, EpochalError) from None
         return [answer for task in tasks for answer in task.result()]
 
     async def _wait_for_room(self, size: int) -> None:
@@ -339,8 +339,3 @@ def _shown(metrics: ChunkMetrics) -> dict[str, float]:
         "estimate_over_wire": metrics.estimated_bytes / (metrics.wire_bytes or 1),
         "splits": metrics.splits,
     }
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -5,10 +5,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
+from runtime.http_bodies import read_body
 from state.config.model import AdamW
 from state.errors import Refused
 from state.refusals import Refusal
-from training_service.bodies import read_body
 
 MAX_MODELS_PER_SESSION = 16
 MAX_MESSAGE_BYTES = 64 * 1024

@@ -13,9 +13,9 @@ from fastapi import Request as HttpRequest
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
+from runtime.http_bodies import read_body
 from state.errors import Refused
 from state.refusals import Refusal
-from training_service.bodies import read_body
 from training_service.tinker.examples import ForwardBackward, decode_request
 from training_service.tinker.messages import (
     ADAMW,

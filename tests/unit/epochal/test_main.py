@@ -8,9 +8,6 @@ from typer.testing import CliRunner
 from epochal import __version__
 from epochal.cli.lazy import LazyCommand
 from epochal.cli.main import COMMANDS, DATA_COMMANDS, app
-from epochal.cli.run import first_error
-from state.errors import Refused
-from state.refusals import Refusal
 from tests.support.cli import heavy_imports_of, run_main
 
 cli = CliRunner()
@@ -70,10 +67,3 @@ def test_known_error_is_one_message_and_exit_code_1(
 def test_user_mistake_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(monkeypatch, "status", "127.0.0.1:8000") == 2
     assert "begins with http://" in capsys.readouterr().err
-
-
-def test_first_error_of_nested_groups_is_the_known_one() -> None:
-    known = Refused(Refusal.EJECTED, "no")
-    group = BaseExceptionGroup("outer", [ValueError("noise"), BaseExceptionGroup("inner", [known])])
-    assert first_error(group) is known
-    assert str(first_error(BaseExceptionGroup("outer", [ValueError("noise")]))) == "noise"
