@@ -1,8 +1,8 @@
 """From the channel to local steps: the assignment's samples, regrouped into the plan's micro-batches as they arrive.
 
 The rules kept here: a plan is fulfilled exactly. Data that end early or go on too long fail the step; they never
-shorten or stretch it silently. And a trainer gets *documents*: a packed sample is cut at its boundaries, so that
-nothing can be read across one.
+shorten or stretch it silently. And a packed sample is cut into *examples*, one for each document in it, so that
+a trainer cannot read across a boundary.
 
 Samples that come one by one fill a micro-batch to the planned number. A pack stands for as many source samples as it
 finishes (`TokenBatch.source_count`), so a micro-batch of packs ends with the pack that reaches the planned number; a
@@ -24,7 +24,7 @@ Sequence = npt.NDArray[np.unsignedinteger[Any]]
 """Tokens, one-dimensional; a view of the batch that brought them."""
 
 
-class Document(NamedTuple):
+class Example(NamedTuple):
     """Tokens that are read as one text.
 
     Attributes:
@@ -46,11 +46,11 @@ class MicroBatch(NamedTuple):
     """What one local step (from 0) trains on."""
 
     local_step: int
-    documents: list[Document]
+    examples: list[Example]
 
 
 async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> AsyncIterator[MicroBatch]:
-    """The documents of each local step, as soon as they are there; no tokens are copied.
+    """The examples of each local step, as soon as they are there; no tokens are copied.
 
     Raises:
         TrainerFailed: fewer or more samples than planned; the provider's or the fetcher's fault.
@@ -58,10 +58,10 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
     """
     ends = list(itertools.accumulate(plan.micro_batch_sizes))
     local_step = seen = 0
-    pending: list[Document] = []
+    pending: list[Example] = []
     async for batch in batches:
-        for count, documents in _counted_samples(batch):
-            pending += documents
+        for count, examples in _counted_samples(batch):
+            pending += examples
             seen += count
             if seen > plan.sequence_count:
                 raise TrainerFailed(
@@ -80,35 +80,35 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
         )
 
 
-def documents_of(batch: TokenBatch) -> list[list[Document]]:
-    """The documents of each sample: one, or those that are packed into it; those without a token are left out."""
+def examples_of(batch: TokenBatch) -> list[list[Example]]:
+    """The examples of each sample: one, or its packed documents, of which those without a token are left out."""
     if not batch.sample_count:
         return []
     if batch.sequence_lengths is None:
-        return [[document] for document in _cut(batch, batch.offsets[1:-1])]
+        return [[example] for example in _cut(batch, batch.offsets[1:-1])]
     ends = np.cumsum(batch.sequence_lengths, dtype=np.int64)
-    documents = _cut(batch, ends[:-1])
+    examples = _cut(batch, ends[:-1])
     # A sample's documents end where it ends; one without a token belongs anywhere and is dropped.
     owners = np.searchsorted(batch.offsets[1:], ends, side="left")
-    found: list[list[Document]] = [[] for _ in range(batch.sample_count)]
-    for owner, document in zip(owners.tolist(), documents, strict=True):
-        if document.tokens.size:
-            found[owner].append(document)
+    found: list[list[Example]] = [[] for _ in range(batch.sample_count)]
+    for owner, example in zip(owners.tolist(), examples, strict=True):
+        if example.tokens.size:
+            found[owner].append(example)
     return found
 
 
-def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Document]]]:
-    """Each sample's documents with the number of source samples that they stand for; a pack's batch as a whole."""
-    samples = documents_of(batch)
+def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Example]]]:
+    """Each sample's examples with the number of source samples that they stand for; a pack's batch as a whole."""
+    samples = examples_of(batch)
     if batch.source_count is not None:
-        yield batch.source_count, [document for documents in samples for document in documents]
+        yield batch.source_count, [example for examples in samples for example in examples]
         return
-    for documents in samples:
-        yield 1, documents
+    for examples in samples:
+        yield 1, examples
 
 
-def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Document]:
+def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Example]:
     tokens = np.split(batch.input_ids, places)
     if batch.labels is None:
-        return [Document(part) for part in tokens]
-    return [Document(*parts) for parts in zip(tokens, np.split(batch.labels, places), strict=True)]
+        return [Example(part) for part in tokens]
+    return [Example(*parts) for parts in zip(tokens, np.split(batch.labels, places), strict=True)]

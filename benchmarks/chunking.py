@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from batching.chunking.columns import chunk_columns
 from batching.chunking.datums import Datum, ModelInput, TensorData
-from batching.chunking.policies import BYTES, chunk_columns, chunk_data
+from batching.chunking.policies import BYTES, chunk_data
 from benchmarks.figures import Figure, median_ms
 from data_providers.protocol import TokenBatch
 

@@ -5,7 +5,6 @@ samples, and returns the receiving end of a bounded channel at once; one task in
 provider, request after request, so batches arrive in the order of the assignment. A request that fails for now is
 repeated with backoff; one that fails for good is narrowed to the first batch that fails on its own, and the error is
 put into the channel: whoever receives meets the provider's own error there, and `failed_batch` names the batches.
-Source of the names: specs/data-provider.md.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ DataError
 ```
 """
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -135,6 +135,8 @@ class TokenBatch:
             item of `input_ids`; a task encoder makes tokens of them.
         source_count: of packs, how many source samples are finished with this batch (all of their tokens are in it or
             came before, or they were left out by the run's rules); None where every sample is a source sample.
+        check: whether to check that the parts fit together, which takes longer than packing; False where they do by
+            the way they were made.
 
     Raises:
         CorruptData: the parts do not fit together; the provider's fault.
@@ -147,8 +149,11 @@ class TokenBatch:
     sequence_lengths: NDArray[np.integer[Any]] | None = None
     is_text: bool = False
     source_count: int | None = None
+    check: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, check: bool) -> None:
+        if not check:
+            return
         total = len(self.input_ids)
         offsets = self.offsets
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
@@ -171,41 +176,10 @@ class TokenBatch:
     def sample_count(self) -> int:
         return len(self.offsets) - 1
 
-    @classmethod
-    def unchecked(
-        cls,
-        input_ids: Tokens,
-        offsets: NDArray[np.int64],
-        labels: NDArray[np.integer[Any]] | None = None,
-        position_ids: NDArray[np.integer[Any]] | None = None,
-        sequence_lengths: NDArray[np.integer[Any]] | None = None,
-        *,
-        is_text: bool = False,
-        source_count: int | None = None,
-    ) -> Self:
-        """A batch of parts that fit together by the way they were made; checking them takes longer than packing."""
-        batch = object.__new__(cls)
-        put = object.__setattr__
-        put(batch, "input_ids", input_ids)
-        put(batch, "offsets", offsets)
-        put(batch, "labels", labels)
-        put(batch, "position_ids", position_ids)
-        put(batch, "sequence_lengths", sequence_lengths)
-        put(batch, "is_text", is_text)
-        put(batch, "source_count", source_count)
-        return batch
-
     def finishing(self, source_count: int) -> Self:
         """The same batch with another `source_count`; nothing is copied or checked again."""
-        return self.unchecked(
-            self.input_ids,
-            self.offsets,
-            self.labels,
-            self.position_ids,
-            self.sequence_lengths,
-            is_text=self.is_text,
-            source_count=source_count,
-        )
+        parts = (self.input_ids, self.offsets, self.labels, self.position_ids, self.sequence_lengths, self.is_text)
+        return type(self)(*parts, source_count, check=False)
 
     def rows(self) -> Tokens:
         """The samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.

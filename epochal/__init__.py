@@ -14,18 +14,20 @@ import importlib
 TYPE_CHECKING = False  # `typing` would take longer to import than all of this
 if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imports
     # fmt: off
+    from batching.chunking.columns import ColumnChunk as ColumnChunk, chunk_columns as chunk_columns
     from batching.chunking.datums import (
         Datum as Datum, EncodedTextChunk as EncodedTextChunk, ImageAssetPointerChunk as ImageAssetPointerChunk,
         ImageChunk as ImageChunk, ModelInput as ModelInput, TensorData as TensorData,
     )
     from batching.chunking.policies import (
         Chunk as Chunk, ChunkEnd as ChunkEnd, ChunkLimits as ChunkLimits, ChunkPolicy as ChunkPolicy,
-        ColumnChunk as ColumnChunk, chunk_columns as chunk_columns, chunk_data as chunk_data, exact as exact,
+        chunk_data as chunk_data, exact as exact,
     )
+    from batching.mesh.detect import compute_batch_size as compute_batch_size, layout_of_mesh as layout_of_mesh
     from batching.mesh.jax_mesh import global_rows as global_rows
     from batching.mesh.layout import (
-        MeshLayout as MeshLayout, ProcessLoading as ProcessLoading, compute_batch_size as compute_batch_size,
-        layout_of_mesh as layout_of_mesh, parse_mesh as parse_mesh, spread_over as spread_over,
+        MeshLayout as MeshLayout, ProcessLoading as ProcessLoading, parse_mesh as parse_mesh,
+        spread_over as spread_over,
     )
     from batching.mesh.rows import (
         GlobalBatch as GlobalBatch, RowArrays as RowArrays, RowReader as RowReader, global_batches as global_batches,
@@ -88,12 +90,14 @@ _EXPORTS = {
     "batching.packing.samples": "RawSample EncodedSample",
     "batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
     "batching.packing.packer": "Packer PackingCounts packed",
-    "batching.mesh.layout": "MeshLayout ProcessLoading compute_batch_size layout_of_mesh parse_mesh spread_over",
+    "batching.mesh.detect": "compute_batch_size layout_of_mesh",
+    "batching.mesh.layout": "MeshLayout ProcessLoading parse_mesh spread_over",
     "batching.mesh.rows": "GlobalBatch RowArrays RowReader global_batches loaded_indices",
     "batching.mesh.jax_mesh": "global_rows",
     "batching.mesh.torch_mesh": "RowBroadcast",
     "batching.chunking.datums": "Datum ModelInput EncodedTextChunk ImageChunk ImageAssetPointerChunk TensorData",
-    "batching.chunking.policies": "Chunk ChunkEnd ChunkLimits ChunkPolicy chunk_data chunk_columns ColumnChunk exact",
+    "batching.chunking.policies": "Chunk ChunkEnd ChunkLimits ChunkPolicy chunk_data exact",
+    "batching.chunking.columns": "ColumnChunk chunk_columns",
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
     "trainers.learner": "Learner Model Learnt LossOptions InnerState",

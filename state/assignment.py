@@ -2,7 +2,7 @@
 
 The roster is permuted by the round's seed. Each isolated interval goes whole to the first client in that order that
 has not failed on it and has nothing yet. Everyone else takes a contiguous part of the shared positions, in proportion
-to its share: integers by largest remainder, ties to whoever comes first in the permuted order (DESIGN, section 4).
+to its share: integers by largest remainder, ties to whoever comes first in the permuted order.
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from state.config.model import AdamW
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors
@@ -111,7 +111,7 @@ class Learner(Protocol):
         """
         ...
 
-    def accumulate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         """Compute the examples' loss and add its gradient.
 
         Args:
@@ -125,7 +125,7 @@ class Learner(Protocol):
         """
         ...
 
-    def evaluate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         """As `accumulate`, without the gradient."""
         ...
 

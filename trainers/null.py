@@ -30,7 +30,7 @@ class NullTrainer:
     ) -> TrainedRound:
         token_count = 0
         async for micro_batch in micro_batches(plan, batches):
-            token_count += sum(document.predicted for document in micro_batch.documents)
+            token_count += sum(example.predicted for example in micro_batch.examples)
         difference = {name: np.zeros(parameters[name].shape, np.float32) for name in sorted(parameters)}
         return TrainedRound(difference, None, token_count)
 

@@ -73,10 +73,10 @@ class SessionRoutes:
     ) -> Response:
         """Add the gradient of the examples in the body to the local step's."""
         limits = self._service.options.limits
-        documents = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
+        examples = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
 
         def act(session: TrainingSession) -> bytes:
-            answer = session.forward_backward(round_key, local_step, documents)
+            answer = session.forward_backward(round_key, local_step, examples)
             self._service.metrics.learnt(answer.items, int(answer.metrics["tokens:sum"]))
             return canonical_json(answer)
 

@@ -8,7 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from state.config.model import ModelSpec
 from state.errors import Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
@@ -90,7 +90,7 @@ class TrainingSession:
         self._learner.load(tensors, self._committed)
         self._round_key, self._local_step, self._items, self._tokens = round_key, 0, 0, 0
 
-    def forward_backward(self, round_key: str, local_step: int, documents: list[Document]) -> ChunkAnswer:
+    def forward_backward(self, round_key: str, local_step: int, examples: list[Example]) -> ChunkAnswer:
         """Adds the examples' gradient to that of the local step.
 
         Raises:
@@ -98,21 +98,21 @@ class TrainingSession:
         """
         learner = self._at(round_key, local_step)
         try:
-            learnt = learner.accumulate(documents)
+            learnt = learner.accumulate(examples)
             loss_sum = learnt.finite_loss()
         except TrainerFailed as error:
             learner.discard()
             self._items = self._tokens = 0
             raise Refused(Refusal.UNTRAINABLE, error.message) from error
-        self._items += len(documents)
+        self._items += len(examples)
         self._tokens += learnt.token_count
-        per_example = loss_sum / len(documents) if documents else 0.0
+        per_example = loss_sum / len(examples) if examples else 0.0
         metrics = {
             "loss:sum": loss_sum,
             "tokens:sum": float(learnt.token_count),
             "loss_per_example:mean": per_example,
         }
-        return ChunkAnswer(len(documents), metrics)
+        return ChunkAnswer(len(examples), metrics)
 
     def optim_step(self, request: OptimStepRequest) -> ChunkAnswer:
         """The optimizer's step.

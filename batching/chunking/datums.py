@@ -1,4 +1,4 @@
-"""What a training service is asked to learn from: the types of specs/training-chunking.md, as its SDK names them.
+"""Examples as objects, as the SDK of tinker names them: what `chunk_data` cuts. No run of Epochal goes through here.
 
 A `Datum` is one model input (text as tokens, and images, in chunks) with the arrays that its loss needs. Token *length*
 and *size* are different things: the length of an image is known only when somebody says how many tokens it takes, its

@@ -1,4 +1,4 @@
-"""Chunking: examples into requests of a bounded number and size (specs/training-chunking.md, adr-003, DESIGN §9).
+"""Chunking: examples into requests of a bounded number and size.
 
 Two policies say how large a datum is before it is encoded, and how much goes into one request:
 
@@ -7,9 +7,12 @@ Two policies say how large a datum is before it is encoded, and how much goes in
 * `NUMBERS`, the older one: each token and each element counts one, images and pointers as before; at most **128 items
   and 500,000 numbers**.
 
-`exact` measures what an encoder makes of a datum instead. The rules kept here: order is kept; a chunk is never empty;
-exactly the limit fits; a datum that is larger than the limit goes alone; one pass, in memory that does not grow with
-the number of data, whether they come one by one (`chunk_data`) or in columns (`chunk_columns`), and with the same cuts.
+The rules kept here: order is kept; a chunk is never empty; exactly the limit fits; a datum that is larger than the
+limit goes alone; one pass, in memory that does not grow with the number of data, whether they come one by one
+(`chunk_data`) or in columns (`columns.py`), and with the same cuts.
+
+A run of Epochal takes its limits from here and cuts columns. Data as objects, that is `chunk_data`, the estimates of a
+`Datum` and `exact`, which measures what an encoder makes of one instead, are for programs of a user's own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from batching.chunking.datums import Datum, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInputChunk
-from data_providers.protocol import TokenBatch
 from state.errors import InvalidInput
 
 BYTES_PER_NUMBER = 10
@@ -148,75 +148,6 @@ def chunked(items: Iterable[T], estimate: Callable[[T], int], limits: ChunkLimit
         size += item_size
     if held:
         yield Chunk(held, size, ChunkEnd.END)
-
-
-class Rows(NamedTuple):
-    """Samples `[start, stop)` of a batch."""
-
-    batch: TokenBatch
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnChunk:
-    """What goes into one request, in columns.
-
-    Attributes:
-        parts: where its samples are, in order.
-        items: how many they are.
-        size: estimated.
-    """
-
-    parts: tuple[Rows, ...]
-    items: int
-    size: int
-    end: ChunkEnd
-
-
-def chunk_columns(
-    batches: Iterable[TokenBatch],
-    loss_inputs: int,
-    policy: ChunkPolicy = BYTES,
-    limits: ChunkLimits | None = None,
-) -> Iterator[ColumnChunk]:
-    """The samples of batches in chunks with the cuts that `chunk_data` makes of the same samples as data.
-
-    Sizes are computed from `offsets` for a whole batch at a time, and a chunk's end is searched for, not walked to.
-
-    Args:
-        loss_inputs: arrays of the loss, each as long as its sample.
-        policy: a policy that counts numbers alike wherever they stand.
-        limits: the service's own; the policy's by default.
-    """
-    limits = limits or policy.limits
-    scale = policy.number_size * (1 + loss_inputs)
-    parts: list[Rows] = []
-    items = size = 0
-    for batch in batches:
-        # before[i]: the size of all samples of the batch before sample i; Arrow's offsets are int32, too small for it.
-        before = batch.offsets.astype(np.int64, copy=False) * scale
-        count = batch.sample_count
-        start = 0
-        while start < count:
-            fits = int(np.searchsorted(before, before[start] + (limits.size - size), side="right")) - 1
-            stop = min(max(fits, start), start + limits.items - items, count)
-            if stop == start and not items:
-                stop = start + 1  # larger than the limit: it goes alone
-            if stop > start:
-                parts.append(Rows(batch, start, stop))
-                items += stop - start
-                size += int(before[stop] - before[start])
-                start = stop
-            if start < count:
-                yield ColumnChunk(tuple(parts), items, size, _reason(items, limits))
-                parts, items, size = [], 0, 0
-    if items:
-        yield ColumnChunk(tuple(parts), items, size, ChunkEnd.END)
-
-
-def _reason(items: int, limits: ChunkLimits) -> ChunkEnd:
-    return ChunkEnd.ITEMS if items == limits.items else ChunkEnd.SIZE
 
 
 def _size_without_tokens(chunk: ModelInputChunk) -> int:

@@ -1,4 +1,7 @@
-"""Meshes of jax: the layout of a `jax.sharding.Mesh`, and global arrays of rows that each host has a part of."""
+"""Meshes of jax: the layout of a `jax.sharding.Mesh`, and global arrays of rows that each host has a part of.
+
+For training loops of a user's own; no run of Epochal goes through here.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -15,7 +18,7 @@ from state.errors import InvalidInput
 MAX_KEPT_SUMS = 16
 
 
-def layout_of(mesh: Mesh, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
+def layout_of_jax(mesh: Mesh, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
     """The layout of a mesh, and this process's index.
 
     Raises:
@@ -44,7 +47,7 @@ def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Seq
     Raises:
         InvalidInput: `rows` has another number of rows, or this process holds no device of the mesh.
     """
-    layout, process = layout_of(mesh, batch_axes, batch_size)
+    layout, process = layout_of_jax(mesh, batch_axes, batch_size)
     loading = layout.loading(process)
     if not loading.needed_shards:
         raise InvalidInput(f"process {process} holds no device of the mesh, and so no part of its arrays")

@@ -1,4 +1,4 @@
-"""Which process of a mesh loads which rows of a global batch (specs/batch-size-adaptation.md, DESIGN §9).
+"""Which process of a mesh loads which rows of a global batch.
 
 A mesh is a grid of devices with named axes. The global batch is cut into *shards* along the batch axes, `batch_size`
 rows each; along every other axis the devices hold the same rows. A process loads a shard when it holds, for that shard,
@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +144,10 @@ class MeshLayout:
 
     @property
     def io_saved(self) -> float:
-        """How many times fewer rows are loaded than if every process loaded all that its devices compute on."""
+        """How many times fewer rows are loaded than if every process loaded all that its devices compute on.
+
+        The specification's examples state it; no run uses it.
+        """
         loaded_alone = sum(len(set(row)) for row in self.holders.tolist())
         return loaded_alone / self.shard_count
 
@@ -158,32 +160,6 @@ class MeshLayout:
             else:
                 ranges.append((start, stop))
         return tuple(ranges)
-
-
-def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> tuple[bool, int]:
-    """`(should_load, local_shards)` of this process, for a `jax.sharding.Mesh` or a `torch.distributed` `DeviceMesh`.
-
-    No collective: every process computes it from the mesh.
-
-    Raises:
-        InvalidInput: it is neither, or has no such axis.
-    """
-    layout, process = layout_of_mesh(mesh, batch_axes)
-    return layout.compute_batch_size(process)
-
-
-def layout_of_mesh(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,), batch_size: int = 1) -> tuple[MeshLayout, int]:
-    """The layout of jax's or PyTorch's mesh, and this process's number in it. Raises what `compute_batch_size` does."""
-    package = type(mesh).__module__.partition(".")[0]
-    if package in ("jax", "jaxlib"):
-        from batching.mesh import jax_mesh
-
-        return jax_mesh.layout_of(mesh, batch_axes, batch_size)
-    if package == "torch":
-        from batching.mesh import torch_mesh
-
-        return torch_mesh.layout_of(mesh, batch_axes, batch_size)
-    raise InvalidInput(f"a mesh of type {type(mesh).__name__}; allowed: jax.sharding.Mesh, torch's DeviceMesh")
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batching.mesh.layout import MeshLayout
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from state.errors import TrainerFailed
@@ -118,9 +118,9 @@ class RowArrays:
         self.positions[row, :length] = _positions(batch, start, stop)
         self.weights[row] = 1
 
-    def documents(self, rows: Sequence[int]) -> list[Document]:
-        """The documents of these rows, those without weight left out."""
-        found: list[Document] = []
+    def examples(self, rows: Sequence[int]) -> list[Example]:
+        """The examples of these rows, those without weight left out."""
+        found: list[Example] = []
         for row in rows:
             positions = self.positions[row]
             length = int(np.count_nonzero(positions != PADDING_POSITION))
@@ -129,7 +129,7 @@ class RowArrays:
             cuts = np.flatnonzero(positions[1:length] == 0) + 1
             tokens = np.split(self.tokens[row, :length].astype(np.uint32), cuts)
             labels = np.split(self.labels[row, :length], cuts)
-            found += [Document(*parts) for parts in zip(tokens, labels, strict=True)]
+            found += [Example(*parts) for parts in zip(tokens, labels, strict=True)]
         return found
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batching.mesh.layout import MeshLayout
 
 
-def layout_of(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
+def layout_of_torch(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
     """The layout of a `torch.distributed.device_mesh.DeviceMesh`, each rank a process, and this process's rank.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packing: from samples of different lengths to rows of one length (specs/packing.md, DESIGN §9).
+"""Packing: from samples of different lengths to rows of one length.
 
 Theory of operation. A `Packer` holds a pool of encoded samples. Whoever drives it lets it take the samples that it
 wants (`take`), takes a row (`next_row`), lets it take as many samples as left with the row, and so on; `finish` says
@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from batching.packing.packer_state import STATE_FORMAT, check_same_settings
 from batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from batching.packing.samples import EncodedSample, RawSample, check_encoded, padded_row, part_of
 from batching.packing.task_encoder import SkipSample, TaskEncoder
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STATE_FORMAT = "epochal/packer/v1"
 _SLICERS: Mapping[str, Callable[[Sequence[int], int], list[list[int]]]] = {
     "first_fit_decreasing": first_fit_decreasing,
     "best_fit_decreasing": best_fit_decreasing,
@@ -201,7 +201,7 @@ class Packer:
                 damaged, or samples are missing.
         """
         packer = cls(config, encoder)
-        _check_settings(state, packer.settings)
+        check_same_settings(state, packer.settings)
         try:
             packer._take_over(state, {raw.index: raw for raw in samples})
         except (KeyError, TypeError, ValueError) as error:
@@ -351,33 +351,6 @@ def packed(packer: Packer, samples: Iterator[RawSample]) -> Iterator[TokenBatch]
             yield row
         elif not packer.wanted:
             return
-
-
-def indices_held(state: Mapping[str, Any]) -> list[int]:
-    """The data indices of the samples that a saved packer holds, ascending; what `Packer.restored` needs.
-
-    Raises:
-        InvalidInput: the state is damaged.
-    """
-    try:
-        return sorted({int(index) for places in (state["pool"], *state["pending"]) for index, _ in places})
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"a packer's saved state is damaged: {type(error).__name__}: {error}") from error
-
-
-def _check_settings(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    if state.get("format") != STATE_FORMAT:
-        raise InvalidInput(f"a packer's saved state has format {state.get('format')!r}; allowed: {STATE_FORMAT!r}")
-    if state.get("settings_sha256") == document_digest(dict(settings)):
-        return
-    before = state.get("settings")
-    before = before if isinstance(before, Mapping) else {}
-    changed = ", ".join(
-        f"{name} was {before.get(name)!r} and is {settings.get(name)!r}"
-        for name in sorted({*before, *settings})
-        if before.get(name) != settings.get(name)
-    )
-    raise InvalidInput(f"a packer cannot go on under another configuration: {changed or 'its digest differs'}")
 
 
 def _left_in(

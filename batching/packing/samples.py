@@ -145,7 +145,8 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
     labels[begins] = IGNORED_LABEL
     position_ids = np.arange(len(input_ids), dtype=np.int32)
     position_ids -= np.repeat(begins.astype(np.int32), lengths)
-    return TokenBatch.unchecked(input_ids, np.array([0, len(input_ids)], np.int64), labels, position_ids, lengths)
+    offsets = np.array([0, len(input_ids)], np.int64)
+    return TokenBatch(input_ids, offsets, labels, position_ids, lengths, check=False)
 
 
 def padded_row(row: TokenBatch, row_tokens: int) -> TokenBatch:

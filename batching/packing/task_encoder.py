@@ -1,7 +1,7 @@
 """Task encoders: from what a provider delivers to what is packed, in a user's own words.
 
 A task encoder says what a sample is (`encode_sample`), and may say how samples are put into rows (`slice_batch`) and
-what a row looks like (`batch`); the three are those of Megatron-Energon's `TaskEncoder` (specs/packing.md). A run names
+what a row looks like (`batch`); the three are those of Megatron-Energon's `TaskEncoder`. A run names
 its encoder in `state.toml` as `module:Class`; without one, `TaskEncoder` itself takes JSON records and token samples.
 
 The rule kept here: what an encoder does to a sample depends on the sample alone. Whatever is random is seeded from

@@ -149,7 +149,7 @@ class MeshRounds:
         return received
 
     def _accumulate(self, rows: RowArrays) -> tuple[float, int]:
-        learnt = self._learner.accumulate(rows.documents(self._own_rows))
+        learnt = self._learner.accumulate(rows.examples(self._own_rows))
         return learnt.finite_loss(), learnt.token_count
 
     def _step(self, learning_rate: float, sums: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.config.model import AdamW, NgramConfig
 from state.errors import TrainerFailed
@@ -78,10 +78,10 @@ class NgramLearner:
         self.parameters = {name: parameters[name].copy() for name in sorted(parameters)}
         self.discard()
 
-    def accumulate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         return self._learn(examples, options, backward=True)
 
-    def evaluate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         return self._learn(examples, options, backward=False)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
@@ -100,7 +100,7 @@ class NgramLearner:
     def discard(self) -> None:
         self._gradient = {}
 
-    def _learn(self, examples: Sequence[Document], options: LossOptions, *, backward: bool) -> Learnt:
+    def _learn(self, examples: Sequence[Example], options: LossOptions, *, backward: bool) -> Learnt:
         _check_vocabulary(examples)
         if not any(example.predicted for example in examples):
             return Learnt(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
@@ -123,12 +123,12 @@ class NgramLearner:
         before = np.zeros(self._context, np.float32)
         return np.concatenate([part for array in weights for part in (before, array)], dtype=np.float32)
 
-    def _by_example(self, padded: Float32Array, examples: Sequence[Document]) -> list[Float32Array]:
+    def _by_example(self, padded: Float32Array, examples: Sequence[Example]) -> list[Float32Array]:
         ends = np.cumsum([self._context + example.tokens.size for example in examples], dtype=np.int64)
         return [padded[end - one.tokens.size : end] for end, one in zip(ends.tolist(), examples, strict=True)]
 
 
-def _check_vocabulary(examples: Sequence[Document]) -> None:
+def _check_vocabulary(examples: Sequence[Example]) -> None:
     """What came of a provider was checked with its data index; this one guards the arithmetic."""
     for tokens, labels in examples:
         for name, values in (("token", tokens), ("label", labels)):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.config.model import NgramConfig
 from state.errors import TrainerFailed
@@ -113,11 +113,11 @@ def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context
     return padded
 
 
-def padded_targets(documents: list[Document], context: int) -> Tokens:
-    """What `padded_tokens` of the same documents is to predict: their labels, `PADDING` where there is none."""
-    padded = np.full(sum(context + document.tokens.size for document in documents), PADDING, np.uint16)
+def padded_targets(examples: list[Example], context: int) -> Tokens:
+    """What `padded_tokens` of the same examples is to predict: their labels, `PADDING` where there is none."""
+    padded = np.full(sum(context + example.tokens.size for example in examples), PADDING, np.uint16)
     offset = 0
-    for tokens, labels in documents:
+    for tokens, labels in examples:
         offset += context
         wanted = tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
         padded[offset : offset + tokens.size] = wanted

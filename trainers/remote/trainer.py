@@ -1,6 +1,6 @@
 """The `remote` trainer: drives a training service in requests of whole chunks, so that a client needs no device.
 
-Theory of operation. A round begins with its parameters. Each local step's documents are cut into chunks within the
+Theory of operation. A round begins with its parameters. Each local step's examples are cut into chunks within the
 service's limits, which are submitted in order under a bound on the bytes under way, and added up there; when all are
 answered, their outputs are combined by weight and the optimizer takes its step. At the end the parameters come back. A
 chunk that the service finds too large (413) is cut in two. When a chunk fails for good, the whole local step fails, and
@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy, ColumnChunk, Rows, chunk_columns
+from batching.chunking.columns import ColumnChunk, Rows, chunk_columns
+from batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy
 from batching.micro_batches import MicroBatch, micro_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
@@ -148,7 +149,7 @@ class RemoteTrainer:
         session, round_key = await self._begin(started)
         loss_sum, token_count, steps = 0.0, 0, 0
         async for micro_batch in micro_batches(plan, batches):
-            if not any(document.predicted for document in micro_batch.documents):
+            if not any(example.predicted for example in micro_batch.examples):
                 continue
             metrics = await self._local_step(plan, session, round_key, steps, micro_batch)
             loss_sum += metrics["loss:sum"]
@@ -184,11 +185,11 @@ class RemoteTrainer:
     async def _local_step(
         self, plan: RoundPlan, session: SessionOpened, round_key: str, number: int, micro_batch: MicroBatch
     ) -> dict[str, float]:
-        """Submits the documents in chunks, in order; then takes the optimizer's step. The combined metrics."""
+        """Submits the examples in chunks, in order; then takes the optimizer's step. The combined metrics."""
         submitter = _Submitter(self._service, session, (round_key, number), self._worker, self.metrics)
         limits = limits_of(self._policy, session.limits)
-        documents = [document for document in micro_batch.documents if document.tokens.size]
-        answers = await submitter.submit(chunk_columns([batch_of(documents)], LOSS_INPUTS, self._policy, limits))
+        examples = [example for example in micro_batch.examples if example.tokens.size]
+        answers = await submitter.submit(chunk_columns([batch_of(examples)], LOSS_INPUTS, self._policy, limits))
         metrics = combined(answers)
         if not {"loss:sum", "tokens:sum"} <= metrics.keys() or not math.isfinite(metrics["loss:sum"]):
             raise TrainerFailed(f"step {plan.step}: the training service answered with metrics {metrics}")

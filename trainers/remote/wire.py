@@ -17,8 +17,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS, Rows
-from batching.micro_batches import Document, documents_of
+from batching.chunking.columns import Rows
+from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
+from batching.micro_batches import Example, examples_of
 from data_providers.protocol import CorruptData, TokenBatch
 from state.config.model import AdamW, ModelSpec
 from state.errors import InvalidDocument, Refused, TrainerFailed
@@ -114,7 +115,7 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return flat[batch.offsets[part.start] : batch.offsets[part.stop]].astype(np.int32)
 
 
-def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
+def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
     """The examples of a request, of which there may be `most`.
 
     Raises:
@@ -134,16 +135,18 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Document]:
         batch = TokenBatch(tokens, offsets, labels)
     except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error
-    return [document for documents in documents_of(batch) for document in documents]
+    return [example for sample in examples_of(batch) for example in sample]
 
 
-def batch_of(documents: Sequence[Document]) -> TokenBatch:
-    """Documents in columns."""
-    offsets = np.concatenate(([0], np.cumsum([document.tokens.size for document in documents]))).astype(np.int64)
+def batch_of(examples: Sequence[Example]) -> TokenBatch:
+    """Examples in columns."""
+    offsets = np.concatenate(([0], np.cumsum([example.tokens.size for example in examples]))).astype(np.int64)
     labels = None
-    if any(document.labels is not None for document in documents):
-        labels = np.concatenate([doc.tokens if doc.labels is None else doc.labels for doc in documents], dtype=np.int32)
-    return TokenBatch(np.concatenate([document.tokens for document in documents]), offsets, labels)
+    if any(example.labels is not None for example in examples):
+        labels = np.concatenate(
+            [example.tokens if example.labels is None else example.labels for example in examples], dtype=np.int32
+        )
+    return TokenBatch(np.concatenate([example.tokens for example in examples]), offsets, labels)
 
 
 def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as proto
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.errors import Refused
 from state.refusals import Refusal
@@ -36,7 +36,7 @@ class WeightedExamples:
     each example has one more place than its datum, in front of which nothing is predicted.
     """
 
-    documents: list[Document]
+    examples: list[Example]
     weights: list[NDArray[np.float32]]
 
 
@@ -63,8 +63,8 @@ class ForwardBackward:
             raise _untrainable(f"the loss {self.message.loss_fn!r}; allowed: {LOSS}")
         found = WeightedExamples([], [])
         for number, datum in enumerate(self.message.data):
-            document, weights = _example(number, datum, vocabulary)
-            found.documents.append(document)
+            example, weights = _example(number, datum, vocabulary)
+            found.examples.append(example)
             found.weights.append(weights)
         return found
 
@@ -98,7 +98,7 @@ def encode_output(logprobs: Sequence[NDArray[np.float32]], metrics: Mapping[str,
     return encoded
 
 
-def _example(number: int, datum: Any, vocabulary: int) -> tuple[Document, NDArray[np.float32]]:
+def _example(number: int, datum: Any, vocabulary: int) -> tuple[Example, NDArray[np.float32]]:
     where = f"datum {number}"
     parts: list[NDArray[np.int32]] = []
     for chunk in datum.model_input:
@@ -128,7 +128,7 @@ def _example(number: int, datum: Any, vocabulary: int) -> tuple[Document, NDArra
         if wrong.any():
             raise _untrainable(f"{where}: {name} {int(values[wrong][0])}; the model knows 0 to {vocabulary - 1}")
     read = np.append(tokens, 0).astype(np.uint32)
-    return Document(read, np.insert(targets, 0, IGNORED_LABEL)), np.insert(weights, 0, 0)
+    return Example(read, np.insert(targets, 0, IGNORED_LABEL)), np.insert(weights, 0, 0)
 
 
 def _array(where: str, name: str, tensor: Any) -> NDArray[Any]:

@@ -88,7 +88,7 @@ class TinkerModel:
         """
         learn = self._learner.accumulate if backward else self._learner.evaluate
         try:
-            learnt = learn(examples.documents, LossOptions(examples.weights, wants_logprobs=True))
+            learnt = learn(examples.examples, LossOptions(examples.weights, wants_logprobs=True))
             metrics = {"loss:sum": learnt.finite_loss(), "tokens:sum": float(learnt.token_count)}
         except TrainerFailed as error:
             raise Refused(Refusal.UNTRAINABLE, error.message) from error

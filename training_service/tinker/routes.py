@@ -211,7 +211,7 @@ class TinkerModelRoutes:
         examples = sent.examples(served.model.vocabulary)
         answer = served.model.forward(examples, backward=not sent.forward_only)
         if not sent.forward_only:
-            self._service.metrics.learnt(sent.count, sum(document.predicted for document in examples.documents))
+            self._service.metrics.learnt(sent.count, sum(example.predicted for example in examples.examples))
         return answer
 
     async def optim_step(self, request: HttpRequest) -> Response:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.mesh.layout import MeshLayout, compute_batch_size, layout_of_mesh
+from batching.mesh.detect import compute_batch_size, layout_of_mesh
+from batching.mesh.layout import MeshLayout
 from state.errors import InvalidInput
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process

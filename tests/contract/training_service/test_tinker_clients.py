@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from epochal.commands.trainer_service import serving_training
 from run_manager.steps.warmup import load_parameters
 from runtime.http_server import Endpoint
@@ -81,7 +81,7 @@ def datum_of(text: Text, weights: list[float] | None = None) -> Any:
 
 def learnt(parameters: Tensors, text: list[Text], weight: float = 1.0) -> tuple[float, Gradient]:
     """The summed loss of the texts after their first tokens, and its gradient, without the SDK."""
-    documents = [Document(one.astype(np.uint16), np.where(np.arange(one.size) == 0, -100, one)) for one in text]
+    documents = [Example(one.astype(np.uint16), np.where(np.arange(one.size) == 0, -100, one)) for one in text]
     padded = padded_tokens([document.tokens for document in documents], MODEL.context)
     gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
     targets = padded_targets(documents, MODEL.context)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from runtime.clock import SystemClock
@@ -480,7 +480,7 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
 
 
 def _rows(held: Sequence[tuple[Any, Any]]) -> Any:
-    from batching.chunking.policies import Rows
+    from batching.chunking.columns import Rows
 
     return [Rows(TokenBatch(tokens, np.array([0, len(tokens)]), labels), 0, 1) for tokens, labels in held]
 
@@ -649,7 +649,7 @@ async def test_requests_under_way_are_bounded_in_number(monkeypatch: pytest.Monk
 
 async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
     start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
-    bad = encode_examples(_rows([Document(np.array([1, 300], "<u2"))]))
+    bad = encode_examples(_rows([Example(np.array([1, 300], "<u2"))]))
     async with service() as (url, _):
         client = client_of(url)
         session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id

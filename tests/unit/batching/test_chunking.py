@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.chunking.columns import chunk_columns
 from batching.chunking.datums import (
     Datum,
     EncodedTextChunk,
@@ -25,7 +26,6 @@ from batching.chunking.policies import (
     ChunkEnd,
     ChunkLimits,
     ChunkPolicy,
-    chunk_columns,
     chunk_data,
     chunked,
     estimate_bytes,
@@ -48,7 +48,7 @@ def counts(data: Sequence[Datum], policy: ChunkPolicy = BYTES) -> list[int]:
     return [len(chunk.items) for chunk in chunk_data(data, policy)]
 
 
-# The source's test cases (specs/training-chunking.md, "Test Cases")
+# The source's test cases
 
 
 def test_1024_items_fit_in_one_chunk() -> None:

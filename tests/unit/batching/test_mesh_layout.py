@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.mesh.layout import MeshLayout, compute_batch_size, parse_mesh, spread_over
+from batching.mesh.detect import compute_batch_size
+from batching.mesh.layout import MeshLayout, parse_mesh, spread_over
 from state.errors import InvalidInput
 
 
@@ -16,7 +17,7 @@ def layout(processes: Any, axes: tuple[str, ...] = ("data", "tensor"), **options
     return MeshLayout(axes, np.array(processes, dtype=np.int64), **{"batch_size": 4, **options})
 
 
-# The source's tables (specs/batch-size-adaptation.md); rows are `data`, columns `tensor`, entries processes
+# The source's tables of batch size adaptation; rows are `data`, columns `tensor`, entries processes
 
 BY_TENSOR_4 = [[0, 1, 2, 3]] * 4
 BY_DATA_4 = [[host] * 4 for host in range(4)]

@@ -87,7 +87,7 @@ async def test_every_row_is_loaded_once_and_lands_where_the_global_batch_has_it(
         assert whole.tokens[: batch.row_count, 0].tolist() == real
         assert whole.weights.tolist() == [1.0] * batch.row_count + [0.0] * (layout.global_batch_size - batch.row_count)
         assert (whole.labels[batch.row_count :] == IGNORED_LABEL).all()
-        assert whole.documents(range(batch.row_count, layout.global_batch_size)) == []
+        assert whole.examples(range(batch.row_count, layout.global_batch_size)) == []
         seen += real
     assert seen == wanted
     assert sum(reader.rows_loaded for reader in readers) == len(wanted)
@@ -104,11 +104,11 @@ def test_rows_keep_labels_and_the_boundaries_of_documents() -> None:
     rows.put(0, batch, 0)
     rows.put(1, batch, 1)
     assert rows.positions[0].tolist() == [0, 1, 2, 0, 1, 2, 3, -1]
-    documents = rows.documents([0, 1])
-    assert [document.tokens.tolist() for document in documents] == [[10, 11, 12], [13, 14, 15, 16], [17, 18, 19]]
-    assert documents[0].labels is not None
-    assert documents[0].labels.tolist() == [-100, 11, 12]
-    assert [document.predicted for document in documents] == [2, 2, 3]
+    examples = rows.examples([0, 1])
+    assert [example.tokens.tolist() for example in examples] == [[10, 11, 12], [13, 14, 15, 16], [17, 18, 19]]
+    assert examples[0].labels is not None
+    assert examples[0].labels.tolist() == [-100, 11, 12]
+    assert [example.predicted for example in examples] == [2, 2, 3]
 
 
 def test_sample_that_no_row_can_hold_is_said() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.micro_batches import Document, micro_batches
+from batching.micro_batches import Example, micro_batches
 from batching.round_plan import RoundPlan, plan_round
 from data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from runtime.worker_thread import InlineWorker, WorkerThread
@@ -210,9 +210,9 @@ def test_plan_takes_the_schedule_where_the_step_stands() -> None:
 async def test_micro_batches_are_the_same_however_the_data_arrive(count: int, local_steps: int, group: int) -> None:
     plan, sequences = plan_of(count, local_steps), sequences_of(*range(1, count + 1))
     found = [part async for part in micro_batches(plan, arriving(sequences, group))]
-    assert tuple(len(part.documents) for part in found) == plan.micro_batch_sizes
+    assert tuple(len(part.examples) for part in found) == plan.micro_batch_sizes
     assert [part.local_step for part in found] == list(range(len(found)))
-    flat = [document.tokens.tolist() for part in found for document in part.documents]
+    flat = [example.tokens.tolist() for part in found for example in part.examples]
     assert flat == [sequence.tolist() for sequence in sequences]
 
 
@@ -221,7 +221,7 @@ async def test_micro_batches_skip_an_empty_answer() -> None:
         yield batch_of([])
         yield batch_of(sequences_of(4, 4))
 
-    assert [len(part.documents) async for part in micro_batches(plan_of(2, 1), batches())] == [2]
+    assert [len(part.examples) async for part in micro_batches(plan_of(2, 1), batches())] == [2]
 
 
 # Trainers
@@ -269,7 +269,7 @@ async def test_trainer_predicts_the_labels_that_are_not_ignored(trainer: Trainer
     assert trained.token_count == 20
     if trained.loss is not None:
         padded = padded_tokens([tokens], TINY.context)
-        targets = padded_targets([Document(tokens, labels)], TINY.context)
+        targets = padded_targets([Example(tokens, labels)], TINY.context)
         loss, count, _ = loss_and_gradient(start, padded, targets=targets)
         assert trained.loss == pytest.approx(loss / count, rel=1e-6)
         assert trained.token_count == count
@@ -329,7 +329,7 @@ async def test_packs_end_a_micro_batch_where_they_reach_the_planned_number_of_sa
     plan = plan_of(12, 4)  # micro-batches end after 3, 6, 9 and 12 samples
     arrived = packs(pack(5, 4, source_count=2), pack(9, source_count=7), pack(2, source_count=1), pack(source_count=2))
     found = [part async for part in micro_batches(plan, arrived)]
-    assert [(part.local_step, [doc.tokens.size for doc in part.documents]) for part in found] == [
+    assert [(part.local_step, [example.tokens.size for example in part.examples]) for part in found] == [
         (0, [5, 4, 9]),
         (3, [2]),
     ]
