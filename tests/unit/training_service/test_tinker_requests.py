@@ -143,7 +143,7 @@ def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
     targets.dtype = proto.DTYPE_FLOAT32
     targets.dense = np.array([2, 3], "<f4").tobytes()
     examples = decode_request(message.SerializeToString()).examples(256)
-    (document,), (weights,) = examples.documents, examples.weights
+    (document,), (weights,) = examples.examples, examples.weights
     assert document.labels is not None
     assert document.labels[1:].tolist() == [2, 3]
     assert (document.predicted, weights.tolist()) == (2, [0, 1, 1])
