@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.config.model import AdamW, Architecture
 from state.tensors import Float32Array, Tensors
@@ -78,13 +78,13 @@ class BagLearner:
         self._steps = inner_state.step_count
         self.discard()
 
-    def accumulate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         gradient = np.zeros((256, 256)) if self._gradient is None else self._gradient
         learnt = self._loss(examples, options, gradient)
         self._gradient = gradient if learnt.token_count else self._gradient
         return learnt
 
-    def evaluate(self, examples: Sequence[Document], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
         return self._loss(examples, options, None)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
@@ -103,7 +103,7 @@ class BagLearner:
     def discard(self) -> None:
         self._gradient = None
 
-    def _loss(self, examples: Sequence[Document], options: LossOptions, gradient: Values | None) -> Learnt:
+    def _loss(self, examples: Sequence[Example], options: LossOptions, gradient: Values | None) -> Learnt:
         loss, logprobs = np.zeros(()), []
         for number, example in enumerate(examples):
             labels = example.tokens if example.labels is None else example.labels

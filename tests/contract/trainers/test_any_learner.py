@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from batching.micro_batches import Document
+from batching.micro_batches import Example
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import TokenBatch
@@ -146,7 +146,7 @@ def test_tinker_model_learns_it_and_goes_on_with_what_it_saved(tmp_path: Path) -
 
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8)
     tokens = np.frombuffer(b"abcabc", np.uint8).astype(np.uint32)
-    examples = WeightedExamples([Document(tokens, tokens.astype(np.int64))], [np.full(6, 0.5, np.float32)])
+    examples = WeightedExamples([Example(tokens, tokens.astype(np.int64))], [np.full(6, 0.5, np.float32)])
 
     def step(model: TinkerModel) -> float:
         answer = proto.ForwardBackwardOutput.FromString(model.forward(examples, backward=True))

@@ -143,10 +143,10 @@ def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
     targets.dtype = proto.DTYPE_FLOAT32
     targets.dense = np.array([2, 3], "<f4").tobytes()
     examples = decode_request(message.SerializeToString()).examples(256)
-    (document,), (weights,) = examples.examples, examples.weights
-    assert document.labels is not None
-    assert document.labels[1:].tolist() == [2, 3]
-    assert (document.predicted, weights.tolist()) == (2, [0, 1, 1])
+    (example,), (weights,) = examples.examples, examples.weights
+    assert example.labels is not None
+    assert example.labels[1:].tolist() == [2, 3]
+    assert (example.predicted, weights.tolist()) == (2, [0, 1, 1])
     targets.dense = np.array([2, target], "<f4").tobytes()
     with pytest.raises(Refused, match="datum 0: target_tokens are no whole numbers"):
         decode_request(message.SerializeToString()).examples(256)
