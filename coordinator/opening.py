@@ -5,16 +5,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.machine.records import encode_snapshot, replay
 from coordinator.machine.run import Run, lineage_of, new_run
 from coordinator.machine.stimuli import ConfigChanged, CoordinatorStarted, RunRestored, Stimulus
-from coordinator.machine.views import document_of
+from coordinator.run_journal import RunJournal
 from coordinator.store.open import Store
 from runtime.clock import Clock
 from state.config.changes import runtime_changes
 from state.config.state_file import StateFile
-from state.errors import InvalidInput
-from state.wire import document_digest
+from state.errors import InvalidInput, StoreConflict
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +39,10 @@ class OpenedRun:
     """A run that may be served.
 
     Attributes:
-        version: of the document that it published last.
-        sequence: number of the last journal record.
-        record_count: records in the journal's open segment.
         stimuli: what has happened to it; handled and kept before anything else is.
     """
 
-    run: Run
-    version: int
-    sequence: int
-    record_count: int
+    journal: RunJournal
     stimuli: tuple[Stimulus, ...]
 
 
@@ -69,8 +61,8 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
         StoreFailed: the journal is damaged, or was written under other rules.
     """
     store = options.store
-    segment = await store.journal.load()
-    if segment is None:
+    journal = await RunJournal.load(store.journal)
+    if journal is None:
         if is_restored:
             raise InvalidInput("--restored: the store holds no run; restore the backup first")
         run = new_run(
@@ -79,21 +71,22 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
             coordinator_key=options.coordinator_key,
             now_s=options.clock.wall_s(),
         )
-        await store.journal.open_segment(encode_snapshot(0, 0, document_digest(document_of(run, 0)), run))
-        return OpenedRun(run, 0, 0, 0, (CoordinatorStarted(),))
+        try:
+            return OpenedRun(await RunJournal.begin(store.journal, run), (CoordinatorStarted(),))
+        except StoreConflict:  # another coordinator has begun the run meanwhile
+            return await open_run(options, state_file, is_restored=is_restored)
     if store.torn_bytes:
         log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.torn_bytes})
-    found = replay(segment)
-    _check_edited(found.run, state_file, store.blobs.total_bytes, options.source)
+    _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
     stimuli: list[Stimulus] = [CoordinatorStarted()]
     if is_restored:
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
-    applied, _ = runtime_changes(found.run.state_file, state_file)
+    applied, _ = runtime_changes(journal.run.state_file, state_file)
     if applied:
         stimuli.append(ConfigChanged(state_file))
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
-    return OpenedRun(found.run, found.document.version, found.sequence, len(segment.records), tuple(stimuli))
+    return OpenedRun(journal, tuple(stimuli))
 
 
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:

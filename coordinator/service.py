@@ -3,7 +3,8 @@
 Theory of operation. Callers `submit` a stimulus and wait. One task takes whatever has queued up (a group), lets the
 machine handle each, appends one journal record for all that changed something (one fsync, however many joins), and only
 then shows the new run and its document to anyone and answers the group. A store that fails poisons the service: it
-accepts nothing more, publishes nothing that it could not keep, and says so in `failure`.
+accepts nothing more, publishes nothing that it could not keep, and says so in `failure`. Where another coordinator of
+the run was first to append, its records are replayed and the group is handled again (`coordinator/run_journal.py`).
 
 What readers see, and how they wait for news, is in `coordinator/readers.py`.
 """
@@ -11,7 +12,7 @@ What readers see, and how they wait for news, is in `coordinator/readers.py`.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from coordinator.liveness import Liveness
@@ -25,17 +26,15 @@ from coordinator.machine.instructions import (
     SegmentEnded,
     SweepBlobs,
 )
-from coordinator.machine.records import encode_record, encode_snapshot
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import BlobsNearedBound, ClientsFellSilent, Stamped, Stimulus, Ticked
-from coordinator.machine.views import document_of
 from coordinator.maintenance import Maintenance
 from coordinator.opening import OpenedRun, ServiceOptions, open_run
 from coordinator.publication import Published, TokenRate, status_of
 from coordinator.readers import Readers
 from runtime.clock import RunClock
 from state.config.state_file import StateFile
-from state.errors import EpochalError, Refused, StoreFailed
+from state.errors import EpochalError, Refused, StoreConflict, StoreFailed
 from state.messages import RunStatus
 from state.phases import RunState
 from state.refusals import Refusal
@@ -48,8 +47,8 @@ MAX_GROUP = 1024
 TICK_S = 0.1
 """How often deadlines and silence are looked at. Nothing else waits for a tick."""
 BLOBS_NEAR_BOUND_PERCENT = 80
-MAX_SEGMENT_RECORDS = 20_000
-"""A segment that grows beyond this is followed by another within the epoch, so that a start replays a bounded tail."""
+MAX_COMMIT_ATTEMPTS = 16
+"""How often a group is handled because another coordinator of the run appended first; one of them always succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,9 @@ class _Waiting:
     answer: asyncio.Future[None]
 
 
+_Answers: TypeAlias = list[tuple[_Waiting, Exception | None]]
+
+
 def _ignore(_: ServiceEvent) -> None:
     """Watch nothing."""
 
@@ -80,16 +82,14 @@ class CoordinatorService:
     def __init__(self, options: ServiceOptions, opened: OpenedRun) -> None:
         self.blobs = options.store.blobs
         self._options = options
-        self._journal = options.store.journal
-        self._clock = RunClock(options.clock, not_before_s=opened.run.now_s)
+        self._journal = journal = opened.journal
+        self._clock = RunClock(options.clock, not_before_s=journal.run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
         self._opening = opened.stimuli
-        self._sequence = opened.sequence
-        self._records_in_segment = opened.record_count
         self._liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self._maintenance = Maintenance(options.store, lambda: self.run, self.fail)
-        self.readers = Readers(opened.run, Published.of(document_of(opened.run, opened.version)), self._clock)
+        self.readers = Readers(journal.run, journal.published, self._clock)
         self.accepting = False
         self.failure: str | None = None
         self.started = asyncio.Event()
@@ -154,16 +154,16 @@ class CoordinatorService:
             await self._commit(group)
 
     async def _commit(self, group: list[_Waiting]) -> None:
-        run, kept, instructions, answers = self._handle_group(group)
+        instructions: list[Instruction] = []
         try:
-            if self.failure is not None:
-                raise StoreFailed(self.failure)
-            if kept:
-                await self._persist(run, kept, instructions)
+            answers, instructions = await self._keep(group)
         except StoreFailed as error:
             self.fail(error)
             refusal = Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}")
-            answers = [(waiting, refusal) for waiting, _ in answers]
+            answers = [(waiting, refusal) for waiting in group]
+        except StoreConflict as error:
+            refusal = Refused(Refusal.OVERLOADED, f"other coordinators of the run were faster each time: {error}")
+            answers = [(waiting, refusal) for waiting in group]
         for waiting, problem in answers:
             if waiting.answer.done():
                 continue
@@ -171,17 +171,37 @@ class CoordinatorService:
                 waiting.answer.set_result(None)
             else:
                 waiting.answer.set_exception(problem)
-        if self.failure is None:
-            for instruction in instructions:
-                self._carry_out(instruction)
+        for instruction in instructions:
+            self._carry_out(instruction)
 
-    def _handle_group(
-        self, group: list[_Waiting]
-    ) -> tuple[Run, list[Stamped], list[Instruction], list[tuple[_Waiting, Exception | None]]]:
+    async def _keep(self, group: list[_Waiting]) -> tuple[_Answers, list[Instruction]]:
+        """Handle the group, keep and publish the result; after a conflict, again on the run as it stands then.
+
+        Raises:
+            StoreConflict: other coordinators were first `MAX_COMMIT_ATTEMPTS` times; nothing of the group is kept.
+            StoreFailed: something may not have been kept, now or before.
+        """
+        for attempt in range(1, MAX_COMMIT_ATTEMPTS + 1):
+            if self.failure is not None:
+                raise StoreFailed(self.failure)
+            run, kept, instructions, answers = self._handle_group(group)
+            try:
+                if kept:
+                    await self._persist(run, kept, instructions)
+                break
+            except StoreConflict as error:
+                log.info("commit_conflict", extra={"attempt": attempt, "reason": str(error)})
+                await self._journal.catch_up()
+                self.readers.show(self._journal.run, self._journal.published)
+                if attempt == MAX_COMMIT_ATTEMPTS:
+                    raise
+        return answers, instructions
+
+    def _handle_group(self, group: list[_Waiting]) -> tuple[Run, list[Stamped], list[Instruction], _Answers]:
         run = self.run
         kept: list[Stamped] = []
         instructions: list[Instruction] = []
-        answers: list[tuple[_Waiting, Exception | None]] = []
+        answers: _Answers = []
         for waiting in group:
             try:
                 stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
@@ -197,20 +217,12 @@ class CoordinatorService:
         return run, kept, instructions, answers
 
     async def _persist(self, run: Run, kept: list[Stamped], instructions: list[Instruction]) -> None:
-        published, document = self.published, document_of(run, self.published.version)
-        if document != published.document:
-            published = Published.of(replace(document, version=document.version + 1))
-        sequence = self._sequence + 1
-        started_s = self._clock.now_s()
-        await self._journal.append(encode_record(sequence, published.version, published.sha256, tuple(kept)))
-        self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
-        self._sequence = sequence
-        self._records_in_segment += 1
         ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
-        if ended or self._records_in_segment >= MAX_SEGMENT_RECORDS:
-            await self._journal.open_segment(encode_snapshot(sequence, published.version, published.sha256, run))
-            self._records_in_segment = 0
-        self.readers.show(run, published)
+        started_s = self._clock.now_s()
+        await self._journal.append(run, tuple(kept), ends_segment=ended)
+        self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
+        await self._journal.open_due_segment()
+        self.readers.show(run, self._journal.published)
 
     def fail(self, error: StoreFailed) -> None:
         """Stop accepting: something could not be kept. Also called by whoever sees a blob fail."""

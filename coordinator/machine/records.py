@@ -101,8 +101,15 @@ def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
     opening = _body(SnapshotBody, segment.snapshot.body, segment.snapshot.sequence)
     run = parse_snapshot(opening.run.encode())
     document = _checked(run, opening.version, opening.document_sha256, segment.snapshot.sequence)
-    sequence = segment.snapshot.sequence
-    for record in segment.records:
+    return replay_tail(Replayed(segment.snapshot.sequence, document, run), segment.records, watch)
+
+
+def replay_tail(known: Replayed, records: tuple[JournalRecord, ...], watch: Watch | None = None) -> Replayed:
+    """Return the run after those of the records that follow the known one. Raises what `replay` does."""
+    run, document, sequence = known.run, known.document, known.sequence
+    for record in records:
+        if record.sequence <= known.sequence:
+            continue
         body = _body(RecordBody, record.body, record.sequence)
         for stimulus in _stimuli(body.stimuli, record.sequence):
             try:

@@ -1,0 +1,115 @@
+"""One coordinator's place in the journal of its run: what it last wrote there, or read.
+
+Theory of operation. A record's sequence number is a compare-and-swap. Several coordinators may share a journal; where
+another one was first to append, `append` raises `StoreConflict` and nothing is kept. That is routine: `catch_up` reads
+and replays what the other one wrote, and the stimuli are handled again, on the run as it stands then.
+"""
+
+from dataclasses import replace
+
+from coordinator.machine.records import Replayed, encode_record, encode_snapshot, replay, replay_tail
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import Stamped
+from coordinator.machine.views import document_of
+from coordinator.publication import Published
+from coordinator.store.journal import Journal
+from state.errors import StoreConflict
+
+MAX_SEGMENT_RECORDS = 20_000
+"""A segment that grows beyond this is followed by another within the epoch, so that a start replays a bounded tail."""
+
+
+class RunJournal:
+    """The journal and the run that it holds.
+
+    Attributes:
+        run: the run after the last record known here.
+        published: the document that it publishes.
+    """
+
+    def __init__(self, journal: Journal, found: Replayed, record_count: int) -> None:
+        self._journal = journal
+        self._sequence = found.sequence
+        self._record_count = record_count
+        self._is_segment_due = False
+        self.run = found.run
+        self.published = Published.of(found.document)
+
+    @classmethod
+    async def load(cls, journal: Journal) -> "RunJournal | None":
+        """Return the kept run, or None where none was ever started.
+
+        Raises:
+            StoreFailed: the journal is damaged, or was written under other rules.
+        """
+        segment = await journal.load()
+        return None if segment is None else cls(journal, replay(segment), len(segment.records))
+
+    @classmethod
+    async def begin(cls, journal: Journal, run: Run) -> "RunJournal":
+        """Return the journal of a new run, opened with its first snapshot.
+
+        Raises:
+            StoreConflict: another coordinator has begun the run meanwhile.
+            StoreFailed: it cannot be kept.
+        """
+        begun = cls(journal, Replayed(0, document_of(run, version=0), run), 0)
+        await begun._open_segment()
+        return begun
+
+    async def append(self, run: Run, stimuli: tuple[Stamped, ...], *, ends_segment: bool) -> None:
+        """Keep the stimuli that led from the last known run to this one.
+
+        Args:
+            run: the run after the stimuli.
+            stimuli: those that changed it, in order.
+            ends_segment: whether a new segment is due after them.
+
+        Raises:
+            StoreConflict: another coordinator was first to append; nothing is kept.
+            StoreFailed: they may not have been kept.
+        """
+        published, document = self.published, document_of(run, self.published.version)
+        if document != published.document:
+            published = Published.of(replace(document, version=document.version + 1))
+        sequence = self._sequence + 1
+        await self._journal.append(encode_record(sequence, published.version, published.sha256, stimuli))
+        self._sequence, self.run, self.published = sequence, run, published
+        self._record_count += 1
+        self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
+
+    async def open_due_segment(self) -> None:
+        """Open a new segment if one is due. Where another coordinator appends just before, it stays due.
+
+        Raises:
+            StoreFailed: it may not have been kept.
+        """
+        if not self._is_segment_due:
+            return
+        try:
+            await self._open_segment()
+        except StoreConflict:
+            return
+        self._is_segment_due, self._record_count = False, 0
+
+    async def _open_segment(self) -> None:
+        published = self.published
+        snapshot = encode_snapshot(self._sequence, published.version, published.sha256, self.run)
+        await self._journal.open_segment(snapshot)
+
+    async def catch_up(self) -> None:
+        """Read what other coordinators have appended, and replay it.
+
+        Raises:
+            StoreFailed: the journal is damaged, or was written under other rules.
+        """
+        segment = await self._journal.load()
+        assert segment is not None, "a conflict is raised only where there is a record"
+        if segment.snapshot.sequence > self._sequence:
+            found = replay(segment)
+            self._is_segment_due = False
+        else:
+            found = replay_tail(Replayed(self._sequence, self.published.document, self.run), segment.records)
+        self._sequence, self._record_count, self.run = found.sequence, len(segment.records), found.run
+        if found.document != self.published.document:
+            self.published = Published.of(found.document)

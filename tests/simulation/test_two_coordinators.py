@@ -1,0 +1,168 @@
+"""Two coordinators that share one journal, in virtual time: who appends second reads, and handles its group again."""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.machine.records import RecordBody, replay
+from coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew
+from coordinator.opening import ServiceOptions
+from coordinator.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
+from coordinator.store.journal import JournalRecord
+from coordinator.store.memory import MemoryJournal, MemoryStore
+from state.config.state_file import StateFile
+from state.errors import Refused, StoreConflict
+from state.messages import Capabilities
+from state.refusals import Refusal
+from state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
+from tests.support.simulated_coordinator import SlowJournal
+from tests.support.states import state_file
+from tests.support.virtual_time import VirtualClock, run_virtually
+
+CLIENTS = 40
+INVITATION = sha256_hex(b"an invitation")
+
+
+def id_of(number: int) -> ClientId:
+    return client_id_of(bytes([number]) * 32)
+
+
+def join_of(number: int, invitation: Sha256 | None = None) -> ClientJoined:
+    return ClientJoined(
+        client_id=id_of(number),
+        public_key=(bytes([number]) * 32).hex(),
+        capabilities=Capabilities(),
+        nonce=f"nonce {number}",
+        nonce_expires_s=2e9,
+        invitation_sha256=invitation,
+    )
+
+
+@contextlib.asynccontextmanager
+async def coordinators(
+    journal: MemoryJournal, chance: random.Random, state: StateFile, count: int = 2
+) -> AsyncIterator[list[CoordinatorService]]:
+    """So many coordinators of one run, opened and started at once."""
+
+    async def opened() -> CoordinatorService:
+        store = MemoryStore(state.blobs.max_total_bytes, journal)
+        parts = ServiceOptions(store, VirtualClock(), "ab" * 32, new_seed=lambda: chance.randbytes(32).hex())
+        return await CoordinatorService.open(parts, state)
+
+    async with asyncio.TaskGroup() as tasks:
+        opening = [tasks.create_task(opened()) for _ in range(count)]
+        services = [await service for service in opening]
+        serving = [tasks.create_task(service.serve()) for service in services]
+        for service in services:
+            await service.started.wait()
+        yield services
+        for task in serving:
+            task.cancel()
+
+
+def joins_and_withdrawals(journal: MemoryJournal) -> Counter[tuple[str, ClientId]]:
+    """How often the journal holds each client's messages."""
+    found: Counter[tuple[str, ClientId]] = Counter()
+    for segment in journal.segments:
+        for record in segment.records:
+            for stamped in STIMULI.validate_json(parse_document(RecordBody, record.body).stimuli):
+                if isinstance(stamped.stimulus, ClientJoined | ClientWithdrew):
+                    found[stamped.stimulus.type, stamped.stimulus.client_id] += 1
+    return found
+
+
+async def check_agrees(service: CoordinatorService, journal: MemoryJournal) -> None:
+    """The service that appended last shows what the journal replays to."""
+    segment = await journal.load()
+    assert segment is not None
+    replayed = replay(segment)
+    assert service.run == replayed.run
+    assert service.published.document == replayed.document
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_coordinators_of_one_journal_lose_and_double_nothing(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "coordinator.service")
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        journal = SlowJournal(chance)
+        async with coordinators(journal, chance, state_file(config__init_min_clients=200)) as services:
+
+            async def one_client(number: int) -> None:
+                service = chance.choice(services)
+                await asyncio.sleep(chance.uniform(0, 0.5))
+                await service.submit(join_of(number))
+                if number % 3 == 0:
+                    await asyncio.sleep(chance.uniform(0, 0.1))
+                    await service.submit(ClientWithdrew(id_of(number)))
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(CLIENTS):
+                    tasks.create_task(one_client(number))
+            for number, service in enumerate(services, CLIENTS):
+                await service.submit(join_of(number))
+                await check_agrees(service, journal)
+            staying = {id_of(number) for number in range(CLIENTS) if number % 3} | {id_of(40), id_of(41)}
+            assert services[-1].run.members.keys() == staying
+            assert len(journal.segments) == 1, "the run was begun once"
+            expected = {("client_joined", id_of(number)) for number in range(CLIENTS + 2)}
+            expected |= {("client_withdrew", id_of(number)) for number in range(0, CLIENTS, 3)}
+            assert joins_and_withdrawals(journal) == Counter(expected)
+
+    run_virtually(main())
+    assert "commit_conflict" in caplog.messages
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(seed: int) -> None:
+    async def main() -> None:
+        chance = random.Random(seed)
+        access = {"mode": "invitations", "invitations": [INVITATION]}
+        state = state_file(access=access)
+        async with coordinators(SlowJournal(chance), chance, state) as services:
+
+            async def join(number: int) -> Refusal | None:
+                try:
+                    await services[number].submit(join_of(number, INVITATION))
+                except Refused as refused:
+                    return refused.kind
+                return None
+
+            async with asyncio.TaskGroup() as tasks:
+                joins = [tasks.create_task(join(number)) for number in range(2)]
+            assert {task.result() for task in joins} == {None, Refusal.ACCESS_DENIED}
+
+    run_virtually(main())
+
+
+class ContendedJournal(MemoryJournal):
+    """A journal to which others are always first to append, as often as `conflicts` says."""
+
+    conflicts = 0
+
+    async def append(self, record: JournalRecord) -> None:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise StoreConflict("another coordinator was first")
+        await super().append(record)
+
+
+@pytest.mark.parametrize("conflicts", [MAX_COMMIT_ATTEMPTS - 1, MAX_COMMIT_ATTEMPTS])
+def test_coordinator_that_others_always_overtake_refuses_one_group_alone(conflicts: int) -> None:
+    async def main() -> None:
+        journal = ContendedJournal()
+        async with coordinators(journal, random.Random(0), state_file(), count=1) as (service,):
+            journal.conflicts = conflicts
+            refused = conflicts == MAX_COMMIT_ATTEMPTS
+            with pytest.raises(Refused, match="faster") if refused else contextlib.nullcontext():
+                await service.submit(join_of(1))
+            assert service.failure is None
+            await service.submit(join_of(2))
+            assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})
+
+    run_virtually(main())
