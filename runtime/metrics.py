@@ -8,6 +8,7 @@ https://prometheus.io/docs/practices/naming/; docs/metrics.md lists them.
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -101,19 +102,35 @@ class HttpMetrics:
         self._refused = Counter(
             "epochal_http_refusals", "Requests refused, by the problem's type.", ("reason",), registry=registry
         )
+        self._counts: dict[tuple[str, str, int], _Counts] = {}
 
     def add(self, scope: Scope, answer: "Answer") -> None:
         """Count one request that was answered."""
         route = getattr(scope.get("route") or scope.get("endpoint"), "path", UNKNOWN_LABEL)
         method = scope["method"] if scope["method"] in METHODS and route != UNKNOWN_LABEL else UNKNOWN_LABEL
-        self._duration.labels(method, route, f"{answer.status // 100}xx").observe(answer.duration_s)
+        key = (method, route, answer.status // 100)
+        counts = self._counts.get(key) or self._counts.setdefault(key, self._counts_of(*key))
+        counts.duration.observe(answer.duration_s)
         if answer.received_bytes:
-            self._received.labels(route).inc(answer.received_bytes)
+            counts.received.inc(answer.received_bytes)
         if answer.sent_bytes:
-            self._sent.labels(route).inc(answer.sent_bytes)
+            counts.sent.inc(answer.sent_bytes)
         refusal: Refusal | None = Refusal.INTERNAL if answer.failed else scope.get(REFUSAL_IN_SCOPE)
         if refusal is not None:
             self._refused.labels(refusal.value).inc()
+
+    def _counts_of(self, method: str, route: str, status_class: int) -> "_Counts":
+        duration = self._duration.labels(method, route, f"{status_class}xx")
+        return _Counts(duration, self._received.labels(route), self._sent.labels(route))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What a request of one method, route and status class adds to; kept, because looking it up by labels is slow."""
+
+    duration: Histogram
+    received: Counter
+    sent: Counter
 
 
 class Answer:
