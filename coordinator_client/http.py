@@ -1,16 +1,25 @@
 """The coordinator over HTTP: `CoordinatorClient`. What it may be asked stands in `coordinator_client/api.py`."""
 
-import asyncio
 import json
 import logging
-import ssl
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
+from runtime.http_client import (
+    Trust,
+    open_client,
+    raw_body,
+    read_whole,
+    reason_of,
+    refusal_in,
+    streamed,
+    user_mistake,
+    whole_answer,
+)
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
@@ -29,7 +38,6 @@ from state.messages import (
     Session,
     Standing,
 )
-from state.refusals import Refusal
 from state.wire import ClientId, Sha256, canonical_json, parse_document
 
 log = logging.getLogger(__name__)
@@ -41,13 +49,9 @@ BLOB_TIMEOUT_S = 60.0
 """How long a blob's transfer may stand still."""
 MAX_BLOB_ANSWERS = 64
 """A blob's body may break so often, as long as each answer brings something."""
-MAX_PORT = 65535
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
-PROBLEM_TYPE = "application/problem+json"
 TEMPORARY_STATUS = frozenset({408, 425, 429})
-
-T = TypeVar("T")
 
 
 class CoordinatorClient:
@@ -60,55 +64,57 @@ class CoordinatorClient:
         self._headers: dict[str, str] = {}
 
     @classmethod
-    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: bool | str = True) -> "CoordinatorClient":
-        """A client for the one run that the coordinator at `url` serves; waits for a coordinator that is not up yet.
+    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> "CoordinatorClient":
+        """Return a client for the run that the coordinator at `url` serves.
 
         Args:
-            url: the coordinator's base URL, such as `http://127.0.0.1:8080`.
-            retry_policy: for how long to try.
-            verify: whether to verify TLS certificates, or a file with the authorities to trust.
+            url: the coordinator's base URL, such as `http://127.0.0.1:8080`, or that of a run (`…/v1/runs/RUN_ID`).
+            retry_policy: for how long a coordinator that is not up yet is waited for.
+            verify: whether to verify TLS certificates, or a file with the authorities to trust, or how else to trust.
 
         Raises:
-            InvalidInput: no such URL, a certificate that is not trusted, or another number of runs than one; the
-                user's fault.
+            InvalidInput: no such URL, a certificate that is not trusted, another run, or several; the user's fault.
             CoordinatorUnreachable: nobody answered within `retry_policy`.
         """
-        try:
-            parsed = httpx.URL(url)
-            if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > MAX_PORT:
-                raise InvalidInput(f"coordinator URL {url}: allowed: http://host:port or https://host:port", url=url)
-            http = httpx.AsyncClient(
-                base_url=url.rstrip("/"),
-                verify=trust_of(verify),
-                follow_redirects=True,
-                limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
-            )
-        except (httpx.InvalidURL, ValueError, OSError) as error:
-            raise InvalidInput(f"coordinator URL {url}: {error}", url=url) from error
-        found = cls(http, "")
+        base, _, place = url.partition("/v1/")
+        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
+        http = open_client(base, "coordinator", verify, follow_redirects=True, limits=limits)
+        client = cls(http, "")
         backoff = retry_policy.begin()
-        said = False
+        is_first = True
         try:
             while True:
                 try:
-                    return cls(http, await found._only_run(url))
+                    return cls(http, await client._served_run(base, place.removeprefix("runs").strip("/")))
                 except CoordinatorUnreachable as error:
-                    _check_trust(error, url)
-                    if not said:
-                        fields = {"url": url, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
-                        log.warning("coordinator_does_not_answer_yet", extra=fields)
-                    said = True
+                    if mistake := user_mistake(error, base):
+                        raise InvalidInput(mistake, url=url) from error
                     await backoff.wait(error)
+                    if is_first:
+                        fields = {"url": base, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
+                        log.warning("coordinator_does_not_answer_yet", extra=fields)
+                    is_first = False
         except BaseException:
             await http.aclose()
             raise
 
-    async def _only_run(self, url: str) -> str:
+    async def _served_run(self, url: str, wanted: str) -> str:
+        """Return the run that is served: the wanted one, or with "" the only one."""
         answer = _json_of(await self._request("GET", "/v1/runs"))
         runs = answer.get("runs") if isinstance(answer, dict) else None
-        if not isinstance(runs, list) or len(runs) != 1 or not isinstance(runs[0], str):
-            raise InvalidInput(f"{url} does not serve exactly one run: {str(answer)[:200]}", url=url)
-        return runs[0]
+        if not isinstance(runs, list) or not all(isinstance(run_id, str) for run_id in runs):
+            raise InvalidInput(f"{url} does not answer as a coordinator does; is it one?", url=url)
+        if wanted or len(runs) == 1:
+            if wanted and wanted not in runs:
+                raise InvalidInput(f"{url} does not serve run {wanted!r}; it serves {', '.join(runs)}", url=url)
+            return wanted or str(runs[0])
+        raise InvalidInput(f"{url} serves {len(runs)} runs ({', '.join(runs)}); name one in the URL", url=url)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     @property
     def run_id(self) -> str:
@@ -118,7 +124,7 @@ class CoordinatorClient:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
@@ -207,25 +213,17 @@ class CoordinatorClient:
         headers = self._headers | ({"Range": f"bytes={len(held)}-"} if held else {})
         request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
         try:
-            coming = await self._http.send(request, stream=True)
-            try:
-                assert isinstance(coming.stream, httpx.AsyncByteStream)
+            async with streamed(self._http, request) as coming:
                 if coming.status_code == httpx.codes.OK:
                     held.clear()
                 elif coming.status_code != httpx.codes.PARTIAL_CONTENT:
-                    body = b"".join([piece async for piece in coming.stream])
-                    answer = httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
-                    raise _error_of(answer, f"GET {path}")
+                    raise _error_of(await read_whole(coming), f"GET {path}")
                 elif not coming.headers.get("Content-Range", "").startswith(f"bytes {len(held)}-"):
                     raise InvalidDocument(f"GET {path} answered another range than the one from {len(held)} on")
-                async for piece in coming.stream:
+                async for piece in raw_body(coming):
                     held += piece
-            finally:
-                await asyncio.shield(coming.aclose())  # as in `_answer`
         except httpx.HTTPError as error:
-            raise CoordinatorUnreachable(
-                f"GET {path}: {str(error) or type(error).__name__}", url=str(self._http.base_url)
-            ) from error
+            raise self._unreachable(f"GET {path}", error) from error
 
     async def _post(self, path: str, message: Any) -> bytes:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))
@@ -252,68 +250,30 @@ class CoordinatorClient:
             method, path, params=params, content=content, headers=headers, timeout=timeout
         )
         try:
-            answer = await self._answer(request)
+            answer = await whole_answer(self._http, request)
         except httpx.HTTPError as error:
-            raise CoordinatorUnreachable(
-                f"{method} {path}: {str(error) or type(error).__name__}", url=str(self._http.base_url)
-            ) from error
+            raise self._unreachable(f"{method} {path}", error) from error
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
             return answer
         raise _error_of(answer, f"{method} {path}")
 
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
-        """The whole answer.
-
-        A step that is overtaken is often cancelled while its last answer is being closed. httpcore does not guard that
-        moment against `Task.cancel`: the connection would count as busy for ever, and a few dozen of them are the pool.
-        So the body is read here, where a cancellation is handled, and closing is out of its reach.
-        """
-        coming = await self._http.send(request, stream=True)
-        assert isinstance(coming.stream, httpx.AsyncByteStream)
-        try:
-            body = b"".join([piece async for piece in coming.stream])
-        finally:
-            await asyncio.shield(coming.aclose())
-        return httpx.Response(coming.status_code, headers=coming.headers, content=body, request=request)
-
-
-def trust_of(verify: bool | str) -> bool | ssl.SSLContext:
-    """What httpx takes for `verify`. Raises `InvalidInput` for a file that holds no certificate authorities."""
-    try:
-        return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
-    except OSError as error:
-        raise InvalidInput(f"--tls-ca {verify}: {error.strerror or error}", path=verify) from error
-
-
-def _check_trust(error: CoordinatorUnreachable, url: str) -> None:
-    """Raises `InvalidInput` when nobody was reached because of the certificate: no second try would end better."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            raise InvalidInput(f"{url} is not trusted ({cause.verify_message}); --tls-ca names whom to trust", url=url)
-        cause = cause.__cause__ or cause.__context__
+    def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
+        url = str(self._http.base_url)
+        return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
 
 
 def _json_of(answer: httpx.Response) -> Any:
     try:
         return json.loads(answer.content)
     except ValueError as error:
-        raise InvalidDocument(f"{answer.request.url} does not answer in JSON: is it a coordinator?") from error
+        raise InvalidDocument(f"{answer.request.url} does not answer as a coordinator does; is it one?") from error
 
 
 def _error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnreachable | InvalidDocument:
-    """What an answer of 3xx, 4xx or 5xx says: the coordinator's refusal, or that something else answered."""
-    if answer.headers.get("content-type", "").split(";")[0].strip() == PROBLEM_TYPE:
-        problem = _json_of(answer)
-        if isinstance(problem, dict) and isinstance(problem.get("type"), str):
-            kind = problem["type"].replace("/", ":").rpartition(":")[2]
-            known = {"type", "title", "status", "detail", "kind", "message"}
-            context = {str(key): value for key, value in problem.items() if key not in known}
-            retry_after_s = answer.headers.get("retry-after", "")
-            if retry_after_s.isascii() and retry_after_s.isdigit():
-                context["retry_after_s"] = float(retry_after_s)
-            return Refused(Refusal.of(kind), str(problem.get("detail") or problem.get("title") or kind), **context)
+    """Return what an answer of 3xx, 4xx or 5xx says: the coordinator's refusal, or that something else answered."""
     status = answer.status_code
+    if refusal := refusal_in(answer):
+        return refusal
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in TEMPORARY_STATUS:
         return CoordinatorUnreachable(f"{request} answered {status}", status=status)
     return InvalidDocument(f"{request} answered {status}, not as a coordinator would", status=status)

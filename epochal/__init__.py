@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imp
     )
     from batching.round_plan import RoundPlan as RoundPlan
     from coordinator_client.http import CoordinatorClient as CoordinatorClient
-    from coordinator_client.operator import OperatorClient as OperatorClient
     from data_providers.fetcher import (
         BatchReceiver as BatchReceiver, DataFetcher as DataFetcher, FetchSettings as FetchSettings,
     )
@@ -102,7 +101,6 @@ _EXPORTS = {
     "trainers.protocol": "Trainer TrainedRound",
     "trainers.learner": "Learner Model Learnt LossOptions InnerState",
     "coordinator_client.http": "CoordinatorClient",
-    "coordinator_client.operator": "OperatorClient",
     "runtime.retry": "RetryPolicy system_jitter",
     "runtime.clock": "SystemClock",
     "state.config.state_file": "StateFile PackingConfig parse_state",

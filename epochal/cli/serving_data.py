@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-import httpx
 from prometheus_client import CollectorRegistry
 
-from coordinator_client.http import CoordinatorClient
+from coordinator_client.api import RunRequests
+from coordinator_client.follow import DocumentFeed
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
-from runtime.retry import RetryPolicy
 from state.config.data_location import Server
 from state.config.state_file import StateFile, check_together
 from state.errors import InvalidInput
@@ -31,15 +30,11 @@ class DataServerOptions:
 
     Attributes:
         host, port: where to listen; None for what the run's `data_location` says.
-        verify: whether to verify the coordinator's certificate, or the file with the authorities to trust, or how else
-            to trust.
     """
 
     config_path: Path
-    coordinator_url: str
     host: str | None = None
     port: int | None = None
-    verify: bool | str | ssl.SSLContext = True
 
 
 def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
@@ -72,29 +67,22 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def run_configuration(url: str, retry_policy: RetryPolicy, verify: bool | str) -> StateFile:
-    """The configuration of the run that a coordinator serves; waits for a coordinator that is not up yet."""
-    client = await CoordinatorClient.connect(url, retry_policy, verify)
-    try:
-        document = await client.run_document(None, 0.0)
-        if document is None:
-            raise InvalidInput(f"{url} publishes no run document")
-        return await client.config(document.config_sha256)
-    except httpx.HTTPError as error:
-        raise InvalidInput(f"{url}: {error}") from error
-    finally:
-        await client.aclose()
+async def run_configuration(coordinator: RunRequests) -> StateFile:
+    """Return the configuration of the run that a coordinator serves."""
+    document = await DocumentFeed(coordinator).next(0.0)
+    return await coordinator.config(document.config_sha256)
 
 
 @contextlib.asynccontextmanager
 async def serving_data(
-    state: StateFile, options: DataServerOptions, registry: CollectorRegistry
+    state: StateFile, options: DataServerOptions, coordinator: RunRequests, registry: CollectorRegistry
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve data until the context is left; gives the host and port.
 
     Args:
         state: the run's configuration.
         options: what to serve, and where.
+        coordinator: what says who may read what.
         registry: where the data server's metrics are added.
 
     Raises:
@@ -106,7 +94,7 @@ async def serving_data(
         check_together(state, "the coordinator's state file", config, str(options.config_path))
     host, port = listening_address(state, options)
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
-    gate = CoordinatorGate(options.coordinator_url, options.verify)
+    gate = CoordinatorGate(coordinator)
     server = DataServer(provider, provider.order.spec, gate)
     DataServerMetrics(registry).watch(server, gate)
     try:

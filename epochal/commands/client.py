@@ -208,21 +208,15 @@ def _mesh_options(
     )
 
 
-def base_url(url: str) -> str:
-    """Return the coordinator's address, given that address or the URL of its run."""
-    return url.partition("/v1/")[0].rstrip("/")
-
-
 async def _run(options: ClientOptions) -> None:
     dependencies = _dependencies(options)  # what the user got wrong is said before anybody is asked
     key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
     profile = ClientProfile(key, options.capabilities, options.invitation)
-    async with _observing(options.metrics_address) as observer:
-        api = await CoordinatorClient.connect(base_url(options.url), dependencies.retry_policy, options.verify)
-        try:
-            await _run_agent(Agent(api, profile, replace(dependencies, observer=observer)))
-        finally:
-            await api.aclose()
+    async with (
+        _observing(options.metrics_address) as observer,
+        await CoordinatorClient.connect(options.url, dependencies.retry_policy, options.verify) as api,
+    ):
+        await _run_agent(Agent(api, profile, replace(dependencies, observer=observer)))
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator.serve import ServeOptions, serving
+from coordinator_client.http import CoordinatorClient
 from epochal import __version__
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import InsecureOption, LogFormatOption, TlsCertOption, TlsKeyOption, VerboseOption
@@ -15,6 +16,7 @@ from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_h
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.http_server import Endpoint
+from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile, check_together
 
 RUNS_FOLDER = Path("runs")
@@ -74,8 +76,9 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         if data_config is not None:
             certificate = options.endpoint.tls_cert
             verify = True if certificate is None else trusting_holder_of(certificate)
-            data_options = DataServerOptions(data_config, served.url, verify=verify)
-            host, port = await stack.enter_async_context(serving_data(state, data_options, served.registry))
+            itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
+            serving_them = serving_data(state, DataServerOptions(data_config), itself, served.registry)
+            host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         with interruption() as stop:
             say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")

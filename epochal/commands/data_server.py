@@ -1,10 +1,12 @@
 """`epochal data-server`: serve a run's data over TCP."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coordinator_client.http import CoordinatorClient
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, LogFormatOption, MetricsHostOption, VerboseOption, trusted
 from epochal.cli.run import LISTENING, run_to_end, say
@@ -41,19 +43,22 @@ def data_server(
     """Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."""
     start_logging(log_format, verbose=verbose)
     read_data_config(data_path)
-    options = DataServerOptions(data_path, coordinator_url, host, port, trusted(tls_ca))
-    run_to_end(_serve_data(options, trusted(tls_ca), (metrics_port, metrics_host)))
+    options = DataServerOptions(data_path, host, port)
+    run_to_end(_serve_data(options, coordinator_url, trusted(tls_ca), (metrics_port, metrics_host)))
 
 
-async def _serve_data(options: DataServerOptions, verify: bool | str, metrics_address: tuple[int, str]) -> None:
+async def _serve_data(
+    options: DataServerOptions, coordinator_url: str, verify: bool | str, metrics_address: tuple[int, str]
+) -> None:
     allow_connections()
-    retry_policy = RetryPolicy()
-    state = await run_configuration(options.coordinator_url, retry_policy, verify)
-    registry = new_registry()
-    async with (
-        serving_metrics(registry, *metrics_address) as metrics_url,
-        serving_data(state, options, registry) as (host, port),
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        coordinator = await stack.enter_async_context(
+            await CoordinatorClient.connect(coordinator_url, RetryPolicy(), verify)
+        )
+        state = await run_configuration(coordinator)
+        registry = new_registry()
+        metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
+        host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry))
         say(f"metrics at {metrics_url}")
         with interruption() as stop:
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")

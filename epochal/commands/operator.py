@@ -1,16 +1,24 @@
 """`epochal status | pause | resume | eject`: for the operator of a run."""
 
+import asyncio
 import os
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
-from coordinator_client.operator import OperatorClient
-from epochal.cli.options import CoordinatorCaOption, JsonOption
+from coordinator_client.api import OperatorApi
+from coordinator_client.operator import check_client_id, connect_operator
+from coordinator_client.operator import eject as eject_client
+from epochal.cli.options import CoordinatorCaOption, JsonOption, trusted
 from epochal.display import status_panel
+from state.wire import canonical_json
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
+
+T = TypeVar("T")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")]
 AdminToken = Annotated[
@@ -29,30 +37,38 @@ def _token(given: str | None) -> str:
     return token
 
 
+def _asked(url: str, tls_ca: Path | None, ask: Callable[[OperatorApi], Awaitable[T]], token: str | None = None) -> T:
+    """Return the coordinator's answer to one request."""
+
+    async def main() -> T:
+        async with await connect_operator(url, token, trusted(tls_ca)) as operator:
+            return await ask(operator)
+
+    return asyncio.run(main())
+
+
 def status(
     url: Url,
     as_json: JsonOption = False,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Show a run: phase, progress, clients, loss."""
-    with OperatorClient(url, tls_ca=tls_ca) as client:
-        if as_json:
-            typer.echo(client.status_json().decode())
-        else:
-            Console().print(status_panel(client.status()))
+    found = _asked(url, tls_ca, lambda operator: operator.status())
+    if as_json:
+        typer.echo(canonical_json(found).decode())
+    else:
+        Console().print(status_panel(found))
 
 
 def pause(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Pause a run: finish the round, save a checkpoint, and wait."""
-    with OperatorClient(url, _token(admin_token), tls_ca) as client:
-        client.pause()
+    _asked(url, tls_ca, lambda operator: operator.pause(), _token(admin_token))
     typer.echo("the run will pause after this round")
 
 
 def resume(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Let a paused run continue."""
-    with OperatorClient(url, _token(admin_token), tls_ca) as client:
-        client.resume()
+    _asked(url, tls_ca, lambda operator: operator.resume(), _token(admin_token))
     typer.echo("the run continues")
 
 
@@ -65,6 +81,6 @@ def eject(
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Remove a client from a run. Its key cannot join again."""
-    with OperatorClient(url, _token(admin_token), tls_ca) as client:
-        ejected = client.eject(client_id)
+    check_client_id(client_id)
+    ejected = _asked(url, tls_ca, lambda operator: eject_client(operator, client_id), _token(admin_token))
     typer.echo(f"client {ejected} was ejected")

@@ -13,20 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import tomli_w
 
 from coordinator.audit import AuditReport, audit_store
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
+from coordinator_client.follow import DocumentFeed
+from coordinator_client.http import CoordinatorClient
 from epochal.testnet.children import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demo_state import demo_state
-from state.config.state_file import StateFile, dump_state
+from runtime.retry import RetryPolicy
+from state.config.state_file import dump_state
 from state.documents import RunDocument
-from state.errors import EpochalError, InvalidDocument, InvalidInput
+from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, Refused
 from state.messages import RunStatus
 from state.phases import RunState
-from state.wire import parse_document
 
 HOST = "127.0.0.1"
 WELL_BELOW_UNIGRAM = 0.85
@@ -34,7 +35,6 @@ WELL_BELOW_UNIGRAM = 0.85
 FINISH_TIMEOUT_S = 30.0
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
-POLL_TIMEOUT_S = 15.0
 LOSS_WINDOW = 3
 """Rounds over which the first and the last loss are averaged."""
 
@@ -114,19 +114,19 @@ class Testnet:
             EpochalError: something did not start or ended early, or the run did not finish in time.
         """
         started_s = time.monotonic()
-        data, state = await asyncio.to_thread(self._prepare)
-        async with (
-            Children(self._options.run_dir / "logs") as children,
-            httpx.AsyncClient(timeout=POLL_TIMEOUT_S) as http,
-        ):
+        data = await asyncio.to_thread(self._prepare)
+        async with Children(self._options.run_dir / "logs") as children:
             url = await self._start(children)
             training_s = time.monotonic()
             try:
-                async with asyncio.timeout(self._options.timeout_s):
-                    status = await self._watch(children, http, f"{url}/v1/runs/{state.run_id}")
+                async with (
+                    asyncio.timeout(self._options.timeout_s),
+                    await CoordinatorClient.connect(url, RetryPolicy(attempts=1)) as coordinator,
+                ):
+                    status = await self._watch(children, coordinator, url)
             except TimeoutError:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
-            except (httpx.HTTPError, InvalidDocument) as error:
+            except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await children.started[0].wait(DEATH_NOTICE_S)  # what became of the coordinator says more
                 self._check_children(children)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
@@ -135,7 +135,7 @@ class Testnet:
         audit = await audit_store(str(self.coordinator_dir), recompute=True)
         return self._report(status, data, audit, problems, training_s, started_s)
 
-    def _prepare(self) -> tuple[DemoData, StateFile]:
+    def _prepare(self) -> DemoData:
         options = self._options
         try:
             options.run_dir.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Testnet:
         data_config["shuffle_seed"] = list(range(32))
         (options.run_dir / "data.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
         self._note(f"{data.token_count:,} byte tokens of Python's standard library in {data.shard_count} shards")
-        return data, state
+        return data
 
     async def _start(self, children: Children) -> str:
         options = self._options
@@ -171,23 +171,20 @@ class Testnet:
         name = f"client-{len(self._clients) + 1}"
         self._clients.append(await children.start(name, "client", url, "--trainer", self._options.trainer))
 
-    async def _watch(self, children: Children, http: httpx.AsyncClient, run_url: str) -> RunStatus:
-        version = -1
+    async def _watch(self, children: Children, coordinator: CoordinatorClient, url: str) -> RunStatus:
+        feed = DocumentFeed(coordinator)
         while True:
-            answer = await http.get(run_url, params={"after": version, "wait_s": POLL_S})
-            if answer.status_code == httpx.codes.OK:
-                document = parse_document(RunDocument, answer.content)
-                version = document.version
-                if document.run_state is RunState.ROUND_TRAIN:
-                    self._epochs.add(document.epoch)
-                    await self._make_chaos(children, document, run_url)
-            status = parse_document(RunStatus, (await http.get(f"{run_url}/status")).content)
+            document = await feed.poll(POLL_S)
+            if document is not None and document.run_state is RunState.ROUND_TRAIN:
+                self._epochs.add(document.epoch)
+                await self._make_chaos(children, document, url)
+            status = await coordinator.status()
             self._show(status, self._notes)
             if status.run_state is RunState.FINISHED:
                 return status
             self._check_children(children)
 
-    async def _make_chaos(self, children: Children, document: RunDocument, run_url: str) -> None:
+    async def _make_chaos(self, children: Children, document: RunDocument, url: str) -> None:
         if not self._options.chaos:
             return
         kill_at, join_at = max(2, document.total_steps // 3), max(3, document.total_steps // 2)
@@ -197,7 +194,7 @@ class Testnet:
             self._note(f"round {document.step}: {self._clients[1].name} was killed without warning")
         if self._joined_at is None and document.step >= join_at:
             self._joined_at = document.step
-            await self._start_client(children, run_url)
+            await self._start_client(children, url)
             self._note(f"round {document.step}: {self._clients[-1].name} joins")
 
     def _check_children(self, children: Children) -> None:

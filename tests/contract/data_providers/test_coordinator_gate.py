@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import jwt
 import pytest
 
 import data_providers.tcp.coordinator_gate
 from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
+from coordinator_client.http import CoordinatorClient
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
@@ -45,8 +47,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def following(run: PublishedRun) -> AsyncIterator[CoordinatorGate]:
-    async with http_server(run) as url, asyncio.TaskGroup() as group:
-        gate = CoordinatorGate(url)
+    async with http_server(run) as url, httpx.AsyncClient(base_url=url) as http, asyncio.TaskGroup() as group:
+        gate = CoordinatorGate(CoordinatorClient(http, RUN))
         task = group.create_task(gate.follow())
         yield gate
         task.cancel()

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from coordinator.serve import ServeOptions, serving
+from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
@@ -51,8 +52,8 @@ async def coordinator(folder: Path) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def data_server(folder: Path) -> AsyncIterator[str]:
     registry, server = new_registry(), DataServer(DummyDataProvider(SPEC), SPEC, OpenGate())
-    DataServerMetrics(registry).watch(server, CoordinatorGate("http://127.0.0.1:1"))
-    async with serving_metrics(registry, 0) as url:
+    async with CoordinatorClient(httpx.AsyncClient(), "test-run") as api, serving_metrics(registry, 0) as url:
+        DataServerMetrics(registry).watch(server, CoordinatorGate(api))
         yield url
 
 

@@ -15,6 +15,7 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.client_key import load_or_create_key
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
+from coordinator_client.operator import connect_operator
 from coordinator_client.session import ClientProfile, CoordinatorSession, Joined
 from run_manager.events import Event
 from run_manager.exchange.star import StarExchange
@@ -133,37 +134,73 @@ async def test_results_are_asked_for_by_round() -> None:
     assert page.complete
 
 
-def test_connect_finds_the_one_run_once_the_coordinator_is_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = 0
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
+    """What `/v1/runs` answers, one answer after the other; the last one again and again."""
+    answers: list[httpx.Response] = []
+    real = httpx.AsyncClient
 
     def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        return httpx.Response(200, json={"runs": ["found"]}) if asked > 2 else httpx.Response(502)
+        assert str(request.url) == "http://coordinator/v1/runs"
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    real = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+    return answers
 
-    async def main() -> None:
-        api = await CoordinatorClient.connect("http://coordinator/", RetryPolicy(VirtualClock(), lambda: 0.0))
-        assert api.run_id == "found"
-        assert asked == 3
-        await api.aclose()
 
-    run_virtually(main())
+def runs(*run_ids: str) -> httpx.Response:
+    return httpx.Response(200, json={"runs": run_ids})
+
+
+def connected(url: str) -> str:
+    """The run that a client of this URL is about."""
+
+    async def main() -> str:
+        policy = RetryPolicy(VirtualClock(), lambda: 0.0)
+        async with await CoordinatorClient.connect(url, policy) as client:
+            return client.run_id
+
+    return run_virtually(main())
+
+
+def test_connect_waits_for_a_coordinator_that_is_not_up(
+    served: list[httpx.Response], caplog: pytest.LogCaptureFixture
+) -> None:
+    served += [httpx.Response(502), httpx.Response(502), runs("found")]
+    assert connected("http://coordinator/") == "found"
     assert [record.getMessage() for record in caplog.records] == ["coordinator_does_not_answer_yet"], "said once"
 
 
-async def test_connect_to_what_serves_no_run_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"runs": []})
+def test_connect_takes_the_run_from_its_url(served: list[httpx.Response]) -> None:
+    served.append(runs("one", "demo"))
+    assert connected("http://coordinator/v1/runs/demo") == "demo"
 
-    real = httpx.AsyncClient
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
-    with pytest.raises(InvalidInput):
-        await CoordinatorClient.connect("http://coordinator", RetryPolicy(VirtualClock(), lambda: 0.0))
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://coordinator", "serves 2 runs"),
+        ("http://coordinator/v1/runs", "serves 2 runs"),
+        ("http://coordinator/v1/runs/other", "does not serve run 'other'"),
+    ],
+)
+def test_connect_to_another_run_is_the_users_mistake(served: list[httpx.Response], url: str, message: str) -> None:
+    served.append(runs("one", "demo"))
+    with pytest.raises(InvalidInput, match=message):
+        connected(url)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b'{"runs": "x"}', b'{"runs": [5]}', b"\xff"])
+def test_connect_to_something_else_than_a_coordinator_is_said(served: list[httpx.Response], body: bytes) -> None:
+    served.append(httpx.Response(200, content=body))
+    with pytest.raises(InvalidInput, match="as a coordinator does"):
+        connected("http://coordinator")
+
+
+async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> None:
+    served.append(httpx.Response(502))
+    with pytest.raises(CoordinatorUnreachable):
+        await connect_operator("http://coordinator")
 
 
 def member(

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.commands.client import base_url
 from tests.support.cli import run_main
-
-
-@pytest.mark.parametrize("url", ["http://host:1", "http://host:1/", "http://host:1/v1/runs/demo"])
-def test_client_takes_the_url_of_a_coordinator_or_of_its_run(url: str) -> None:
-    assert base_url(url) == "http://host:1"
 
 
 @pytest.mark.parametrize(

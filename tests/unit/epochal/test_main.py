@@ -66,4 +66,4 @@ def test_known_error_is_one_message_and_exit_code_1(
 
 def test_user_mistake_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(monkeypatch, "status", "127.0.0.1:8000") == 2
-    assert "begins with http://" in capsys.readouterr().err
+    assert "allowed: http://host:port" in capsys.readouterr().err
