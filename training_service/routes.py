@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
-from runtime.http_bodies import read_body
+from runtime.http_bodies import bearer_token, read_body
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
@@ -21,7 +21,6 @@ from training_service.sessions import TrainingSession
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_CHARACTERS = 128
-BEARER = "Bearer "
 
 IdempotencyKey = Annotated[str, Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS)]
 
@@ -98,9 +97,7 @@ class SessionRoutes:
         return Response(data, media_type="application/octet-stream")
 
     async def _check_token(self, request: Request) -> None:
-        shown = request.headers.get("Authorization", "")
-        token = shown.removeprefix(BEARER) if shown.startswith(BEARER) else ""
-        self._service.options.check_token(token.encode(), "asks for its token")
+        self._service.options.check_token(bearer_token(request.headers) or "", "asks for its token")
 
     async def _once(
         self, session_id: str, request: Request, key: str, act: Callable[[TrainingSession], bytes]

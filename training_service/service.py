@@ -46,9 +46,9 @@ class TrainingServiceOptions:
     tinker: bool = False
     weights_dir: Path | None = None
 
-    def check_token(self, shown: bytes, wanted_as: str) -> None:
+    def check_token(self, shown: str, wanted_as: str) -> None:
         """Raise `Refused` (`unauthorized`) unless a client shows the token, if there is one."""
-        if self.token is not None and not hmac.compare_digest(shown, self.token.encode()):
+        if self.token is not None and not hmac.compare_digest(shown.encode(), self.token.encode()):
             raise Refused(Refusal.UNAUTHORIZED, f"this training service {wanted_as}")
 
 

@@ -15,7 +15,8 @@ import httpx
 
 from runtime.http_client import open_client, reason_of, refusal_in, user_mistake, whole_answer
 from runtime.retry import RetryPolicy, retry_after_s
-from state.errors import EpochalError, TrainerFailed
+from state.errors import EpochalError, Refused, TrainerFailed
+from state.refusals import Refusal
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
@@ -34,24 +35,10 @@ ANSWER_TIMEOUT_S = 300.0
 RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_RETRY_AFTER_S = 60.0
 MAX_DETAIL_CHARACTERS = 500
-NOT_REACHED = "not-reached"
-"""The URL or the trust is wrong, so that the service cannot be asked at all."""
+REFUSAL_OF_STATUS = {401: Refusal.UNAUTHORIZED, 413: Refusal.BODY_TOO_LARGE}
+"""What an answer means that is not the service's own, but that of a proxy before it."""
 
 T = TypeVar("T")
-
-
-class ServiceRefused(EpochalError):
-    """The service's word, which will not change.
-
-    Attributes:
-        kind: the problem's type, the status where the answer names none, or `NOT_REACHED`.
-        status: the HTTP status; 0 where there is none.
-    """
-
-    def __init__(self, kind: str, message: str, status: int) -> None:
-        super().__init__(message, kind=kind, status=status)
-        self.kind = kind
-        self.status = status
 
 
 class _Later(EpochalError):
@@ -88,7 +75,7 @@ class TrainingServiceClient:
         """Requests that were sent, repetitions included."""
 
     async def open(self, request: SessionRequest) -> SessionOpened:
-        """A new session. Raises `ServiceRefused`, `TrainerFailed` as every method does."""
+        """A new session. Raises `Refused`, `TrainerFailed` as every method does."""
         return parse_document(SessionOpened, await self._ask("POST", SESSIONS, canonical_json(_plain(request))))
 
     async def close(self, session_id: str) -> None:
@@ -132,7 +119,7 @@ class TrainingServiceClient:
         """The answer, however often it takes.
 
         Raises:
-            ServiceRefused: the service's word.
+            Refused: the service refuses, and will refuse again.
             TrainerFailed: no answer for as long as the retry policy allows.
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
@@ -154,7 +141,7 @@ class TrainingServiceClient:
             url = str(self._http.base_url)
             mistake = user_mistake(error, url)
             if mistake is not None:
-                raise ServiceRefused(NOT_REACHED, mistake, 0) from error
+                raise Refused(Refusal.UNKNOWN, mistake) from error  # it cannot be asked at all
             raise _Later(f"{url} does not answer: {reason_of(error, url)}") from error
         if answer.is_success:
             return answer.content
@@ -163,7 +150,8 @@ class TrainingServiceClient:
         message = f"{method} {path.partition('?')[0]}: {status} {detail[:MAX_DETAIL_CHARACTERS]}"
         if status in RETRY_STATUSES:
             raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
-        raise ServiceRefused(str(status) if refusal is None else refusal.kind, message, status)
+        kind = REFUSAL_OF_STATUS.get(status, Refusal.UNKNOWN) if refusal is None else refusal.kind
+        raise Refused(kind, message)
 
 
 def _plain(request: SessionRequest) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
 from runtime.task_errors import first_error
 from runtime.worker_thread import Worker
-from state.errors import EpochalError, InvalidInput, TrainerFailed
+from state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from state.refusals import Refusal
 from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
 from trainers.learner import Model, Shapes
 from trainers.protocol import LossSum, TrainedRound
-from trainers.remote.client import ServiceRefused, TrainingServiceClient
+from trainers.remote.client import TrainingServiceClient
 from trainers.remote.wire import (
     ChunkAnswer,
     OptimStepRequest,
@@ -45,10 +45,9 @@ MAX_BYTES_IN_FLIGHT = 4
 """Chunks of the largest size that may be under way; so many times the service's size limit bounds their bytes."""
 MAX_REQUESTS_IN_FLIGHT = 32
 """Requests that may be under way, however small."""
-UNAUTHORIZED = 401
 LOSS_INPUTS = 1
 """Arrays of the loss that go with each example: its labels."""
-GONE_KINDS = frozenset({"unknown-session", "stale-step", "incomplete-step"})
+GONE = frozenset({Refusal.UNKNOWN_SESSION, Refusal.STALE_STEP, Refusal.INCOMPLETE_STEP})
 """Refusals after which the session is of no use any more, or is not where this client believes it to be."""
 
 
@@ -116,11 +115,11 @@ class RemoteTrainer:
         try:
             trained = await self._train(plan, parameters, batches)
         except EpochalError as error:
-            unwanted = isinstance(error, ServiceRefused) and (self._session is None or error.status == UNAUTHORIZED)
+            unwanted = isinstance(error, Refused) and (self._session is None or error.kind == Refusal.UNAUTHORIZED)
             await self._give_up(error)
             if unwanted:  # the user's fault, which no other data would mend: a report would put it on the data
                 raise InvalidInput(f"training service: {error.message}") from error
-            if isinstance(error, ServiceRefused | InvalidInput):  # both the fault of the service
+            if isinstance(error, Refused | InvalidInput):  # both the fault of the service
                 raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
             raise
         except asyncio.CancelledError:
@@ -172,7 +171,7 @@ class RemoteTrainer:
                     self._session.session_id, round_key, parameters, keep_last=self._keep_last
                 )
                 break
-            except ServiceRefused as refused:
+            except Refused as refused:
                 if refused.kind != Refusal.UNKNOWN_SESSION or is_last:
                     raise
                 if self._request.inner_state == "keep":
@@ -207,7 +206,7 @@ class RemoteTrainer:
         session = self._session
         if session is None:
             return
-        if isinstance(error, ServiceRefused) and error.kind in GONE_KINDS:
+        if isinstance(error, Refused) and error.kind in GONE:
             self._session = None
         if self._keep_last:
             return
@@ -247,7 +246,7 @@ class _Submitter:
         """The answers in the order of the chunks.
 
         Raises:
-            ServiceRefused, TrainerFailed: a chunk failed for good; the others are called off.
+            Refused, TrainerFailed: a chunk failed for good; the others are called off.
         """
         tasks: list[asyncio.Task[list[ChunkAnswer]]] = []
         try:
@@ -282,8 +281,8 @@ class _Submitter:
         items = sum(part.stop - part.start for part in parts)
         try:
             answer = await self._service.forward_backward(self._session.session_id, *self._place, body)
-        except ServiceRefused as refused:
-            if refused.status != 413 or items == 1:
+        except Refused as refused:
+            if refused.kind != Refusal.BODY_TOO_LARGE or items == 1:
                 raise
             self._metrics.splits += 1
             log.info("chunk_split", extra={"items": items, "bytes": len(body)})

@@ -67,8 +67,7 @@ class TinkerService:
 
     def check_key(self, key: str) -> None:
         """Raise `Refused` (`unauthorized`) unless the API key holds the service's token."""
-        token = key.removeprefix(KEY_PREFIX)
-        self.options.check_token(token.encode(), f"needs its token as the API key {KEY_PREFIX}TOKEN")
+        self.options.check_token(key.removeprefix(KEY_PREFIX), f"needs its token as the API key {KEY_PREFIX}TOKEN")
 
     def folder_of(self, model_id: str) -> Path:
         """Return the folder of a model's saved weights. Raise `Refused`: `not-saved`."""

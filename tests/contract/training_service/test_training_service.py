@@ -26,12 +26,13 @@ from runtime.worker_thread import InlineWorker, WorkerThread
 from state.config.model import AdamW, Architecture, ModelSpec, NgramConfig
 from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from state.intervals import BatchId
+from state.refusals import Refusal
 from state.tensors import Tensors, encode_tensor_file
 from trainers.architectures import open_model
 from trainers.learner_trainer import LearnerTrainer
 from trainers.protocol import TrainedRound
 from trainers.remote import trainer as remote_trainer
-from trainers.remote.client import ServiceRefused, TrainingServiceClient
+from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer, limits_of
 from trainers.remote.wire import (
     ChunkAnswer,
@@ -401,9 +402,9 @@ async def test_token_is_asked_of_every_request() -> None:
     async with service(token="secret") as (url, _):
         for shown in (None, "guess"):
             client = client_of(url, shown)
-            with pytest.raises(ServiceRefused, match="asks for its token") as refused:
+            with pytest.raises(Refused, match="asks for its token") as refused:
                 await client.open(SessionRequest(SPEC, None))
-            assert refused.value.status == 401
+            assert refused.value.kind == Refusal.UNAUTHORIZED
             await client.aclose()
         client = client_of(url, "secret")
         opened = await client.open(SessionRequest(SPEC, None))
@@ -436,25 +437,25 @@ async def test_service_refuses_what_does_not_belong_to_the_session_s_step() -> N
     async with service(limits=FEW) as (url, _):
         client = client_of(url)
         session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
-        with pytest.raises(ServiceRefused, match="the session is at no round"):
+        with pytest.raises(Refused, match="the session is at no round"):
             await client.forward_backward(session_id, "r", 0, examples)
-        with pytest.raises(ServiceRefused, match="tensors"):
+        with pytest.raises(Refused, match="tensors"):
             await client.begin_round(
                 session_id, "r", encode_tensor_file({"a": np.zeros(1, "<f4")}, {}), keep_last=False
             )
-        with pytest.raises(ServiceRefused, match="422"):
+        with pytest.raises(Refused, match="422"):
             await client.begin_round(session_id, "r", b"x", keep_last=False)
         await client.begin_round(session_id, "r", start, keep_last=False)
         assert (await client.forward_backward(session_id, "r", 0, examples)).items == 3
         for place in (("r", 1), ("other", 0)):
-            with pytest.raises(ServiceRefused, match="the session is at round r, local step 0"):
+            with pytest.raises(Refused, match="the session is at round r, local step 0"):
                 await client.forward_backward(session_id, *place, examples)
-        with pytest.raises(ServiceRefused, match="3 examples arrived of the 4 that the step is for"):
+        with pytest.raises(Refused, match="3 examples arrived of the 4 that the step is for"):
             await client.optim_step(session_id, OptimStepRequest("r", 0, 4, 0.1))
         await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
-        with pytest.raises(ServiceRefused, match="round r, local step 1"):
+        with pytest.raises(Refused, match="round r, local step 1"):
             await client.parameters(session_id, "r", 0)
-        with pytest.raises(ServiceRefused, match="5 examples; at most 4"):
+        with pytest.raises(Refused, match="5 examples; at most 4"):
             await client.forward_backward(session_id, "r", 1, encode_examples(_rows(documents(5))))
         await client.aclose()
         async with httpx.AsyncClient(base_url=url) as http:
@@ -655,9 +656,9 @@ async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
         session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
         await client.begin_round(session_id, "r", start, keep_last=False)
         await client.forward_backward(session_id, "r", 0, encode_examples(_rows(documents(3))))
-        with pytest.raises(ServiceRefused, match="token 300"):
+        with pytest.raises(Refused, match="token 300"):
             await client.forward_backward(session_id, "r", 0, bad)
-        with pytest.raises(ServiceRefused, match="0 examples arrived of the 3"):
+        with pytest.raises(Refused, match="0 examples arrived of the 3"):
             await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
         await client.aclose()
 
@@ -666,7 +667,7 @@ async def test_model_that_no_message_could_carry_is_refused() -> None:
     async with service() as (url, _):
         client = client_of(url)
         huge = NgramConfig(context=1, embedding=65536, hidden=65536)
-        with pytest.raises(ServiceRefused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
+        with pytest.raises(Refused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
             await client.open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
         await client.aclose()
 
