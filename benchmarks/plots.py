@@ -4,11 +4,14 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, NullFormatter
-
 from benchmarks.figures import Figure
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+except ImportError as error:
+    raise SystemExit("the benchmarks draw with matplotlib; install epochal[bench]") from error
 
 WIDTH_IN, ROW_IN, MARGIN_IN, LINES_HEIGHT_IN = 9.0, 0.27, 0.8, 4.0
 COLOUR = "#4472a8"
