@@ -29,10 +29,10 @@ from data_providers.sources.protocol import ByteSource, read
 from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
+from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (
     S3,
     Azure,
-    DataConfig,
     DummyData,
     Gcp,
     Http,
@@ -45,7 +45,7 @@ from state.config.data_location import (
     WeightedHttp,
 )
 from state.config.model import DataType
-from state.config.state_file import StateFile, parse_data_config
+from state.config.state_file import StateFile
 from state.errors import DataError, EpochalError, InvalidInput
 
 ENTRY_POINT_GROUP = "epochal.data_providers"

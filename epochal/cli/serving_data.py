@@ -17,8 +17,9 @@ from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
+from state.config.data_file import check_together
 from state.config.data_location import Server
-from state.config.state_file import StateFile, check_together
+from state.config.state_file import StateFile
 from state.errors import InvalidInput
 
 ANY_HOST = "0.0.0.0"

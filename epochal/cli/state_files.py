@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from state.config.data_location import DataConfig
-from state.config.state_file import StateFile, ensure_supported, parse_data_config, parse_state
+from state.config.data_file import DataConfig, parse_data_config
+from state.config.state_file import StateFile, ensure_supported, parse_state
 from state.errors import InvalidConfig, InvalidInput, Mistake
 from trainers.architectures import ARCHITECTURES
 
@@ -32,7 +32,7 @@ def read_state(path: Path) -> StateFile:
 
 
 def read_supported_state(path: Path) -> StateFile:
-    """The validated state file, all of which this version carries out. Raises `InvalidInput` or `Unsupported`."""
+    """Return the validated state file. Raise `InvalidInput`, or `Unsupported` for what is not supported yet."""
     state = read_state(path)
     ensure_supported(state, str(path), ARCHITECTURES)
     return state

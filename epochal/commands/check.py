@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from epochal.cli.state_files import read_data_config, read_state
-from state.config.state_file import check_together, ensure_supported
+from state.config.data_file import check_together
+from state.config.state_file import ensure_supported
 from state.errors import InvalidConfig, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES
 

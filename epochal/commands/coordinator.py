@@ -17,7 +17,8 @@ from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
-from state.config.state_file import StateFile, check_together
+from state.config.data_file import check_together
+from state.config.state_file import StateFile
 
 RUNS_FOLDER = Path("runs")
 

@@ -34,7 +34,7 @@ from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from runtime.durable_files import replace_file
-from state.config.mistakes import known_places
+from state.config.schema import known_places
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
 from state.intervals import DataIds, coalesce

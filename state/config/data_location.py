@@ -1,12 +1,12 @@
-"""Where a run's data comes from: the variants of `model.LLM.data_location`, and `data.toml`.
+"""Where a run's data comes from: the variants of `model.LLM.data_location`.
 
-Field for field what Psyche's files say; which of them a version carries out is `ensure_supported`'s to know.
+Field for field what Psyche's files say; `state_file.ensure_supported` refuses those that are not supported yet.
 """
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from state.config.schema import Natural, Positive, Section, SingleValue, TaggedEnum, Text, TokenSize
 
@@ -237,30 +237,3 @@ class Preprocessed(SingleValue[Text]):
 
 
 DataLocation = Annotated[DummyData | Server | Local | Http | WeightedHttp | Preprocessed, TaggedEnum()]
-
-
-def _token_size_from_number(value: Any) -> Any:
-    sizes = {2: TokenSize.TWO_BYTES, 4: TokenSize.FOUR_BYTES}
-    return sizes.get(value, value) if type(value) is int else value
-
-
-class DataConfig(Section):
-    """A TCP data server's `data.toml`.
-
-    Attributes:
-        dir: the folder of the token files; a relative one is relative to the file's own folder.
-        token_size: bytes of one token; a file may spell the number 2 or 4.
-        seq_len: tokens of one sample.
-        shuffle_seed: 32 bytes that key the order of the data; None for the files' own order.
-    """
-
-    dir: Text
-    token_size: Annotated[
-        TokenSize,
-        Field(strict=False, description='"TwoBytes" or "FourBytes" (or the number 2 or 4)'),
-        BeforeValidator(_token_size_from_number),
-    ]
-    seq_len: Positive
-    shuffle_seed: Annotated[
-        SeedBytes | None, Field(description="a list of 32 integers from 0 to 255, or no such line")
-    ] = None

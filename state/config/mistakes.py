@@ -1,56 +1,23 @@
 """What is wrong with a file that a person wrote, in that person's words: every mistake, at its dotted path, at once.
 
-A model's fields are read once into a tree of `Known` places; each says what is allowed there. A pydantic error gives
-only a place, never a text. Rules over several fields are checked beside pydantic, so that they are reported together
-with the mistakes of other fields.
+A pydantic error gives only a place, never a text; what is allowed there is the place's (`schema.known_places`). Rules
+over several fields are checked beside pydantic, so that they are reported together with the mistakes of other fields.
 """
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import tomli
-from pydantic import BaseModel, RootModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ValidationError
 
-from state.config.schema import MAX_INTEGER, TaggedEnum, is_unit, variants_of
+from state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
 from state.errors import InvalidConfig, Mistake
 
 MAX_VALUE_CHARS = 80
 MIN_LIKENESS = 0.6
-_ABSENT: Any = object()
-
-Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A place of a file: what is allowed there, its default, and the places below it by key."""
-
-    allowed: str
-    children: Mapping[str, "Known"]
-    default: Any = _ABSENT
-
-    def at(self, path: Path) -> "Known":
-        """The deepest known place on the path."""
-        place = self
-        for part in path:
-            child = place.children.get(str(part))
-            if child is None:
-                break
-            place = child
-        return place
-
-    def paths(self) -> Iterable[tuple[str, ...]]:
-        """The path of every place below this one."""
-        for key, child in self.children.items():
-            yield (key,)
-            yield from ((key, *rest) for rest in child.paths())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,67 +33,6 @@ class Rule:
     fields: tuple[str, ...]
     holds: Callable[..., bool]
     allowed: str
-
-
-@cache
-def known_places(model: type[BaseModel]) -> Known:
-    """The tree of everything that a file of this model may hold."""
-    if issubclass(model, RootModel):
-        return _known_field(model.model_fields["root"])
-    if is_unit(model):
-        return Known("nothing more: the name alone, as a string", {})
-    children = {name: _known_field(field) for name, field in model.model_fields.items()}
-    return Known(f"a table with the keys {', '.join(children)}", children)
-
-
-def _known_field(field: FieldInfo) -> Known:
-    kind = field.annotation
-    if any(isinstance(mark, TaggedEnum) for mark in field.metadata):
-        variants = variants_of(kind)
-        spelled = [f'"{name}"' if is_unit(variant) else f"{{ {name} = … }}" for name, variant in variants.items()]
-        children = {name: known_places(variant) for name, variant in variants.items()}
-        return Known(f"exactly one of {', '.join(spelled)}", children, field.get_default())
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        below = known_places(kind)
-        return Known(field.description or below.allowed, below.children)
-    return Known(field.description or _allowed(field), {}, _ABSENT if field.is_required() else field.get_default())
-
-
-def _allowed(field: FieldInfo) -> str:
-    """What a plain field allows, in words, from its type and bounds."""
-    kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
-    if get_origin(field.annotation) is Literal:
-        return _either(get_args(field.annotation))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _either(member.value for member in kind)
-    if kind is bool:
-        return "true or false"
-    if kind is str:
-        return "a string that is not empty" if field.metadata else "a string"
-    return f"{'an integer' if kind is int else 'a finite number'}{_bounds(field.metadata)}"
-
-
-def _either(names: Iterable[str]) -> str:
-    *most, last = [f'"{name}"' for name in names]
-    return f"{', '.join(most)} or {last}"
-
-
-def _bounds(metadata: Sequence[Any]) -> str:
-    def bound(name: str) -> Any:
-        return next((getattr(mark, name) for mark in metadata if hasattr(mark, name)), None)
-
-    low, high, above, below = bound("ge"), bound("le"), bound("gt"), bound("lt")
-    high = None if high == MAX_INTEGER else high
-    parts = []
-    if low is not None:
-        parts.append(f"of at least {low}" if high is None and below is None else f"from {low}")
-    if above is not None:
-        parts.append(f"above {above}")
-    if below is not None:
-        parts.append(f"to below {below}")
-    if high is not None:
-        parts.append(f"to {high}")
-    return f" {' '.join(parts)}" if parts else ""
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
@@ -239,8 +145,8 @@ def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
 
 def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
     place = known.at(path)
-    value = _value_at(tree, path, _ABSENT)
-    if value is _ABSENT:
+    value = _value_at(tree, path, ABSENT)
+    if value is ABSENT:
         return Mistake(_dotted(path), None, place.allowed)
     allowed = place.allowed
     if type(value) is int and abs(value) > MAX_INTEGER:

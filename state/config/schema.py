@@ -8,16 +8,21 @@ is a bare string (`optimizer = "Dummy"`), any other a table with exactly one key
 - `Section` with fields: a variant whose content is a table;
 - `SingleValue`: a variant whose content is one value.
 
+`known_places` reads a model's fields into a tree of `Known` places, each of which says in words what is allowed there.
+
 The rule kept here: what a file says is what the model holds. Types are strict (no `"3"` for 3, no `1` for true), an
 unknown key is a mistake, numbers are finite, and a model never changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any, TypeVar, get_args
+from enum import Enum, StrEnum
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 MAX_INTEGER = 2**63 - 1
@@ -30,6 +35,12 @@ Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Duration = Annotated[float, Field(gt=0, le=MAX_DURATION_S, description="a number of seconds above 0, at most 10⁹")]
 Text = Annotated[str, Field(min_length=1)]
+
+ABSENT: Any = object()
+"""The default of a place that has none."""
+
+Path = tuple[str | int, ...]
+"""Where in a file something stands: keys, and positions in lists."""
 
 V = TypeVar("V")
 
@@ -103,3 +114,89 @@ def _tag_of(value: Any) -> str | None:
 
 def _to_file(value: Any) -> Any:
     return value.variant if is_unit(type(value)) else {value.variant: value.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A place of a file: what is allowed there, its default, and the places below it by key."""
+
+    allowed: str
+    children: Mapping[str, "Known"]
+    default: Any = ABSENT
+
+    def at(self, path: Path) -> "Known":
+        """The deepest known place on the path."""
+        place = self
+        for part in path:
+            child = place.children.get(str(part))
+            if child is None:
+                break
+            place = child
+        return place
+
+    def paths(self) -> Iterable[tuple[str, ...]]:
+        """The path of every place below this one."""
+        for key, child in self.children.items():
+            yield (key,)
+            yield from ((key, *rest) for rest in child.paths())
+
+
+@cache
+def known_places(model: type[BaseModel]) -> Known:
+    """The tree of everything that a file of this model may hold."""
+    if issubclass(model, RootModel):
+        return _known_field(model.model_fields["root"])
+    if is_unit(model):
+        return Known("nothing more: the name alone, as a string", {})
+    children = {name: _known_field(field) for name, field in model.model_fields.items()}
+    return Known(f"a table with the keys {', '.join(children)}", children)
+
+
+def _known_field(field: FieldInfo) -> Known:
+    kind = field.annotation
+    if any(isinstance(mark, TaggedEnum) for mark in field.metadata):
+        variants = variants_of(kind)
+        spelled = [f'"{name}"' if is_unit(variant) else f"{{ {name} = … }}" for name, variant in variants.items()]
+        children = {name: known_places(variant) for name, variant in variants.items()}
+        return Known(f"exactly one of {', '.join(spelled)}", children, field.get_default())
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        below = known_places(kind)
+        return Known(field.description or below.allowed, below.children)
+    return Known(field.description or _allowed(field), {}, ABSENT if field.is_required() else field.get_default())
+
+
+def _allowed(field: FieldInfo) -> str:
+    """What a plain field allows, in words, from its type and bounds."""
+    kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
+    if get_origin(field.annotation) is Literal:
+        return _either(get_args(field.annotation))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _either(member.value for member in kind)
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        return "a string that is not empty" if field.metadata else "a string"
+    return f"{'an integer' if kind is int else 'a finite number'}{_bounds(field.metadata)}"
+
+
+def _either(names: Iterable[str]) -> str:
+    *most, last = [f'"{name}"' for name in names]
+    return f"{', '.join(most)} or {last}"
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    def bound(name: str) -> Any:
+        return next((getattr(mark, name) for mark in metadata if hasattr(mark, name)), None)
+
+    low, high, above, below = bound("ge"), bound("le"), bound("gt"), bound("lt")
+    high = None if high == MAX_INTEGER else high
+    parts = []
+    if low is not None:
+        parts.append(f"of at least {low}" if high is None and below is None else f"from {low}")
+    if above is not None:
+        parts.append(f"above {above}")
+    if below is not None:
+        parts.append(f"to below {below}")
+    if high is not None:
+        parts.append(f"to {high}")
+    return f" {' '.join(parts)}" if parts else ""

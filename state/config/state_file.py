@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from state.config.data_location import MAX_FILES, DataConfig, DummyData, Http, NumberedFiles, Server
-from state.config.mistakes import Rule, broken_rules, known_places, parse_file, show
+from state.config.data_location import MAX_FILES, DummyData, Http, NumberedFiles, Server
+from state.config.mistakes import Rule, broken_rules, parse_file, show
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
-from state.config.schema import Duration, Natural, Positive, Section
-from state.errors import InternalError, InvalidConfig, Mistake, Unsupported
+from state.config.schema import Duration, Natural, Positive, Section, known_places
+from state.errors import InternalError, Mistake, Unsupported
 from state.intervals import DataIds
 from state.phases import RunState
 
@@ -311,46 +311,8 @@ def dump_state(state: StateFile) -> str:
     return tomli_w.dumps(_without_none(state.to_plain()))
 
 
-def parse_data_config(text: str, source: str) -> DataConfig:
-    """What a `data.toml` describes; `dir` as the file spells it.
-
-    Raises:
-        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
-    """
-    return parse_file(DataConfig, (), text, source)
-
-
-def check_together(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
-    """Nothing, when the two valid files belong together.
-
-    A data file describes the data of a TCP data server, so the run must take its data from one; and a data index is one
-    sample, so that both files must mean the same number of tokens by it.
-
-    Raises:
-        InvalidConfig: names the data file, and the state file's line in the mistake. Their author's fault.
-    """
-    llm = state.model.LLM
-    mistakes = []
-    if not isinstance(llm.data_location, Server):
-        found = show(state.to_plain()["model"]["LLM"]["data_location"])
-        mistakes.append(
-            Mistake(
-                "",
-                "given for a run without a data server",
-                f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}; '
-                f"it is {found}",
-            )
-        )
-    if data.seq_len != llm.max_seq_len:
-        mistakes.append(
-            Mistake("seq_len", show(data.seq_len), f"{llm.max_seq_len}, as model.LLM.max_seq_len in {state_source}")
-        )
-    if mistakes:
-        raise InvalidConfig(data_source, tuple(mistakes))
-
-
 def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:
-    """Raise `Unsupported` unless this version carries out everything that the valid file asks for.
+    """Raise `Unsupported` if the valid file asks for something that is not supported yet.
 
     Args:
         state: the file.

@@ -17,8 +17,9 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
+from state.config.data_file import parse_data_config
 from state.config.data_location import DummyData, Local, Server, SingleUrl
-from state.config.state_file import StateFile, parse_data_config
+from state.config.state_file import StateFile
 from state.errors import InvalidConfig, InvalidInput
 from state.intervals import DataIds
 from tests.support.data_files import SEED, write_dataset

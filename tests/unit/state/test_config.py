@@ -10,8 +10,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from state.config.data_file import DataConfig, check_together, parse_data_config
 from state.config.data_location import (
-    DataConfig,
     DontShuffle,
     DummyData,
     Gcp,
@@ -24,7 +24,6 @@ from state.config.data_location import (
     SingleUrl,
     WeightedHttp,
 )
-from state.config.mistakes import known_places
 from state.config.model import (
     P2P,
     AdamW,
@@ -41,7 +40,7 @@ from state.config.model import (
     NgramConfig,
     P2PGcs,
 )
-from state.config.schema import TokenSize
+from state.config.schema import TokenSize, known_places
 from state.config.state_file import (
     Access,
     BlobsConfig,
@@ -49,10 +48,8 @@ from state.config.state_file import (
     MergeConfig,
     Progress,
     StateFile,
-    check_together,
     dump_state,
     ensure_supported,
-    parse_data_config,
     parse_state,
 )
 from state.errors import InternalError, InvalidConfig

@@ -7,7 +7,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.config.state_file import parse_data_config, parse_state
+from state.config.data_file import parse_data_config
+from state.config.state_file import parse_state
 from state.errors import InvalidConfig, Mistake
 from tests.support.states import state_file, state_tables
 

@@ -1,0 +1,76 @@
+"""`data.toml`, which describes the data of a TCP data server, and how it goes with a `state.toml`."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from state.config.data_location import SeedBytes, Server
+from state.config.mistakes import parse_file, show
+from state.config.schema import Positive, Section, Text, TokenSize
+from state.config.state_file import StateFile
+from state.errors import InvalidConfig, Mistake
+
+
+def _token_size_from_number(value: Any) -> Any:
+    sizes = {2: TokenSize.TWO_BYTES, 4: TokenSize.FOUR_BYTES}
+    return sizes.get(value, value) if type(value) is int else value
+
+
+class DataConfig(Section):
+    """A TCP data server's `data.toml`.
+
+    Attributes:
+        dir: the folder of the token files; a relative one is relative to the file's own folder.
+        token_size: bytes of one token; a file may spell the number 2 or 4.
+        seq_len: tokens of one sample.
+        shuffle_seed: 32 bytes that key the order of the data; None for the files' own order.
+    """
+
+    dir: Text
+    token_size: Annotated[
+        TokenSize,
+        Field(strict=False, description='"TwoBytes" or "FourBytes" (or the number 2 or 4)'),
+        BeforeValidator(_token_size_from_number),
+    ]
+    seq_len: Positive
+    shuffle_seed: Annotated[
+        SeedBytes | None, Field(description="a list of 32 integers from 0 to 255, or no such line")
+    ] = None
+
+
+def parse_data_config(text: str, source: str) -> DataConfig:
+    """Return what a `data.toml` describes; `dir` as the file spells it.
+
+    Raises:
+        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
+    """
+    return parse_file(DataConfig, (), text, source)
+
+
+def check_together(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
+    """Raise `InvalidConfig` unless the two valid files belong together.
+
+    A data file describes the data of a TCP data server, so the run must take its data from one; and a data index is one
+    sample, so that both files must mean the same number of tokens by it.
+
+    Raises:
+        InvalidConfig: names the data file, and the state file's line in the mistake. Their author's fault.
+    """
+    llm = state.model.LLM
+    mistakes = []
+    if not isinstance(llm.data_location, Server):
+        found = show(state.to_plain()["model"]["LLM"]["data_location"])
+        mistakes.append(
+            Mistake(
+                "",
+                "given for a run without a data server",
+                f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}; '
+                f"it is {found}",
+            )
+        )
+    if data.seq_len != llm.max_seq_len:
+        mistakes.append(
+            Mistake("seq_len", show(data.seq_len), f"{llm.max_seq_len}, as model.LLM.max_seq_len in {state_source}")
+        )
+    if mistakes:
+        raise InvalidConfig(data_source, tuple(mistakes))
