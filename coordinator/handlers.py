@@ -1,4 +1,4 @@
-"""What clients and operators ask of a coordinator, whatever carries their messages: HTTP, or a simulated network.
+"""Handlers of the messages of clients and operators, however these arrive: over HTTP, or a simulated network.
 
 They authenticate, check what needs bytes or signatures, turn messages into stimuli, and answer. They decide
 nothing about the run: the machine does.
@@ -48,7 +48,7 @@ from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
 MAX_FIRST_CHECKPOINT_PERCENT = 25
-"""The first checkpoint may take up this much of `[blobs] max_total_bytes`; later ones must have its layout."""
+"""Maximum size of the first checkpoint, in percent of `[blobs] max_total_bytes`; later ones must have its layout."""
 SESSION_HEX_DIGITS = 13
 """Of a session's number: every JSON reader has such integers exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
@@ -77,7 +77,7 @@ class Handlers:
     # Who is asking
 
     def authenticate(self, token: str | None) -> ClientId:
-        """The member whose session token it is; counts as a sign of life.
+        """Return the member whose session token it is. Counts as a sign of life.
 
         Raises:
             Refused: `unauthorized`: no token, a wrong, expired or superseded one, or no member any more; `store-failed`
@@ -96,11 +96,11 @@ class Handlers:
         return claims.client_id
 
     def check_admin(self, token: str | None) -> None:
-        """Raises `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
+        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
         self.admin.check(token or "")
 
     def check_run(self, run_id: str) -> None:
-        """Raises `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
+        """Raise `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
         self._check_loaded()
         if run_id != self.service.run.state_file.run_id:
             raise Refused(Refusal.UNKNOWN_RUN, f"this coordinator serves run {self.service.run.state_file.run_id!r}")
@@ -116,7 +116,7 @@ class Handlers:
     # Membership
 
     def challenge(self, request: ChallengeRequest) -> Challenge:
-        """A nonce to sign."""
+        """Return a nonce to sign."""
         nonce = self.identity.challenge(request.public_key, self.service.now_s())
         return Challenge(nonce, CHALLENGE_LIFETIME_S)
 
@@ -143,7 +143,7 @@ class Handlers:
         return self.renew(client_id)
 
     def renew(self, client_id: ClientId) -> Session:
-        """A fresh token and data ticket for a member's present session."""
+        """Return a fresh token and data ticket for a member's present session."""
         member = self.service.run.members.get(client_id)
         if member is None:
             raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
@@ -161,57 +161,57 @@ class Handlers:
         await self._submit(ClientWithdrew(client_id))
 
     def standing(self, client_id: ClientId) -> Standing:
-        """What has arrived of a member's messages."""
+        """Return what has arrived of a member's messages."""
         return standing_of(self.service.run, client_id)
 
     # Reading
 
     def bounded_wait_s(self, wait_s: float) -> float:
-        """The wait that is granted."""
+        """Return the wait that is granted, in seconds."""
         return max(0.0, min(wait_s, self.service.run.state_file.config.client_timeout_s / LONG_POLLS_PER_TIMEOUT))
 
     async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
-        """The published document once it is newer; None when nothing newer came in time."""
+        """Return the published document once it is newer, or None when time is over."""
         return await self.service.readers.wait_published(after, lineage, self.bounded_wait_s(wait_s))
 
     def immutable(self, sha256: Sha256) -> bytes:
-        """The canonical JSON of a roster, work list or configuration."""
+        """Return the canonical JSON of a roster, work list or configuration."""
         found = self.service.readers.immutable(sha256)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no document {sha256} is kept")
         return found
 
     def outcome(self, step: int) -> Outcome:
-        """The outcome of a step since the older kept checkpoint."""
+        """Return the outcome of a step since the older kept checkpoint."""
         found = self.service.run.outcomes.get(step)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
 
     def latest_checkpoint(self) -> CheckpointRef:
-        """The last verified checkpoint."""
+        """Return the last verified checkpoint."""
         found = self.service.run.checkpoint
         if found is None:
             raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage:
-        """Verified results of the round under way, as they come."""
+        """Return verified results of the round under way, as they come."""
         return await self.service.readers.wait_results(step, attempt, after, self.bounded_wait_s(wait_s))
 
     def status(self) -> RunStatus:
-        """What an operator asks."""
+        """Return the run as an operator sees it."""
         return self.service.status()
 
     # What clients report
 
     async def report_ready(self, client_id: ClientId, report: ReadyReport) -> Standing:
-        """A member holds model and data."""
+        """Let a member that holds model and data take part."""
         await self._submit(ClientBecameReady(client_id, report))
         return self.standing(client_id)
 
     async def commit_result(self, client_id: ClientId, report: ResultCommitment) -> Standing:
-        """A member binds itself to a result. Refused `blob-too-large` beyond what the model implies."""
+        """Bind a member to a result. Refused `blob-too-large` beyond the size that the model implies."""
         layout = await self.layouts.current(self.service.run.checkpoint, self.service.blobs)
         bound = result_size_bound(layout)
         if report.size_bytes > bound:
@@ -220,17 +220,17 @@ class Handlers:
         return self.standing(client_id)
 
     async def attest(self, client_id: ClientId, report: Attestation) -> Standing:
-        """A witness says what it holds."""
+        """Record which results a witness holds."""
         await self._submit(AttestationReceived(client_id, report))
         return self.standing(client_id)
 
     async def report_failure(self, client_id: ClientId, report: FailureReport) -> Standing:
-        """A member cannot take the step."""
+        """Record that a member cannot take the step."""
         await self._submit(StepFailed(client_id, report))
         return self.standing(client_id)
 
     async def report_checkpoint(self, client_id: ClientId, report: CheckpointReport) -> Standing:
-        """A member claims a replica, and may announce its bytes."""
+        """Record the replica that a member claims, and the bytes that it may announce."""
         await self._check_checkpoint_size(report.size_bytes)
         await self._submit(CheckpointReported(client_id, report))
         return self.standing(client_id)
@@ -253,11 +253,11 @@ class Handlers:
     # What an operator does
 
     async def pause(self) -> None:
-        """Hold after this round."""
+        """Hold the run after this round."""
         await self._submit(PauseRequested())
 
     async def resume(self) -> None:
-        """Go on."""
+        """Let the run go on."""
         await self._submit(ResumeRequested())
 
     async def eject(self, client_id: ClientId) -> None:
@@ -266,5 +266,5 @@ class Handlers:
 
 
 def _session_of(member: Member) -> int:
-    """What names a member's present session in its token: its nonce, which no two joins share, even after a leave."""
+    """Return the number of a member's session in its token: from its nonce, which no two joins share."""
     return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)

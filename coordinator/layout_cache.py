@@ -21,7 +21,7 @@ class LayoutCache:
         self._reading = asyncio.Lock()
 
     async def current(self, checkpoint: CheckpointRef | None, blobs: BlobReader) -> TensorLayout:
-        """The layout of the checkpoint's parameters.
+        """Return the layout of the checkpoint's parameters.
 
         Raises:
             Refused: `not-now`, when the run has no checkpoint yet.

@@ -1,4 +1,4 @@
-"""What nobody waits for: keeping `state.toml` up to date, and forgetting blobs that the run no longer needs."""
+"""Work that nobody waits for: keeping `state.toml` up to date, and forgetting blobs that the run no longer needs."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """Does the house work of one service.
+    """Keeps the state file and the blobs of one service in order.
 
     Args:
         run_now: the run as it is kept at the moment of the call.
@@ -30,17 +30,17 @@ class Maintenance:
         self._sweep_due = False
 
     def state_file_changed(self) -> None:
-        """The kept `state.toml` is no longer what a start should read."""
+        """Note that the kept `state.toml` is out of date."""
         self._state_file_stale = True
         self._due.set()
 
     def sweep(self) -> None:
-        """Blobs have become unneeded."""
+        """Note that blobs have become unneeded."""
         self._sweep_due = True
         self._due.set()
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Work until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()

@@ -1,4 +1,4 @@
-"""What readers see of a run: the document's bytes, a round's documents, pages of results, standings and status."""
+"""Views of a run for its readers: the document's bytes, a round's documents, pages of results, standings and status."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class RoundDocuments:
 
 
 def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
-    """The verified results of the round under way from number `after` on.
+    """Return the verified results of the round under way from number `after` on.
 
     Raises:
         Refused: `stale-round`, when the round is over or has not begun.
@@ -89,10 +89,10 @@ def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
 
 
 def standing_of(run: Run, client_id: ClientId) -> Standing:
-    """What has arrived of a client's messages in the round under way.
+    """Return what has arrived of a client's messages in the round under way.
 
     Raises:
-        Refused: `unauthorized`, when it is no member.
+        Refused: `unauthorized`, when it is not a member.
     """
     member = run.members.get(client_id)
     if member is None:
@@ -123,7 +123,7 @@ def status_of(
     blob_bytes: int,
     journal_bytes: int,
 ) -> RunStatus:
-    """The run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
+    """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     config = run.state_file.config
     positions = {} if run.round is None else run.round.plan.positions
     shown = list(run.members.values())[:MAX_MEMBERS_IN_STATUS]

@@ -1,4 +1,4 @@
-"""What is shown of a run, and everyone who waits for it to change. Readers never wait for the writer."""
+"""Readers of a run: what is shown to them, and how they wait for it to change. They never wait for the writer."""
 
 import asyncio
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -59,10 +59,6 @@ class Serving:
     registry: CollectorRegistry
 
 
-async def _in_thread(work: Callable[[], object]) -> object:
-    return await asyncio.to_thread(work)
-
-
 @contextlib.asynccontextmanager
 async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator[Serving]:
     """Serve a run until the context is left.
@@ -82,7 +78,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         with endpoint.bind() as listener:
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
-            handlers = Handlers(service, identity, admin, LayoutCache(), _in_thread)
+            handlers = Handlers(service, identity, admin, LayoutCache(), asyncio.to_thread)
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:

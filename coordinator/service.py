@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_STIMULI = 4096
 MAX_GROUP = 1024
 TICK_S = 0.1
-"""How often deadlines and silence are looked at. Nothing else waits for a tick."""
+"""Time between two looks at deadlines and silence. Nothing else waits for a tick."""
 BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_COMMIT_ATTEMPTS = 16
 """How often a group is handled because another coordinator of the run appended first; one of them always succeeds."""
@@ -60,7 +60,7 @@ class GroupKept:
 
 
 ServiceEvent: TypeAlias = Instruction | GroupKept
-"""What a service tells whoever watches it."""
+"""News of a service for its watcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ _Answers: TypeAlias = list[tuple[_Waiting, Exception | None]]
 
 
 def _ignore(_: ServiceEvent) -> None:
-    """Watch nothing."""
+    """Drop the event."""
 
 
 class CoordinatorService:
@@ -225,7 +225,7 @@ class CoordinatorService:
         self.readers.show(run, self._journal.published)
 
     def fail(self, error: StoreFailed) -> None:
-        """Stop accepting: something could not be kept. Also called by whoever sees a blob fail."""
+        """Stop accepting: something could not be kept. Also called when keeping a blob fails."""
         if self.failure is None:
             self.failure = str(error)
             self.accepting = False
@@ -292,15 +292,15 @@ class CoordinatorService:
     # Asking
 
     def now_s(self) -> float:
-        """Seconds on the run's clock."""
+        """Return seconds on the run's clock."""
         return self._clock.now_s()
 
     def heard(self, client_id: ClientId) -> None:
-        """A request of this member arrived."""
+        """Note that a request of this member arrived."""
         self._liveness.heard(client_id, self._clock.now_s())
 
     def status(self) -> RunStatus:
-        """What an operator asks."""
+        """Return the run as an operator sees it."""
         return status_of(
             self.run,
             self.published.version,
@@ -313,5 +313,5 @@ class CoordinatorService:
 
     @property
     def queued_count(self) -> int:
-        """How many stimuli wait."""
+        """Number of stimuli that wait."""
         return self._queue.qsize()

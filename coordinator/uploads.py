@@ -1,4 +1,4 @@
-"""Taking the bytes that members announced: results and checkpoints, received, checked, and then counted.
+"""Uploads of the bytes that members announced: results and checkpoints, received, checked, and then counted.
 
 The rule kept here: only a member that announced a blob may deliver it, only well-formed bytes count, and bytes that do
 not count are dropped unless the run needs the same ones for something else: nobody's bad delivery costs another's blob.
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import Run
@@ -23,14 +24,19 @@ from state.results import ResultHeader, check_result
 from state.wire import ClientId, Sha256
 
 MAX_UPLOADS = 256
-"""Blobs that are received at a time; each takes up to a megabyte of memory. Others wait, their bytes unread."""
+"""Maximum number of blobs received at a time; each takes up to a megabyte of memory. Others wait, unread."""
 MAX_UPLOADS_PER_CLIENT = 4
-"""A client uploads one blob at a time; the rest is room for connections that it lost unnoticed. Nobody takes all."""
+"""A client uploads one blob at a time; the rest is room for connections that it lost unnoticed."""
 MAX_CHECKS = 2
-"""Blobs that are in memory for their check at a time."""
+"""Maximum number of blobs in memory for their check at a time."""
 
-RunHeavy = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
+T = TypeVar("T")
+
+
+class RunHeavy(Protocol):
+    """Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Uploads:
@@ -120,7 +126,6 @@ class Uploads:
             raise Refused(
                 Refusal.RESULT_INVALID, f"the result breaks rule {error.rule!r}: {error}", rule=error.rule
             ) from error
-        assert isinstance(found, ResultHeader)
         digest = Sha256(found.replica_digest)
         await self._service.submit(
             ResultVerified(
@@ -183,12 +188,10 @@ class Uploads:
             replica = parse_checkpoint(data)
             return replica, Sha256(replica_digest(replica))
 
-        found = await self._run_heavy(check)
-        assert isinstance(found, tuple)
-        return found
+        return await self._run_heavy(check)
 
     async def _drop_unless_needed(self, sha256: Sha256, run: Run) -> None:
-        """Forget refused bytes. Whoever copies a digest must not make the coordinator forget another's blob."""
+        """Delete refused bytes, unless the run needs them: a copied digest must not cost another client its blob."""
         if sha256 not in blobs_needed(run):
             await self._service.blobs.delete(sha256)
 

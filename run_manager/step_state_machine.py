@@ -45,7 +45,7 @@ class StepStateMachine:
         self._warmup: tuple[object, ...] | None = None
 
     async def apply_state(self, document: RunDocument) -> None:
-        """Takes the step that the document asks for.
+        """Take the step that the document asks for.
 
         Raises:
             Desync: no step allows the document; nothing was changed.
@@ -65,12 +65,12 @@ class StepStateMachine:
             await self._step_task.replace(self._run(due.name, step))
 
     async def start_anew(self) -> None:
-        """Forgets every round that was seen; the next document is the first."""
+        """Forget every round that was seen; the next document is the first."""
         await self.stop()
         self._due, self._last_round, self._results, self._warmup = None, None, None, None
 
     async def round_done(self) -> None:
-        """Returns when this client owes nothing more to the round under way: its result, or its attestation."""
+        """Return when this client owes nothing more to the round under way: its result, or its attestation."""
         training, results = self._training, self._results
         if results is not None:
             if training is not None:
@@ -78,7 +78,7 @@ class StepStateMachine:
             await results.finished.wait()
 
     async def stop(self) -> None:
-        """Cancels the present step and waits until it has ended; bounded."""
+        """Cancel the present step and wait until it has ended; bounded."""
         await self._step_task.replace(None)
         await self._results_task.replace(None)
 

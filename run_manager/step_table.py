@@ -1,4 +1,4 @@
-"""Which step a client takes when a run document arrives: one table, and the document's news in the table's terms.
+"""The step that a client takes when a run document arrives: one table, and the document in the table's terms.
 
 Theory of operation. A client sees only some of the run's documents: it may sleep through phases and rounds, and find
 the run anywhere *ahead* of where it was. What it can never see is the run going back, because a coordinator keeps a

@@ -1,4 +1,4 @@
-"""The documents that the coordinator publishes and everyone reads (DESIGN, section 4).
+"""The documents that the coordinator publishes and everyone reads.
 
 The run document is small and changes; a roster, a work list, an outcome and a configuration are immutable and named by
 the SHA-256 of their canonical JSON. Everything a client must do in a round follows from them without asking.
@@ -72,7 +72,7 @@ class WorkList:
     shared: tuple[BatchId, ...]
 
     def intervals(self) -> tuple[BatchId, ...]:
-        """Every interval of the round, isolated ones first."""
+        """Return every interval of the round, isolated ones first."""
         return tuple(item.batch_id for item in self.isolated) + self.shared
 
     def batch_count(self) -> int:

@@ -1,4 +1,4 @@
-"""What clients and operators send the coordinator, and what it answers (DESIGN, section 5).
+"""Messages between clients or operators and the coordinator; `docs/rest-api.md` lists who sends which.
 
 Every message names the round it is about, so a late or repeated one is recognised. Sizes are bounded here by field.
 """
@@ -260,5 +260,5 @@ class RunStatus:
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:
-    """The bytes that a joining client signs: `"epochal/join/v1" ‖ run ‖ nonce ‖ key`, joined by zero bytes."""
+    """Return the bytes that a joining client signs: `"epochal/join/v1" ‖ run ‖ nonce ‖ key`, joined by zero bytes."""
     return b"\x00".join((b"epochal/join/v1", run_id.encode(), nonce.encode(), public_key_hex.encode()))

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """The phase of a run (`run_state`), DESIGN section 1."""
+    """The phase of a run (`run_state`)."""
 
     UNINITIALIZED = "Uninitialized"
     WAITING_FOR_MEMBERS = "WaitingForMembers"

@@ -56,7 +56,7 @@ DOCUMENTS: tuple[Any, ...] = (
     Standing,
     WorkList,
 )
-"""What the routes take and give, for their description."""
+"""Every document that a route takes or gives, for the API's description."""
 
 
 def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | None = None) -> FastAPI:
@@ -89,7 +89,7 @@ def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | N
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with the raw long-poll route and the documents' schemas added."""
+    """Return FastAPI's description, with the raw long-poll route and the documents' schemas added."""
     if app.openapi_schema is None:
         schema = FastAPI.openapi(app)
         parameters = [

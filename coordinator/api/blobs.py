@@ -47,7 +47,7 @@ def blob_routes(handlers: Handlers) -> APIRouter:
 
 
 def _range(header: str | None, size: int) -> tuple[int, int, bool]:
-    """The bytes that a Range header asks for, as (start, stop, whether it is a part); a header of many is ignored."""
+    """Return the bytes that a Range header asks for: (start, stop, whether it is a part). Several are ignored."""
     unit, _, spec = (header or "").partition("=")
     first, dash, last = spec.strip().partition("-")
     if unit.strip() != "bytes" or not dash or not (first + last).isdecimal() or not (first + last).isascii():

@@ -25,7 +25,7 @@ class LongPolls:
 
     @contextmanager
     def place(self, client_id: ClientId | None) -> Iterator[None]:
-        """A place to wait in, for a member or (None) an anonymous reader.
+        """Hold a place to wait in, for a member or (None) an anonymous reader.
 
         Raises:
             Refused: `overloaded`.

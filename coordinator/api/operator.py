@@ -1,4 +1,4 @@
-"""Routes for whoever runs the coordinator: status, pause, resume, eject, health."""
+"""Routes for the operator of the coordinator: status, pause, resume, eject, health."""
 
 from fastapi import APIRouter
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""Routes of what members report in a round."""
+"""Routes of the reports that members send in a round."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What every route reads of a request: who asks, and which digest is meant."""
+"""Reading a request: who asks, and which digest is meant."""
 
 from starlette.requests import Request
 

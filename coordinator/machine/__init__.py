@@ -1,1 +1,1 @@
-"""The run's machine: stimuli in, a new run and instructions out. Pure."""
+"""Every decision about a run, as pure functions: a stimulus in, a new run and instructions out."""

@@ -65,7 +65,7 @@ def report(run: Run, event: CheckpointReported) -> Handled:
 
 
 def hold(run: Run, event: CheckpointHeld) -> Handled:
-    """Take the word of the coordinator's own check that the bytes of a claim are held.
+    """Note that the coordinator holds and has checked the bytes of a claim.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
@@ -79,7 +79,7 @@ def hold(run: Run, event: CheckpointHeld) -> Handled:
 
 
 def reject(run: Run, event: CheckpointRejected) -> Handled:
-    """Take the word of the coordinator's own check that the bytes of a claim are no checkpoint: another writes it.
+    """Note that the bytes of a claim are no checkpoint: another client is asked to write it.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.

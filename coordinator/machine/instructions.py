@@ -1,4 +1,4 @@
-"""What a run tells the service that owns it to do, in the imperative or as news to log.
+"""Instructions of a run to the service that owns it: things to do, and news to log.
 
 The service carries instructions out after the run that gave them is kept (`coordinator/service.py`).
 """

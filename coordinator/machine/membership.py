@@ -1,4 +1,4 @@
-"""Who takes part: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
+"""Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -120,7 +120,7 @@ def eject(run: Run, client_id: ClientId) -> Handled:
 
 
 def gathered(run: Run) -> Run:
-    """The run with `enough_since_s` right for its members and phase."""
+    """Return the run with `enough_since_s` right for its members and phase."""
     waiting = run.phase is RunState.WAITING_FOR_MEMBERS
     enough = waiting and len(run.members) >= run.state_file.config.init_min_clients
     since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None

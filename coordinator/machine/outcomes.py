@@ -1,4 +1,4 @@
-"""What came of a round: its outcome, the run with the outcome taken in, and the ledger over all of them.
+"""The end of a round: its outcome, the run with the outcome taken in, and the ledger over all outcomes.
 
 The rule kept here ("exactly once"): every batch below the cursor is applied, carried, suspected or quarantined, and in
 exactly one of these. `ledger_gaps` states it; the simulation and the audit check it after every stimulus.
@@ -130,7 +130,7 @@ def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
 
 
 def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
-    """What contradicts "exactly once" in the run, given every batch that its outcomes applied; None when nothing does.
+    """Return what contradicts "exactly once" in the run, or None when nothing does.
 
     Args:
         run: the run, in any phase.

@@ -1,7 +1,7 @@
 """The journal's contents: what a record and a snapshot hold, and how a run is replayed from them.
 
 A record is one group commit: the stimuli that changed the run, the version that was published after them, and that
-document's digest. Replaying the stimuli must give the same document; anything else is damage or a bug, and is said.
+document's digest. Replaying the stimuli must give the same document; anything else is damage or a bug, and is raised.
 """
 
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def _checked(run: Run, version: int, expected: Sha256, sequence: int) -> RunDocu
 
 
 def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
-    """The run at the end of a segment, each record's published document compared with its replay.
+    """Return the run at the end of a segment, each record's published document compared with its replay.
 
     Raises:
         StoreFailed: an entry cannot be read, follows other rules, or (`ReplayDiffers`) replays to something else.

@@ -1,4 +1,4 @@
-"""What clients report during a round: commitments, results, attestations, failures. Pure handlers of the machine.
+"""Clients' reports during a round: commitments, results, attestations, failures. Pure handlers of the machine.
 
 Every report names its round, `(step, attempt)`. One for a round that is over is refused by name; one that repeats what
 is known changes nothing.
@@ -74,7 +74,7 @@ def reject_result(run: Run, event: ResultRejected) -> Handled:
 
 
 def attest(run: Run, event: AttestationReceived) -> Handled:
-    """Take a witness's word on what it holds. It may be sent again, and closes with the phase.
+    """Record which results a witness holds. It may attest again until the phase ends.
 
     Raises:
         Refused: `stale-round` or `not-in-roster`.
@@ -92,7 +92,7 @@ def attest(run: Run, event: AttestationReceived) -> Handled:
 
 
 def fail_step(run: Run, event: StepFailed) -> Handled:
-    """Take a client's word that it cannot deliver in this round.
+    """Record that a client cannot deliver in this round.
 
     Raises:
         Refused: `late-result`, `not-in-roster`, or `already-committed` when its result is held.

@@ -93,11 +93,11 @@ class Checkpointing:
     rejected: frozenset[ClientId] = frozenset()
 
     def order(self) -> tuple[ClientId, ...]:
-        """The clients in the order in which they are asked to write it."""
+        """Return the clients in the order in which they are asked to write it."""
         return checkpointer_order(self.roster, self.seed)
 
     def electors(self) -> tuple[ClientId, ...]:
-        """The clients whose digests are counted."""
+        """Return the clients whose digests are counted."""
         return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.clients), self.witness_nodes))
 
 
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def data_indices_applied(self) -> int:
-        """How many samples the run has learnt from."""
+        """Number of samples that outcomes applied."""
         return self.batches_applied * self.state_file.config.data_indices_per_batch
 
     @property
@@ -179,7 +179,7 @@ class Run:
         return self.data_indices_applied * self.state_file.model.LLM.max_seq_len
 
     def ready_members(self) -> list[Member]:
-        """The members that hold model and data, by client id."""
+        """Return the members that hold model and data, by client id."""
         ready = (member for member in self.members.values() if member.ready_step is not None)
         return sorted(ready, key=lambda member: member.client_id)
 
@@ -189,12 +189,12 @@ Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
 
 
 def lineage_of(seed: str) -> str:
-    """A lineage, 16 random bytes in hex, of a fresh seed."""
+    """Return a lineage, 16 random bytes in hex, of a fresh seed."""
     return seed[:LINEAGE_CHARACTERS]
 
 
 def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s: float) -> Run:
-    """A run that has never been served, as its `state.toml` starts it.
+    """Return a run that has never been served, as its `state.toml` starts it.
 
     Args:
         state_file: a validated, supported state file.
@@ -226,12 +226,12 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
 
 
 def config_json(state_file: StateFile) -> Any:
-    """What clients must know of the state file, as plain JSON: everything but phase, progress and access rules."""
+    """Return what clients must know of the state file, as plain JSON: all but phase, progress and access rules."""
     return state_file.model_dump(mode="json", exclude={"run_state", "progress", "access"})
 
 
 def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
-    """The replica digest that a quorum of the electors claims, or None while there is no such quorum."""
+    """Return the replica digest that a quorum of the electors claims, or None while there is no such quorum."""
     electors = making.electors()
     counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
     needed = quorum(len(electors))
@@ -239,7 +239,7 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
 
 
 def current_checkpointer(run: Run) -> ClientId | None:
-    """Who should write a checkpoint now: the first in order that is still a member and has not failed at it.
+    """Return who should write a checkpoint now: the first in order that is still a member and has not failed at it.
 
     It failed when its bytes break a rule or do not hold the replica that it claimed, or when a quorum claims another.
     """
@@ -267,12 +267,12 @@ def _run_adapter() -> TypeAdapter[Run]:
 
 
 def snapshot_bytes(run: Run) -> bytes:
-    """The whole run as JSON."""
+    """Return the whole run as JSON."""
     return _run_adapter().dump_json(run)
 
 
 def parse_snapshot(body: bytes) -> Run:
-    """The run that `snapshot_bytes` wrote.
+    """Return the run that `snapshot_bytes` wrote.
 
     Raises:
         StoreFailed: another version's rules, or not a snapshot. The journal is left as it is.

@@ -1,4 +1,4 @@
-"""What can happen to a run, in the past tense.
+"""Everything that can happen to a run, in the past tense.
 
 A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part
 of the journal's format and changes only together with `RULES_VERSION`. A stimulus that a client caused holds the
@@ -46,7 +46,7 @@ class Ticked:
 class ClientJoined:
     """A client proved its key. The nonce is consumed with this.
 
-    Holds not the request itself: an invitation's text is a secret, which has no place in a journal.
+    It does not hold the request itself: an invitation's text is a secret, which has no place in a journal.
     """
 
     client_id: ClientId

@@ -32,7 +32,7 @@ class Move:
 
 
 def decide(run: Run) -> Move | None:
-    """The move that the run makes at `run.now_s`, or None when it stays."""
+    """Return the move that the run makes at `run.now_s`, or None when it stays."""
     match run.phase:
         case RunState.UNINITIALIZED:
             return Move("started", "the coordinator serves the run", run)

@@ -1,4 +1,4 @@
-"""What follows from a run for those outside: the document that it publishes, the blobs that it waits for and keeps."""
+"""A run seen from outside: the document that it publishes, the blobs that it waits for and keeps."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ from state.wire import ClientId, Sha256, document_digest
 
 
 def document_of(run: Run, version: int) -> RunDocument:
-    """The run document that the run publishes, as `version`."""
+    """Return the run document that the run publishes, as `version`."""
     current = run.round if run.phase in ROUND_PHASES else None
     last = run.outcomes.get(run.replica_step)
     return RunDocument(
@@ -72,7 +72,7 @@ class ExpectedBlob:
 
 
 def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
-    """The blob that this client announced under this digest and has not delivered yet, or None."""
+    """Return the blob that this client announced under this digest and has not delivered yet, or None."""
     current = run.round
     if current is not None and run.phase is RunState.ROUND_TRAIN:
         found = current.commitments.get(client_id)
@@ -89,7 +89,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
 
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
-    """The blobs that may not be swept: kept checkpoints, results of kept outcomes, and all of the round under way."""
+    """Return the blobs that may not be swept: of kept checkpoints, of kept outcomes, and of the round under way."""
     needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
     for outcome in run.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)

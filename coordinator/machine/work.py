@@ -1,4 +1,4 @@
-"""Who does what: the work list of a new round, and what the failures of the last one make suspect.
+"""The work of a round: who gets which batches, and which batches the failures of a round make suspect.
 
 Failed work is not lost and not tried for ever: batches on which a client failed are suspects, tried alone by somebody
 else, bisected, and quarantined at last. Data that is merely unavailable is nobody's fault and is carried.
@@ -139,7 +139,7 @@ def _message(failure: FailureReport) -> str:
 
 
 def _narrow(interval: BatchId, failure: FailureReport) -> tuple[BatchId, ...]:
-    """The suspected interval in two or three parts, along the reported blame where there is one inside it."""
+    """Return the suspected interval in two or three parts, along the reported blame where there is one inside it."""
     blame = failure.batch_id
     if blame is not None and interval.covers(blame) and blame != interval:
         return (blame, *subtract((interval,), (blame,)))

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
 from runtime.clock import SystemClock
+from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.messages import Capabilities, JoinRequest, join_message
 from state.phases import RunState
@@ -33,10 +34,6 @@ from state.wire import ClientId, Sha256, canonical_json, client_id_of, sha256_he
 ADMIN = "the admin token"
 REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
 DIFFERENCE = {"w": np.full((2, 3), 0.5, np.float32)}
-
-
-async def in_place(work: Callable[[], object]) -> object:
-    return work()
 
 
 @dataclass
@@ -55,7 +52,8 @@ async def served(state: StateFile) -> AsyncIterator[Served]:
     identity = Identity(bytes(range(32)), state.run_id)
     parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), identity.public_key_hex)
     service = await CoordinatorService.open(parts, state)
-    handlers = Handlers(service, identity, AdminToken(hashlib.sha256(ADMIN.encode()).digest()), LayoutCache(), in_place)
+    admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
+    handlers = Handlers(service, identity, admin, LayoutCache(), InlineWorker().run)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

@@ -20,6 +20,7 @@ from coordinator.service import CoordinatorService
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
 from runtime.broadcast import Broadcast
+from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
@@ -136,7 +137,7 @@ class SimulatedCoordinator:
             ServiceOptions(self.store, self.clock, key, new_seed=new_seed), self.state
         )
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-        handlers = Handlers(service, self._identity, admin, LayoutCache(), _in_place)
+        handlers = Handlers(service, self._identity, admin, LayoutCache(), InlineWorker().run)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             tasks.create_task(self._watch(service))
@@ -196,7 +197,3 @@ class SimulatedCoordinator:
     async def _wait_for(self, ready: Callable[[], bool]) -> None:
         while not ready():
             await self._news.wait()
-
-
-async def _in_place(work: Callable[[], object]) -> object:
-    return work()

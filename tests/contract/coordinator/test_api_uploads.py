@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from state.replica import Replica, checkpoint_bytes
 from state.wire import sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, phase, problem, served, training
 from tests.support.states import state_file
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -99,12 +102,12 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
     checking = most = 0
     run_heavy = coordinator.handlers.uploads._run_heavy
 
-    async def watched(work: object) -> object:
+    async def watched(call: Callable[[], T], /) -> T:
         nonlocal checking, most
         checking += 1
         most = max(most, checking)
         await asyncio.sleep(0)
-        found = await run_heavy(work)  # type: ignore[arg-type]
+        found = await run_heavy(call)
         checking -= 1
         return found
 
