@@ -125,28 +125,6 @@ def padded_targets(examples: list[Example], context: int) -> Tokens:
     return padded
 
 
-def loss_and_gradient(
-    parameters: Parameters,
-    padded: Tokens,
-    proceed: Callable[[], None] = lambda: None,
-    targets: Tokens | None = None,
-) -> tuple[float, int, Gradient]:
-    """The summed loss (nats), the number of tokens predicted, and the gradient of the *mean* loss.
-
-    Args:
-        parameters: all of one float type, shapes as in `parameter_shapes`.
-        padded: what `padded_tokens` returns.
-        proceed: called between chunks; raises to abandon the computation.
-        targets: what `padded_targets` returns, with at least one that is no padding; None predicts the tokens.
-    """
-    gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
-    targets = padded if targets is None else targets
-    loss_sum, token_count = add_gradient(parameters, padded, targets, gradient, proceed)
-    for array in gradient.values():
-        array /= array.dtype.type(token_count)
-    return loss_sum, token_count, gradient
-
-
 def add_gradient(
     parameters: Parameters,
     padded: Tokens,

@@ -1,0 +1,146 @@
+"""Local steps of the trainer on one machine: its loss falls, and it can be cancelled."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_providers.protocol import TokenBatch
+from runtime.worker_thread import WorkerThread
+from state.errors import TrainerFailed
+from tests.support.local_training import (
+    ADAMW,
+    SEED,
+    TINY,
+    arriving,
+    bytes_of,
+    loss_and_gradient,
+    numpy_trainer,
+    plan_of,
+    sequences_of,
+)
+from trainers.learner_trainer import LearnerTrainer
+from trainers.ngram import model as ngram
+from trainers.ngram.learner import NgramModel
+from trainers.ngram.model import (
+    padded_tokens,
+)
+
+
+async def test_numpy_difference_has_the_sign_of_a_gradient() -> None:
+    trainer = numpy_trainer()
+    start, sequences = await trainer.initial_parameters(SEED), sequences_of(*[40] * 4)
+    padded = padded_tokens(sequences, TINY.context)
+    trained = await trainer.train(plan_of(4), start, arriving(sequences))
+    end = {name: start[name] - trained.difference[name] for name in start}
+    before, after = loss_and_gradient(start, padded)[0], loss_and_gradient(end, padded)[0]
+    assert after < before
+    assert trained.loss == pytest.approx(math.log(256), abs=0.1)
+
+
+async def test_numpy_loss_falls_over_rounds() -> None:
+    trainer = numpy_trainer()
+    parameters, losses = await trainer.initial_parameters(SEED), []
+    sequences = sequences_of(*[68] * 8)
+    for _ in range(15):
+        trained = await trainer.train(plan_of(8, 8), parameters, arriving(sequences))
+        trainer.commit_inner_state()
+        parameters = {name: parameters[name] - trained.difference[name] for name in parameters}
+        losses.append(trained.loss)
+    assert losses[-1] is not None
+    assert losses[-1] < 1.0
+
+
+async def test_numpy_without_an_optimizer_measures_the_loss_alone() -> None:
+    still, sequences = numpy_trainer(optimizer=None), sequences_of(*[68] * 8)
+    parameters = await still.initial_parameters(SEED)
+    measured = await still.train(plan_of(8, 8), parameters, arriving(sequences))
+    loss, token_count, _ = loss_and_gradient(parameters, padded_tokens(sequences, TINY.context))
+    assert measured.loss == pytest.approx(loss / token_count, rel=1e-5)
+    assert not any(array.any() for array in measured.difference.values())
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32])
+async def test_numpy_token_outside_the_vocabulary_is_refused(
+    kind: type[np.unsignedinteger[Any]],
+) -> None:
+    trainer, sequences = numpy_trainer(), sequences_of(4, 4, 4, 4, kind=kind)
+    sequences[2][1] = 256
+    with pytest.raises(TrainerFailed, match="token 256; the model knows bytes only, 0 to 255"):
+        await trainer.train(plan_of(4), await trainer.initial_parameters(SEED), arriving(sequences))
+
+
+async def test_numpy_loss_that_is_not_finite_fails_the_step() -> None:
+    trainer = numpy_trainer()
+    start = await trainer.initial_parameters(SEED)
+    start["output.bias"] = np.full_like(start["output.bias"], np.inf)
+    with pytest.raises(TrainerFailed, match="local step 1: the loss is nan"):
+        await trainer.train(plan_of(2), start, arriving(sequences_of(8, 8)))
+    start = await trainer.initial_parameters(SEED)
+    with pytest.raises(TrainerFailed, match="infinite"):
+        await trainer.train(plan_of(1, 1, 1e39), start, arriving(sequences_of(8)))
+
+
+async def test_numpy_samples_without_a_token_change_nothing() -> None:
+    trainer = numpy_trainer()
+    start = await trainer.initial_parameters(SEED)
+    trained = await trainer.train(plan_of(2), start, arriving(sequences_of(0, 0)))
+    assert (trained.loss, trained.token_count) == (None, 0)
+    assert not any(array.any() for array in trained.difference.values())
+
+
+async def test_numpy_arithmetic_stops_soon_after_its_round_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "CHUNK_POSITIONS", 1)
+    worker = WorkerThread("test-train")
+    trainer = LearnerTrainer(NgramModel(TINY), ADAMW, True, worker)
+    start = await trainer.initial_parameters(SEED)
+    long = sequences_of(2_000_000)  # minutes of chunks of one position
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await trainer.train(plan_of(1), start, arriving(long))
+    async with asyncio.timeout(10):
+        trained = await trainer.train(plan_of(1), start, arriving(sequences_of(8)))
+    assert trained.token_count == 8
+    await trainer.aclose()
+
+
+async def test_trainer_refuses_a_label_that_no_token_has() -> None:
+    trainer = numpy_trainer()
+    tokens = sequences_of(4)[0]
+
+    async def batches(label: int) -> AsyncIterator[TokenBatch]:
+        yield TokenBatch(tokens, np.array([0, 4], np.int64), labels=np.array([1, 2, label, 3]))
+
+    for label in (-1, 256):
+        with pytest.raises(TrainerFailed, match=f"label {label}; the model knows bytes only"):
+            await trainer.train(plan_of(1), await trainer.initial_parameters(SEED), batches(label))
+
+
+async def test_packed_documents_train_exactly_as_they_do_unpacked() -> None:
+    documents = sequences_of(9, 4, 30, 1, 16, 20)
+    plan = plan_of(6, 1)
+    tokens = np.concatenate(documents)
+    lengths = np.array([document.size for document in documents])
+    position_ids = np.concatenate([np.arange(length) for length in lengths])
+
+    async def packed() -> AsyncIterator[TokenBatch]:
+        for start, stop in ((0, 43), (43, 80)):
+            held = [n for n, end in zip(lengths, np.cumsum(lengths), strict=True) if start < end <= stop]
+            yield TokenBatch(
+                tokens[start:stop],
+                np.array([0, stop - start], np.int64),
+                position_ids=position_ids[start:stop],
+                sequence_lengths=np.array(held),
+                source_count=len(held),
+            )
+
+    trainer = numpy_trainer("reset")
+    start = await trainer.initial_parameters(SEED)
+    apart = await trainer.train(plan, start, arriving(documents))
+    together = await trainer.train(plan, start, packed())
+    assert apart.loss == together.loss
+    assert apart.token_count == together.token_count
+    assert bytes_of(apart.difference) == bytes_of(together.difference)
