@@ -55,7 +55,8 @@ class TransitionTable(Generic[S]):
         lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
         for row in self._machine.get_transitions():
             source, goal = self._states[str(row.source)], self._states[str(row.dest)]
-            lines.append(f"    {source.value} --> {goal.value}: {getattr(row, 'label', '')}")
+            label = getattr(row, "label", "")
+            lines.append(f"    {source.value} --> {goal.value}" + (f": {label}" if label else ""))
         return "\n".join(lines)
 
     def grid(self, triggers: Iterable[str]) -> str:

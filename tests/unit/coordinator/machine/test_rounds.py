@@ -39,7 +39,7 @@ def outcomes(driver: Driver) -> list[OutcomeDecided]:
     return [item for item in driver.instructions if isinstance(item, OutcomeDecided)]
 
 
-def test_second_different_commitment_is_refused_and_an_equal_one_changes_nothing() -> None:
+def test_second_commitment_is_refused_and_an_equal_one_changes_nothing() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
     commit(driver, client(1), "first")
@@ -113,7 +113,7 @@ def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
     assert driver.run.round.attestations[client(2)].received_bits() == 1 << position
 
 
-def test_outcome_without_agreement_on_a_replica_is_empty_and_replicas_rebuild() -> None:
+def test_outcome_without_agreement_on_a_replica_is_empty_and_rebuilds() -> None:
     driver = Driver(state_file())
     driver.start_round(1, 2)
     driver.deliver(client(1), client(2))

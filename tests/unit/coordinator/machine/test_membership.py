@@ -1,0 +1,159 @@
+"""Membership: who may join, be ready and stay, and what a round makes of it."""
+
+import pytest
+
+from coordinator.machine.stimuli import (
+    ClientBecameReady,
+    ClientEjected,
+    ClientsFellSilent,
+    ClientWithdrew,
+    ConfigChanged,
+)
+from state.errors import Refused
+from state.messages import ReadyReport
+from state.phases import RunState
+from tests.support.machine_driver import Driver, client, digest_of
+from tests.support.states import state_file
+
+
+def test_joining_during_a_round_changes_the_next_roster_only() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.join(3)
+    driver.ready(client(3))
+    assert driver.run.round is not None
+    assert len(driver.run.round.roster.clients) == 2
+    driver.play_round()
+    assert driver.run.round is not None
+    assert len(driver.run.round.roster.clients) == 3
+
+
+def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2, 3)
+    driver.deliver(client(1), client(2))
+    driver.attest(client(1), client(2))
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+    driver.send(ClientsFellSilent((client(3),)))
+    assert driver.in_phase(RunState.ROUND_TRAIN), "the lost client's slot is filled by no later step"
+    assert driver.run.step == 2
+    assert driver.run.round is not None
+    assert client(3) not in {entry.client_id for entry in driver.run.round.roster.clients}
+    assert driver.run.round.work.shared[0].start < 12 <= driver.run.round.work.shared[-1].end
+
+
+def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
+    driver = Driver(state_file())
+    driver.join(1, 2)
+    driver.pass_time(2)
+    driver.make_checkpoint()
+    driver.ready(client(1))
+    with pytest.raises(Refused, match=r"other.*data") as refused:
+        driver.ready(client(2), data_fingerprint="other")
+    assert refused.value.kind == "fingerprint-differs"
+
+
+def ready_with(driver: Driver, number: int, fingerprint: str) -> None:
+    driver.ready(client(number), data_fingerprint=fingerprint)
+
+
+def test_fingerprint_that_nobody_vouches_for_is_forgotten() -> None:
+    driver = Driver(state_file(config__init_min_clients=3))
+    driver.join(1, 2, 3)
+    driver.pass_time(2)
+    driver.make_checkpoint()
+    ready_with(driver, 1, "wrong")
+    with pytest.raises(Refused, match=r"right.*wrong"):
+        ready_with(driver, 2, "right")
+    driver.send(ClientEjected(client(1)))
+    ready_with(driver, 2, "right")
+    assert driver.run.data_fingerprint == "right"
+    driver.send(ClientWithdrew(client(3)))
+    assert driver.run.data_fingerprint == "right", "a ready member vouches for it"
+
+
+def test_fingerprint_that_was_trained_on_stays() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.play_round()
+    for number in (1, 2):
+        driver.send(ClientEjected(client(number)))
+    assert driver.run.data_fingerprint == "data"
+
+
+def test_ready_with_another_replica_is_refused() -> None:
+    driver = Driver(state_file())
+    driver.join(1, 2)
+    driver.pass_time(2)
+    driver.make_checkpoint()
+    with pytest.raises(Refused) as refused:
+        driver.send(ClientBecameReady(client(1), ReadyReport(0, digest_of("x"), "data")))
+    assert refused.value.kind == "replica-differs"
+
+
+def test_ready_far_behind_is_refused() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.play_round()
+    driver.play_round()
+    driver.join(3)
+    with pytest.raises(Refused) as refused:
+        driver.send(ClientBecameReady(client(3), ReadyReport(0, digest_of("replica 0"), "data")))
+    assert refused.value.kind == "behind"
+
+
+def test_ejected_key_may_not_join_again() -> None:
+    driver = Driver(state_file())
+    driver.join(1)
+    driver.send(ClientEjected(client(1)))
+    with pytest.raises(Refused) as refused:
+        driver.join(1)
+    assert refused.value.kind == "ejected"
+
+
+def test_joining_again_keeps_the_place_and_supersedes_the_session() -> None:
+    driver = Driver(state_file())
+    driver.start_round(1, 2)
+    driver.join(1)
+    assert driver.run.members[client(1)].session == 2
+    assert driver.run.round is not None
+    assert client(1) in driver.run.round.plan.positions
+    assert client(1) in driver.run.round.pending
+
+
+def test_access_by_keys_and_by_invitation_refuses_everyone_else() -> None:
+    by_key = Driver(state_file(access__mode="keys", access__keys=[(bytes([1]) * 32).hex()]))
+    by_key.join(1)
+    with pytest.raises(Refused, match="keys"):
+        by_key.join(2)
+    code = digest_of("code")
+    invited = Driver(state_file(access__mode="invitations", access__invitations=[code]))
+    with pytest.raises(Refused, match="none was given"):
+        invited.join(1)
+    with pytest.raises(Refused, match="the one given is not among"):
+        invited.join(1, invitation_sha256=digest_of("a guess"))
+    invited.join(1, invitation_sha256=code)
+    invited.join(1)
+    with pytest.raises(Refused, match="used by another"):
+        invited.join(2, invitation_sha256=code)
+
+
+def test_invitation_of_another_client_cannot_be_taken_over() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    driver = Driver(state_file(access__mode="invitations", access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.join(2, invitation_sha256=second)
+    driver.join(1, invitation_sha256=second)
+    driver.join(2, invitation_sha256=second)
+    with pytest.raises(Refused, match="used by another"):
+        driver.join(3, invitation_sha256=first)
+
+
+def test_invitation_that_was_struck_from_the_file_admits_its_client_no_more() -> None:
+    first, second = digest_of("first"), digest_of("second")
+    invited = {"access__mode": "invitations"}
+    driver = Driver(state_file(**invited, access__invitations=[first, second]))
+    driver.join(1, invitation_sha256=first)
+    driver.send(ConfigChanged(state_file(**invited, access__invitations=[second])))
+    with pytest.raises(Refused, match="invitation"):
+        driver.join(1, invitation_sha256=first)

@@ -1,0 +1,48 @@
+"""A table of transitions: what it runs is what it draws."""
+
+from enum import StrEnum
+
+from state.transition_table import TransitionTable
+
+
+class Light(StrEnum):
+    RED = "Red"
+    GREEN = "Green"
+    BROKEN = "Broken"
+
+
+TABLE = TransitionTable(
+    Light,
+    [
+        {"trigger": "switched", "source": Light.RED, "dest": Light.GREEN, "label": "time is over"},
+        {"trigger": "switched", "source": Light.GREEN, "dest": Light.RED},
+        {"trigger": "failed", "source": "*", "dest": Light.BROKEN},
+    ],
+)
+
+
+def test_fire_leads_where_the_row_says() -> None:
+    assert TABLE.fire(Light.RED, "switched") is Light.GREEN
+    assert TABLE.fire(Light.BROKEN, "failed") is Light.BROKEN
+
+
+def test_fire_without_a_row_leads_nowhere() -> None:
+    assert TABLE.fire(Light.BROKEN, "switched") is None
+    assert TABLE.fire(Light.RED, "repaired") is None
+
+
+def test_fire_leaves_nothing_behind() -> None:
+    assert [TABLE.fire(Light.RED, "switched") for _ in range(2)] == [Light.GREEN, Light.GREEN]
+
+
+def test_diagram_begins_at_the_first_state_and_shows_conditions() -> None:
+    lines = TABLE.diagram().splitlines()
+    assert lines[1].strip() == "[*] --> Red"
+    assert "    Red --> Green: time is over" in lines
+
+
+def test_grid_shows_every_cell() -> None:
+    assert TABLE.grid(["switched", "repaired"]).splitlines()[2:] == [
+        "| switched | Green | Red | – |",
+        "| repaired | – | – | – |",
+    ]
