@@ -7,7 +7,9 @@ nothing about the run: the machine does.
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from coordinator.auth.identity import CHALLENGE_LIFETIME_S, SESSION_LIFETIME_S, AdminToken, Claims, Identity
+from coordinator.auth.admin import AdminToken
+from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import Member
 from coordinator.machine.stimuli import (
@@ -65,7 +67,8 @@ class Handlers:
     """
 
     service: CoordinatorService
-    identity: Identity
+    nonces: JoinNonces
+    tokens: SessionTokens
     admin: AdminToken
     layouts: LayoutCache
     run_heavy: RunHeavy
@@ -86,7 +89,7 @@ class Handlers:
         self._check_loaded()
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
-        claims: Claims = self.identity.check_session(token, self.service.now_s())
+        claims = self.tokens.check_session(token, self.service.now_s())
         member = self.service.run.members.get(claims.client_id)
         if member is None:
             raise Refused(Refusal.UNAUTHORIZED, f"client {claims.client_id} is not a member; join again")
@@ -117,12 +120,12 @@ class Handlers:
 
     def challenge(self, request: ChallengeRequest) -> Challenge:
         """Return a nonce to sign."""
-        nonce = self.identity.challenge(request.public_key, self.service.now_s())
-        return Challenge(nonce, CHALLENGE_LIFETIME_S)
+        nonce = self.nonces.make(request.public_key, self.service.now_s())
+        return Challenge(nonce, NONCE_LIFETIME_S)
 
     async def join(self, request: JoinRequest) -> Session:
         """Make the key's owner a member. Refusals: `nonce-*`, `unauthorized`, and those of the machine's join."""
-        expires_s = self.identity.check_join(request, self.service.now_s())
+        expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
@@ -150,8 +153,8 @@ class Handlers:
         now_s = self.service.now_s()
         return Session(
             client_id=client_id,
-            session_token=self.identity.session_token(client_id, _session_of(member), now_s),
-            data_ticket=self.identity.data_ticket(client_id, now_s),
+            session_token=self.tokens.session_token(client_id, _session_of(member), now_s),
+            data_ticket=self.tokens.data_ticket(client_id, now_s),
             expires_in_s=SESSION_LIFETIME_S,
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,
         )

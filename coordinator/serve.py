@@ -10,7 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.api.app import create_app
 from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.auth.identity import AdminToken, Identity
+from coordinator.auth.admin import AdminToken
+from coordinator.auth.nonces import JoinNonces
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.opening import ServiceOptions
@@ -72,13 +75,14 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     allow_connections()
     store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:
-        identity = Identity(await store.keys.private_key(), state_file.run_id)
-        parts = ServiceOptions(store, SystemClock(), identity.public_key_hex, options.source)
+        run_id, key = state_file.run_id, SigningKey(await store.keys.private_key())
+        parts = ServiceOptions(store, SystemClock(), key.public_key_hex, options.source)
         service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
-            handlers = Handlers(service, identity, admin, LayoutCache(), asyncio.to_thread)
+            nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
+            handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), asyncio.to_thread)
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:

@@ -68,6 +68,10 @@ class JoinRequest:
     invitation: Annotated[str, Field(max_length=256)] | None = None
 
 
+DATA_TICKET_AUDIENCE = "epochal-data"
+"""The audience (RFC 7519, `aud`) of the tickets that data servers take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """Answer to a join or a renewal. Renew at half of `expires_in_s`. The ticket is for data servers only."""

@@ -1,1 +1,1 @@
-"""Who may do what: keys, nonces, tokens, the admin token."""
+"""Who may do what: the coordinator's key, nonces, tokens, the admin token. Time is an argument everywhere."""

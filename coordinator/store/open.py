@@ -68,8 +68,8 @@ async def open_store(url: str, max_blob_bytes: int) -> Store:
         InvalidInput: the URL is of no known kind.
         StoreFailed: the store cannot be created, read or written, or another coordinator serves it.
     """
-    folder = _folder_of(url)
-    return await RunDirectory.open(run_directory_in(folder) or folder, max_blob_bytes)
+    folder, run_dir = _folders_of(url)
+    return await RunDirectory.open(run_dir or folder, max_blob_bytes)
 
 
 def open_store_reader(url: str) -> StoreReader:
@@ -81,12 +81,21 @@ def open_store_reader(url: str) -> StoreReader:
     Raises:
         InvalidInput: the URL is of no known kind, or no run is kept there.
     """
-    run_dir = run_directory_in(_folder_of(url))
+    _, run_dir = _folders_of(url)
     if run_dir is None:
         raise InvalidInput(
             f"{url} holds no run; allowed: a run directory such as runs/RUN_ID, or the folder of `epochal up`"
         )
     return RunDirectoryReader(run_dir)
+
+
+def _folders_of(url: str) -> tuple[Path, Path | None]:
+    """Return the folder that the URL names and the run directory that it is or holds, if it does."""
+    folder = _folder_of(url)
+    try:
+        return folder, run_directory_in(folder)
+    except OSError as error:
+        raise InvalidInput(f"the store {url} cannot be opened: {error.strerror or error}") from error
 
 
 def _folder_of(url: str) -> Path:

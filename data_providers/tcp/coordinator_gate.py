@@ -27,9 +27,9 @@ from state.config.state_file import StateFile
 from state.documents import RoundHead, RunDocument
 from state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from state.intervals import DataIds, coalesce
+from state.messages import DATA_TICKET_AUDIENCE
 from state.wire import ClientId
 
-TICKET_AUDIENCE = "epochal-data"
 CLOCK_LEEWAY_S = 60.0
 """How far the server's clock may be off the coordinator's when a ticket's expiry is read."""
 
@@ -90,7 +90,7 @@ class CoordinatorGate:
                 ticket,
                 Ed25519PublicKey.from_public_bytes(bytes.fromhex(document.coordinator_key)),
                 algorithms=["EdDSA"],
-                audience=TICKET_AUDIENCE,
+                audience=DATA_TICKET_AUDIENCE,
                 leeway=CLOCK_LEEWAY_S,
                 options={"require": ["sub", "run", "exp", "aud"]},
             )

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
-from coordinator.store.directory.keys import KEYS_FOLDER
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.store.directory.keys import DirectoryKeys
 from coordinator_client.client_key import ClientKey
 from run_manager.round_view import round_of
 from state.errors import Refused
 from state.messages import Attestation, ChallengeRequest, FailureReport
 from state.replica import replica_digest
 from state.wire import Sha256, canonical_json, sha256_hex
-from tests.support.by_hand import ByHand, all_ready, commitment, joined_by_hand
+from tests.support.by_hand import all_ready, commitment, joined_by_hand
 from tests.support.processes import RealRun, at_round, real_run
 
 
@@ -37,23 +38,19 @@ async def post(run: RealRun, place: str, token: str | None, content: bytes) -> d
     return {"kind": problem["type"].rpartition(":")[2], "status": answer.status_code}
 
 
-def session_number(run: RealRun, hand: ByHand) -> int:
-    return (
-        Identity((run.run_dir / KEYS_FOLDER / "coordinator.key").read_bytes(), "test-run")
-        .check_session(hand.session.session_token, 0.0)
-        .session
-    )
+async def own_key(run: RealRun) -> SigningKey:
+    return SigningKey(await DirectoryKeys(run.run_dir).private_key())
 
 
 async def test_tokens_that_do_not_hold_are_unauthorized(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
-        own = (run.run_dir / KEYS_FOLDER / "coordinator.key").read_bytes()
+        own = SessionTokens(await own_key(run), "test-run")
         now_s = (await run.watch.next()).phase_started_s
-        number = session_number(run, hand)
-        expired = Identity(own, "test-run").session_token(hand.client_id, number, now_s - 2 * SESSION_LIFETIME_S)
-        foreign = Identity(bytes(32), "test-run").session_token(hand.client_id, number, now_s)
-        another_run = Identity(own, "another").session_token(hand.client_id, number, now_s)
-        stranger = Identity(own, "test-run").session_token(ClientKey.from_seed(bytes([9]) * 32).client_id, 1, now_s)
+        number = own.check_session(hand.session.session_token, 0.0).session
+        expired = own.session_token(hand.client_id, number, now_s - 2 * SESSION_LIFETIME_S)
+        foreign = SessionTokens(SigningKey(bytes(32)), "test-run").session_token(hand.client_id, number, now_s)
+        another_run = SessionTokens(await own_key(run), "another").session_token(hand.client_id, number, now_s)
+        stranger = own.session_token(ClientKey.from_seed(bytes([9]) * 32).client_id, 1, now_s)
         earlier = hand.session.session_token
         await hand.join_again()
         body = canonical_json(FailureReport(1, 0, "corrupt", "mine"))

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from coordinator.auth.identity import Identity
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
 from coordinator.machine.run import config_json
 from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
@@ -22,7 +23,8 @@ class PublishedRun:
     """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone."""
 
     def __init__(self, state: StateFile) -> None:
-        self.identity = Identity(bytes(range(32)), state.run_id)
+        self._key = SigningKey(bytes(range(32)))
+        self.tokens = SessionTokens(self._key, state.run_id)
         self.documents: dict[str, Any] = {}
         self.config_sha256 = self.keep(config_json(state))
         self.roster = Roster(tuple(RosterEntry(client_id, 1) for client_id in CLIENTS))
@@ -52,7 +54,7 @@ class PublishedRun:
         self.news.notify()
 
     def _document(self, run_state: RunState, step: int = 1, **changes: Any) -> RunDocument:
-        parts = {"config_sha256": self.config_sha256, "coordinator_key": self.identity.public_key_hex, "version": 1}
+        parts = {"config_sha256": self.config_sha256, "coordinator_key": self._key.public_key_hex, "version": 1}
         return run_document(run_state, step, **{**parts, **changes})
 
     async def __call__(self, request: HttpRequest) -> HttpReply:

@@ -13,7 +13,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.app import create_app
-from coordinator.auth.identity import AdminToken, Identity
+from coordinator.auth.admin import AdminToken
+from coordinator.auth.nonces import JoinNonces
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import current_checkpointer
@@ -49,11 +52,12 @@ class Served:
 @contextlib.asynccontextmanager
 async def served(state: StateFile) -> AsyncIterator[Served]:
     """Serve a run in this process until the context is left."""
-    identity = Identity(bytes(range(32)), state.run_id)
-    parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), identity.public_key_hex)
+    key = SigningKey(bytes(range(32)))
+    nonces, tokens = JoinNonces(key, state.run_id), SessionTokens(key, state.run_id)
+    parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), key.public_key_hex)
     service = await CoordinatorService.open(parts, state)
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-    handlers = Handlers(service, identity, admin, LayoutCache(), InlineWorker().run)
+    handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker().run)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

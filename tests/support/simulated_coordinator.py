@@ -11,7 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.auth.identity import AdminToken, Identity
+from coordinator.auth.admin import AdminToken
+from coordinator.auth.nonces import JoinNonces
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.records import RecordBody, SnapshotBody
@@ -89,7 +92,7 @@ class SimulatedCoordinator:
         self.starts = 0
         self.phases: list[RunState] = []
         self._chance = chance
-        self._identity = Identity(chance.randbytes(32), state.run_id)
+        self._key = SigningKey(chance.randbytes(32))
         self._life: _Life | None = None
         self._living: asyncio.Task[None] | None = None
         self._news = Broadcast()
@@ -132,12 +135,13 @@ class SimulatedCoordinator:
         def new_seed() -> str:
             return self._chance.randbytes(32).hex()
 
-        key = self._identity.public_key_hex
+        key, run_id = self._key.public_key_hex, self.state.run_id
         service = await CoordinatorService.open(
             ServiceOptions(self.store, self.clock, key, new_seed=new_seed), self.state
         )
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-        handlers = Handlers(service, self._identity, admin, LayoutCache(), InlineWorker().run)
+        nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
+        handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker().run)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             tasks.create_task(self._watch(service))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.auth.identity import SESSION_LIFETIME_S
+from coordinator.auth.tokens import SESSION_LIFETIME_S
 from runtime.http_bodies import MAX_BODY_BYTES
 from state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
 from state.phases import RunState
@@ -156,7 +156,7 @@ async def test_expired_token_is_unauthorized(coordinator: Served) -> None:
     client = HandClient(coordinator, 1)
     await client.join()
     long_ago = coordinator.service.now_s() - SESSION_LIFETIME_S - 1
-    expired = coordinator.handlers.identity.session_token(client.client_id, 1, long_ago)
+    expired = coordinator.handlers.tokens.session_token(client.client_id, 1, long_ago)
     assert problem(await client.send("GET", "/clients/me", token=expired)) == "unauthorized"
 
 

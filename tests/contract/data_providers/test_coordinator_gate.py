@@ -12,7 +12,8 @@ import jwt
 import pytest
 
 import data_providers.tcp.coordinator_gate
-from coordinator.auth.identity import SESSION_LIFETIME_S, Identity
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator_client.http import CoordinatorClient
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
@@ -67,30 +68,31 @@ def now_s() -> float:
 
 async def test_gate_admits_the_ticket_that_the_coordinator_signed(run: PublishedRun) -> None:
     async with following(run) as gate:
-        assert await gate.admit(RUN, run.identity.data_ticket(CLIENTS[1], now_s())) == CLIENTS[1]
+        assert await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[1], now_s())) == CLIENTS[1]
 
 
 async def test_gate_admits_a_ticket_at_the_edge_of_two_clocks(run: PublishedRun) -> None:
     async with following(run) as gate:
         early_s = now_s() - SESSION_LIFETIME_S - CLOCK_LEEWAY_S / 2
-        assert await gate.admit(RUN, run.identity.data_ticket(CLIENTS[1], early_s)) == CLIENTS[1]
+        assert await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[1], early_s)) == CLIENTS[1]
 
 
 def bad_tickets() -> dict[str, tuple[str, str]]:
-    ours = Identity(bytes(range(32)), RUN)
+    key = SigningKey(bytes(range(32)))
+    ours = SessionTokens(key, RUN)
     client = CLIENTS[0]
     claims = {"sub": client, "run": RUN, "aud": "epochal-data", "exp": int(now_s()) + 100}
     return {
         "nothing": (RUN, ""),
         "nonsense": (RUN, "a.b.c"),
-        "another coordinator's": (RUN, Identity(bytes(32), RUN).data_ticket(client, now_s())),
+        "another coordinator's": (RUN, SessionTokens(SigningKey(bytes(32)), RUN).data_ticket(client, now_s())),
         "a session token": (RUN, ours.session_token(client, 1, now_s())),
         "expired": (RUN, ours.data_ticket(client, now_s() - SESSION_LIFETIME_S - 2 * CLOCK_LEEWAY_S)),
-        "for another run": (RUN, Identity(bytes(range(32)), "other").data_ticket(client, now_s())),
+        "for another run": (RUN, SessionTokens(key, "other").data_ticket(client, now_s())),
         "shown for another run": ("other", ours.data_ticket(client, now_s())),
         "not signed": (RUN, jwt.encode(claims, "", algorithm="none")),
-        "signed with the public key": (RUN, jwt.encode(claims, bytes.fromhex(ours.public_key_hex), algorithm="HS256")),
-        "without a client": (RUN, ours._sign(client, "epochal-data", now_s(), {"sub": 3})),
+        "signed with the public key": (RUN, jwt.encode(claims, bytes.fromhex(key.public_key_hex), algorithm="HS256")),
+        "without a client": (RUN, key.sign(claims | {"sub": 3})),
     }
 
 
@@ -124,7 +126,7 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
 async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun) -> None:
     later = (BatchId(200, 211),)
     async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(5):
-        await gate.admit(RUN, run.identity.data_ticket(CLIENTS[0], now_s()))
+        await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], now_s()))
         asking = group.create_task(gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0]))
         await asyncio.sleep(0)
         assert not asking.done()
@@ -180,7 +182,7 @@ async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: Publish
     run.away = True
     async with following(run) as gate:
         with pytest.raises(SourceUnavailable):
-            await gate.admit(RUN, run.identity.data_ticket(CLIENTS[0], now_s()))
+            await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], now_s()))
         with pytest.raises(SourceUnavailable):
             await gate.allow(CLIENTS[0], DataIds(0, 0))
 
@@ -202,7 +204,7 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(
     async with following(run) as gate:
         server = DataServer(source, source.order.spec, gate)
         address = DataServerAddress("127.0.0.1", await server.start("127.0.0.1", 0), RUN)
-        tickets = [run.identity.data_ticket(client_id, now_s()) for client_id in CLIENTS]
+        tickets = [run.tokens.data_ticket(client_id, now_s()) for client_id in CLIENTS]
         clients = [await TcpDataProvider.open(address, partial(str, ticket)) for ticket in tickets]
         for client, client_id in zip(clients, CLIENTS, strict=True):
             for part in data_of(client_id):

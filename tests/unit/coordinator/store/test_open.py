@@ -58,6 +58,11 @@ async def test_store_of_an_unknown_kind_is_refused_by_name(url: str) -> None:
         open_store_reader(url)
 
 
+def test_store_whose_name_the_system_refuses_is_an_input_error() -> None:
+    with pytest.raises(InvalidInput, match="too long"):
+        open_store_reader("x" * 5_000)
+
+
 def test_store_reader_of_a_folder_without_a_run_says_what_it_expects(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InvalidInput, match="runs/RUN_ID") as refused:

@@ -1,0 +1,44 @@
+"""The operator's token, which is shown once and kept as a hash."""
+
+import hashlib
+import hmac
+import secrets
+
+from coordinator.store.keys import CoordinatorKeys
+from state.errors import Refused
+from state.refusals import Refusal
+
+
+class AdminToken:
+    """The operator's token, of which only a hash is kept. 256 random bits need no slow hash."""
+
+    def __init__(self, token_sha256: bytes) -> None:
+        self._sha256 = token_sha256
+
+    @classmethod
+    async def load_or_create(cls, keys: CoordinatorKeys, *, anew: bool = False) -> tuple["AdminToken", str | None]:
+        """Return the check of the kept token, and the token itself if it was made just now: it is shown only then.
+
+        Args:
+            keys: where the hash is kept.
+            anew: makes another token, whatever is kept; the one before ends.
+
+        Raises:
+            StoreFailed: the hash cannot be read or kept.
+        """
+        kept = None if anew else await keys.admin_token_sha256()
+        if kept is not None:
+            return cls(kept), None
+        token = secrets.token_urlsafe(32)
+        digest = hashlib.sha256(token.encode()).digest()
+        await keys.keep_admin_token_sha256(digest)
+        return cls(digest), token
+
+    def check(self, token: str) -> None:
+        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token, in constant time."""
+        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256):
+            raise Refused(
+                Refusal.FORBIDDEN,
+                "this needs the admin token that the coordinator printed at its first start, or at its last start with "
+                "--new-admin-token",
+            )

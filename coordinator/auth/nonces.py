@@ -1,0 +1,68 @@
+"""The nonces that a joining client signs. Each is a MAC over run, key and expiry, so that none is remembered."""
+
+import hashlib
+import hmac
+import re
+import secrets
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from coordinator.auth.signing_key import SigningKey
+from state.errors import Refused
+from state.messages import JoinRequest, join_message
+from state.refusals import Refusal
+
+NONCE_LIFETIME_S = 60.0
+_PURPOSE = b"epochal/nonce"
+_MAC_BYTES = 16
+_NATURAL = re.compile(r"[1-9][0-9]{0,14}")
+"""One spelling per number: a consumed nonce must not come back with a zero in front."""
+
+
+class JoinNonces:
+    """Makes and checks the nonces of one run.
+
+    Args:
+        key: the coordinator's.
+        run_id: the run; nonces of another are refused.
+    """
+
+    def __init__(self, key: SigningKey, run_id: str) -> None:
+        self._mac_key = key.secret_for(_PURPOSE)
+        self._run_id = run_id
+
+    def make(self, client_key_hex: str, now_s: float) -> str:
+        """Return a nonce that only this client key may sign, until `NONCE_LIFETIME_S` from now."""
+        expires_ms = int((now_s + NONCE_LIFETIME_S) * 1000)
+        salt = secrets.token_hex(8)
+        return f"{expires_ms}.{salt}.{self._mac(client_key_hex, expires_ms, salt)}"
+
+    def check_join(self, request: JoinRequest, now_s: float) -> float:
+        """Return when the nonce of a join expires, in seconds on the run's clock.
+
+        Raises:
+            Refused: `nonce-invalid` (not ours, for another key or run, or expired), or `unauthorized` (the signature).
+        """
+        expires_ms = self._checked_expiry(request.nonce, request.public_key)
+        if expires_ms / 1000 < now_s:
+            raise Refused(Refusal.NONCE_INVALID, "the nonce has expired; ask for another challenge")
+        message = join_message(self._run_id, request.nonce, request.public_key)
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.public_key))
+            key.verify(bytes.fromhex(request.signature), message)
+        except (InvalidSignature, ValueError):
+            raise Refused(Refusal.UNAUTHORIZED, "the signature is not this key's over this run and nonce") from None
+        return expires_ms / 1000
+
+    def _mac(self, client_key_hex: str, expires_ms: int, salt: str) -> str:
+        covered = "\x00".join((self._run_id, client_key_hex, str(expires_ms), salt)).encode()
+        return hashlib.blake2b(covered, key=self._mac_key, digest_size=_MAC_BYTES).hexdigest()
+
+    def _checked_expiry(self, nonce: str, client_key_hex: str) -> int:
+        parts = nonce.split(".")
+        if len(parts) == 3 and _NATURAL.fullmatch(parts[0]):
+            expected = self._mac(client_key_hex, int(parts[0]), parts[1])
+            if hmac.compare_digest(expected.encode(), parts[2].encode()):
+                return int(parts[0])
+        raise Refused(Refusal.NONCE_INVALID, "the nonce was not made by this coordinator for this key and run")

@@ -1,0 +1,57 @@
+"""The nonces of joins, and the signatures over them."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
+from coordinator.auth.signing_key import SigningKey
+from state.errors import Refused
+from state.messages import Capabilities, JoinRequest, join_message
+
+NOW_S = 1_000_000.0
+NONCES = JoinNonces(SigningKey(bytes(range(32))), "run")
+CLIENT = Ed25519PrivateKey.from_private_bytes(bytes(32))
+CLIENT_KEY = CLIENT.public_key().public_bytes_raw()
+
+
+def request(nonce: str, *, run: str = "run", signer: Ed25519PrivateKey = CLIENT) -> JoinRequest:
+    signature = signer.sign(join_message(run, nonce, CLIENT_KEY.hex())).hex()
+    return JoinRequest(CLIENT_KEY.hex(), nonce, signature, Capabilities())
+
+
+def kind_of(request: JoinRequest, now_s: float = NOW_S) -> str:
+    with pytest.raises(Refused) as refused:
+        NONCES.check_join(request, now_s)
+    return refused.value.kind
+
+
+def test_join_with_a_signed_challenge_is_accepted_until_the_nonce_expires() -> None:
+    signed = request(NONCES.make(CLIENT_KEY.hex(), NOW_S))
+    assert NONCES.check_join(signed, NOW_S) == pytest.approx(NOW_S + NONCE_LIFETIME_S, abs=0.01)
+    assert kind_of(signed, NOW_S + NONCE_LIFETIME_S + 1) == "nonce-invalid"
+
+
+def test_join_signed_for_another_run_or_by_another_key_is_refused() -> None:
+    nonce = NONCES.make(CLIENT_KEY.hex(), NOW_S)
+    assert kind_of(request(nonce, run="other")) == "unauthorized"
+    assert kind_of(request(nonce, signer=Ed25519PrivateKey.generate())) == "unauthorized"
+
+
+@pytest.mark.parametrize("nonce", ["", "x", "1.2.3", "9999999999999999999.a.b", "-5.a.b", "1.é.ü"])
+def test_join_with_a_made_up_nonce_is_refused(nonce: str) -> None:
+    assert kind_of(request(nonce)) == "nonce-invalid"
+
+
+def test_join_with_a_nonce_of_another_key_run_or_coordinator_is_refused() -> None:
+    assert kind_of(request(NONCES.make("ab" * 32, NOW_S))) == "nonce-invalid"
+    assert (
+        kind_of(request(JoinNonces(SigningKey(bytes(range(32))), "other").make(CLIENT_KEY.hex(), NOW_S)))
+        == "nonce-invalid"
+    )
+    assert kind_of(request(JoinNonces(SigningKey(bytes(32)), "run").make(CLIENT_KEY.hex(), NOW_S))) == "nonce-invalid"
+
+
+def test_consumed_nonce_cannot_be_spelled_another_way() -> None:
+    nonce = NONCES.make(CLIENT_KEY.hex(), NOW_S)
+    for other in (f"0{nonce}", f"+{nonce}", f" {nonce}", f"{nonce} ", nonce.upper().replace(".", ".0", 1)):
+        assert kind_of(request(other)) == "nonce-invalid"
