@@ -88,7 +88,7 @@ def torch_rows(rank: int, store: str) -> tuple[list[list[int]], int]:
     return rows.tolist(), int(total.item())
 
 
-async def test_torch_rows_reach_an_uneven_mesh_and_a_process_outside_takes_part_without_rows(tmp_path: Path) -> None:
+async def test_torch_rows_reach_an_uneven_mesh_and_pass_a_process_outside(tmp_path: Path) -> None:
     need_module("torch")
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(other_process()) for _ in range(4)]

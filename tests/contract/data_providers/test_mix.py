@@ -138,7 +138,7 @@ async def test_list_that_is_no_mix_is_refused_with_its_place(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", '[{"location": {"WeightedHttp": "a.json"}, "weight": 1}]'])
-async def test_list_behind_a_url_that_is_no_mix_is_refused_without_its_credentials(tmp_path: Path, text: str) -> None:
+async def test_url_that_holds_no_mix_is_refused_without_its_credentials(tmp_path: Path, text: str) -> None:
     (tmp_path / "mix.json").write_text(text)
     async with http_server(FileServer(tmp_path)) as url:
         with pytest.raises(InvalidInput, match=r"mix\.json") as refused:

@@ -147,7 +147,7 @@ async def test_hidden_objects_are_no_data(bucket: Any, s3_url: str, tmp_path: Pa
         await one.aclose()
 
 
-async def test_object_that_changes_under_the_run_is_corrupt_and_one_that_vanishes_rejected(
+async def test_object_that_changes_is_corrupt_and_one_that_vanishes_rejected(
     bucket: Any, s3_url: str, tmp_path: Path
 ) -> None:
     import obstore
@@ -195,7 +195,7 @@ async def allow_everyone(s3_url: str) -> None:
         assert (await client.put(f"{s3_url}/{BUCKET}?policy", json=policy)).status_code < 300
 
 
-async def test_public_bucket_is_read_without_credentials_and_a_private_one_refuses(
+async def test_bucket_without_credentials_is_read_only_where_it_is_public(
     bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upload(bucket, write_dataset(tmp_path / "data"), "data")

@@ -131,7 +131,7 @@ def test_folder_of_several_configurations_asks_which(tmp_path: Path) -> None:
     assert PreprocessedDataProvider.open(tmp_path / "de").sequence_count == 1
 
 
-async def test_row_group_of_few_bytes_that_stand_for_many_values_is_refused_before_it_is_all_decoded(
+async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.parquet", row_group_size=40, inputs=[[7] * 2000] * 40)

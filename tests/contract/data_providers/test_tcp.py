@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import (
     CorruptData,
-    DataProvider,
     DatasetSpec,
     OutOfRange,
     Rejected,
@@ -25,37 +22,21 @@ from data_providers.protocol import (
 from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
 from data_providers.tcp.frames import (
     HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
     FrameKind,
     Hello,
     frame_header,
-    get_frame,
     json_frame,
     parse_header,
     welcome_of,
 )
-from data_providers.tcp.gate import ANYONE, Gate, OpenGate
+from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer, RequestEnded, ServerLimits
-from state.errors import DataError, InvalidDocument
+from state.errors import DataError
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_server import HOST, HalfGate, open_client, serving
 from trainers.mesh.launcher import MAX_PROCESSES
-
-HOST = "127.0.0.1"
-
-
-class HalfGate:
-    """Admits the ticket "good", and allows data indices below 50."""
-
-    async def admit(self, run_id: str, ticket: str) -> ClientId:
-        if ticket != "good":
-            raise Rejected(f"the ticket {ticket} is bad")
-        return ANYONE
-
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        if data_ids.end >= 50:
-            raise Rejected("not yours")
 
 
 class NamingGate:
@@ -88,22 +69,6 @@ class Scripted:
 
     async def aclose(self) -> None:
         self.go.set()
-
-
-@asynccontextmanager
-async def serving(
-    source: DataProvider, gate: Gate | None = None, limits: ServerLimits | None = None, spec: DatasetSpec = SPEC
-) -> AsyncIterator[tuple[DataServer, DataServerAddress]]:
-    server = DataServer(source, spec, gate or OpenGate(), limits or ServerLimits(shutdown_timeout_s=0.2))
-    port = await server.start(HOST, 0)
-    try:
-        yield server, DataServerAddress(HOST, port, "a-run")
-    finally:
-        await server.aclose()
-
-
-async def open_client(address: DataServerAddress, ticket: str = "good") -> TcpDataProvider:
-    return await TcpDataProvider.open(address, lambda: ticket)
 
 
 @pytest.fixture
@@ -193,13 +158,6 @@ async def test_tcp_silent_server_is_given_up_in_bounded_time(monkeypatch: pytest
         await client.aclose()
 
 
-async def test_tcp_silent_listener_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_providers.tcp.client, "CONNECT_TIMEOUT_S", 0.05)
-    async with listening(b"") as address:
-        with pytest.raises(SourceUnavailable, match="no answer in time"):
-            await open_client(address)
-
-
 class Counting(OpenGate):
     """An open gate that counts who comes."""
 
@@ -210,7 +168,7 @@ class Counting(OpenGate):
         return await super().admit(run_id, ticket)
 
 
-async def test_tcp_call_cancelled_before_a_byte_came_leaves_the_connection_behind() -> None:
+async def test_tcp_call_cancelled_before_a_byte_came_drops_the_connection() -> None:
     source, gate = Scripted(), Counting()
     async with serving(source, gate) as (_, address):
         client = await open_client(address)
@@ -302,7 +260,7 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
         await first.aclose()
 
 
-async def test_tcp_clients_connections_above_its_share_are_refused_and_cost_nobody_else_a_place(
+async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place(
     source: LocalDataProvider,
 ) -> None:
     limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
@@ -348,121 +306,6 @@ async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
         await reader.readexactly(welcome.length)
         assert await reader.read() == b""
         writer.close()
-
-
-async def exchange(address: DataServerAddress, *sent: bytes) -> bytes:
-    """All that the server says to these bytes until it closes."""
-    reader, writer = await asyncio.open_connection(HOST, address.port)
-    try:
-        for data in sent:
-            writer.write(data)
-        async with asyncio.timeout(5):
-            return await reader.read()
-    finally:
-        writer.close()
-
-
-HELLO = json_frame(FrameKind.HELLO, 0, Hello("a-run", "good"))
-NONSENSE = {
-    "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
-    "another version": [b"EP\x02" + HELLO[3:]],
-    "unknown kind": [frame_header(FrameKind.HELLO, 0, 0)[:3] + b"\xff" + bytes(8)],
-    "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
-    "get before hello": [get_frame(1, DataIds(0, 0))],
-    "hello of nonsense": [frame_header(FrameKind.HELLO, 0, 4) + b"\xff{}x"],
-    "hello twice": [HELLO, HELLO],
-    "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
-    "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 9, 8)],
-    "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 0, 2**64 - 1)],
-}
-
-
-@pytest.mark.parametrize("sent", NONSENSE.values(), ids=NONSENSE)
-async def test_tcp_nonsense_is_answered_with_an_error_and_ends_the_connection(
-    sent: list[bytes], source: LocalDataProvider
-) -> None:
-    async with serving(source) as (_, address):
-        answer = await exchange(address, *sent)
-        assert b'"kind":"rejected"' in answer
-        client = await open_client(address)
-        assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
-        await client.aclose()
-
-
-async def test_tcp_request_for_more_than_a_frame_is_rejected_and_the_connection_kept(
-    source: LocalDataProvider,
-) -> None:
-    async with serving(source) as (_, address):
-        reader, writer = await asyncio.open_connection(HOST, address.port)
-        writer.write(HELLO + get_frame(8, DataIds(0, 2**40)) + get_frame(9, DataIds(0, 0)))
-        kinds = []
-        for _ in range(3):
-            header = parse_header(await reader.readexactly(HEADER_BYTES))
-            await reader.readexactly(header.length)
-            kinds.append((header.kind, header.request))
-        assert kinds == [(FrameKind.WELCOME, 0), (FrameKind.ERROR, 8), (FrameKind.SAMPLES, 9)]
-        writer.close()
-
-
-async def test_tcp_client_that_says_nothing_is_turned_away(source: LocalDataProvider) -> None:
-    async with serving(source, limits=ServerLimits(handshake_timeout_s=0.02)) as (_, address):
-        assert await exchange(address, HELLO[:5]) == b""
-
-
-@asynccontextmanager
-async def listening(*answers: bytes) -> AsyncIterator[DataServerAddress]:
-    """A server that answers each thing it hears with the next of these bytes."""
-    done = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            for answer in answers:
-                await reader.read(2**16)
-                writer.write(answer)
-            await reader.read()
-        writer.close()
-        done.set()
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    try:
-        yield DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
-        await done.wait()
-    finally:
-        server.close()
-
-
-WELCOME = json_frame(FrameKind.WELCOME, 0, welcome_of(SPEC, "0" * 64, 10))
-BROKEN_ANSWERS = {
-    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "too many samples": frame_header(FrameKind.SAMPLES, 1, 64) + bytes(64),
-    "too few samples": frame_header(FrameKind.SAMPLES, 1, 30) + bytes(30),
-    "no samples": frame_header(FrameKind.SAMPLES, 1, 0),
-    "above the bound": frame_header(FrameKind.SAMPLES, 1, MAX_PAYLOAD_BYTES[FrameKind.SAMPLES] + 1),
-    "samples nobody asked for": frame_header(FrameKind.SAMPLES, 77, 32) + bytes(32),
-    "an error of nothing": frame_header(FrameKind.ERROR, 77, 34) + b'{"kind":"corrupt","reason":"late"}',
-    "an empty error": frame_header(FrameKind.ERROR, 1, 0),
-    "a second welcome": WELCOME,
-    "a request": get_frame(1, DataIds(0, 0)),
-    "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
-    "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
-}
-
-
-@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
-async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes) -> None:
-    async with listening(WELCOME, answer) as address, asyncio.timeout(5):
-        client = await open_client(address)
-        with pytest.raises(SourceUnavailable):
-            await client.get_samples(DataIds(0, 0))
-        await client.aclose()
-
-
-def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
-    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 16)) == (FrameKind.GET, 2**32 - 1, 16)
-    for kind, most in MAX_PAYLOAD_BYTES.items():
-        assert parse_header(frame_header(kind, 0, most)).length == most
-        with pytest.raises(InvalidDocument):
-            parse_header(frame_header(kind, 0, most + 1))
 
 
 async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataProvider) -> None:

@@ -166,7 +166,7 @@ def test_fetch_data_hanging_source_is_given_up_after_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 3, 21])
-def test_fetch_data_corrupt_sample_is_narrowed_to_its_batch_and_never_retried(bad: int) -> None:
+def test_fetch_data_corrupt_sample_is_narrowed_to_its_batch_without_retry(bad: int) -> None:
     async def main() -> None:
         provider = Provider()
         provider.bad = {bad}
@@ -219,7 +219,7 @@ def test_fetch_settings_long_sequences_are_requested_one_at_a_time() -> None:
     assert FetchSettings.of(state_file(model__LLM__max_seq_len=16)).samples_per_request == 256
 
 
-def test_fetch_data_token_above_the_vocabulary_is_corrupt_and_narrowed_to_its_batch() -> None:
+def test_fetch_data_token_above_the_vocabulary_is_narrowed_to_its_batch() -> None:
     class OneBadToken(Provider):
         async def get_samples(self, data_ids: DataIds) -> TokenBatch:
             batch = await super().get_samples(data_ids)
@@ -242,7 +242,7 @@ def test_fetch_data_token_above_the_vocabulary_is_corrupt_and_narrowed_to_its_ba
     assert batch == BatchId(2, 2)
 
 
-def test_fetch_data_tokens_below_the_vocabulary_and_any_without_one_are_delivered() -> None:
+def test_fetch_data_tokens_that_the_vocabulary_allows_are_delivered() -> None:
     for vocabulary in (None, 256):
 
         async def main(vocabulary: int | None = vocabulary) -> int:
@@ -254,9 +254,7 @@ def test_fetch_data_tokens_below_the_vocabulary_and_any_without_one_are_delivere
 
 
 @pytest.mark.parametrize(("offsets", "index"), [([0, 2, 2, 5], 12), ([0, 5], 10), ([0, 3, 5, 5], 10)])
-def test_check_vocabulary_samples_of_any_length_names_the_sample_that_holds_the_token(
-    offsets: list[int], index: int
-) -> None:
+def test_check_vocabulary_names_the_sample_that_holds_the_token(offsets: list[int], index: int) -> None:
     batch = TokenBatch(np.array([1, 2, 9, 9, 1], "<u2"), np.array(offsets, np.int64))
     with pytest.raises(CorruptData, match=f"data index {index} has token 9"):
         check_vocabulary(batch, 10, 9)

@@ -104,7 +104,7 @@ def test_supported_value_is_not_refused(path: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("location", ["Dummy", {"Server": "127.0.0.1:9"}])
-def test_finetuning_on_fixed_length_data_is_refused_with_the_line_to_change(location: Any) -> None:
+def test_finetuning_on_fixed_length_data_is_refused_with_the_line(location: Any) -> None:
     state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location)
     with pytest.raises(Unsupported) as caught:
         ensure_supported(state, "state.toml")

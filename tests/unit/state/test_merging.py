@@ -134,7 +134,7 @@ def test_merge_weight_is_the_float32_nearest_to_the_exact_ratio(one: int, other:
     assert float(ratio_as_float32(one, one + other)) == oracle_weight(one, one + other)
 
 
-def test_merge_weight_is_rounded_once_where_a_float64_quotient_would_round_twice() -> None:
+def test_merge_weight_is_rounded_once_unlike_a_float64_quotient() -> None:
     denominator = 2**62
     numerator = 2**61 + 2**37 + 1  # a hair above the middle of two float32, invisible to float64
     assert float(np.float32(numerator / denominator)) == 0.5

@@ -178,7 +178,7 @@ def test_result_of_arbitrary_bytes_raises_nothing_but_invalid_result(data: bytes
     ),
     st.sampled_from(["w", "b", "__metadata__", "x"]),
 )
-def test_result_with_arbitrary_json_in_its_header_raises_nothing_but_invalid_result(value: object, key: str) -> None:
+def test_result_with_arbitrary_json_in_its_header_is_an_invalid_result(value: object, key: str) -> None:
     data = rewritten(lambda h: h.update({key: value}))
     with pytest.raises(InvalidResult):
         check(data)

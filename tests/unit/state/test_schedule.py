@@ -135,7 +135,7 @@ def test_learning_rate_after_the_last_step_is_exactly_the_final_one() -> None:
     assert learning_rate(Cosine(**warm, total_steps=10, final_lr=0.07), 10) == 0.07
 
 
-def test_learning_rate_without_cosine_decay_goes_from_stable_to_the_line_at_once() -> None:
+def test_learning_rate_without_cosine_decay_goes_to_the_line_at_once() -> None:
     schedule = WarmupStableDecay(
         base_lr=8.0,
         warmup_init_lr=0.0,

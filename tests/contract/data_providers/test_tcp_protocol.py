@@ -1,0 +1,159 @@
+"""The TCP data protocol against peers that break it."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import data_providers.tcp.client
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import SourceUnavailable
+from data_providers.tcp.client import DataServerAddress
+from data_providers.tcp.frames import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FrameKind,
+    Hello,
+    frame_header,
+    get_frame,
+    json_frame,
+    parse_header,
+    welcome_of,
+)
+from data_providers.tcp.server import ServerLimits
+from state.errors import InvalidDocument
+from state.intervals import DataIds
+from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_server import HOST, open_client, serving
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LocalDataProvider:
+    return LocalDataProvider.open(write_dataset(tmp_path), SPEC)
+
+
+async def test_tcp_silent_listener_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_providers.tcp.client, "CONNECT_TIMEOUT_S", 0.05)
+    async with listening(b"") as address:
+        with pytest.raises(SourceUnavailable, match="no answer in time"):
+            await open_client(address)
+
+
+async def exchange(address: DataServerAddress, *sent: bytes) -> bytes:
+    """All that the server says to these bytes until it closes."""
+    reader, writer = await asyncio.open_connection(HOST, address.port)
+    try:
+        for data in sent:
+            writer.write(data)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+HELLO = json_frame(FrameKind.HELLO, 0, Hello("a-run", "good"))
+
+NONSENSE = {
+    "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "another version": [b"EP\x02" + HELLO[3:]],
+    "unknown kind": [frame_header(FrameKind.HELLO, 0, 0)[:3] + b"\xff" + bytes(8)],
+    "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
+    "get before hello": [get_frame(1, DataIds(0, 0))],
+    "hello of nonsense": [frame_header(FrameKind.HELLO, 0, 4) + b"\xff{}x"],
+    "hello twice": [HELLO, HELLO],
+    "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
+    "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 9, 8)],
+    "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 0, 2**64 - 1)],
+}
+
+
+@pytest.mark.parametrize("sent", NONSENSE.values(), ids=NONSENSE)
+async def test_tcp_nonsense_is_answered_with_an_error_and_ends_the_connection(
+    sent: list[bytes], source: LocalDataProvider
+) -> None:
+    async with serving(source) as (_, address):
+        answer = await exchange(address, *sent)
+        assert b'"kind":"rejected"' in answer
+        client = await open_client(address)
+        assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
+        await client.aclose()
+
+
+async def test_tcp_request_for_more_than_a_frame_keeps_the_connection(
+    source: LocalDataProvider,
+) -> None:
+    async with serving(source) as (_, address):
+        reader, writer = await asyncio.open_connection(HOST, address.port)
+        writer.write(HELLO + get_frame(8, DataIds(0, 2**40)) + get_frame(9, DataIds(0, 0)))
+        kinds = []
+        for _ in range(3):
+            header = parse_header(await reader.readexactly(HEADER_BYTES))
+            await reader.readexactly(header.length)
+            kinds.append((header.kind, header.request))
+        assert kinds == [(FrameKind.WELCOME, 0), (FrameKind.ERROR, 8), (FrameKind.SAMPLES, 9)]
+        writer.close()
+
+
+async def test_tcp_client_that_says_nothing_is_turned_away(source: LocalDataProvider) -> None:
+    async with serving(source, limits=ServerLimits(handshake_timeout_s=0.02)) as (_, address):
+        assert await exchange(address, HELLO[:5]) == b""
+
+
+@asynccontextmanager
+async def listening(*answers: bytes) -> AsyncIterator[DataServerAddress]:
+    """A server that answers each thing it hears with the next of these bytes."""
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for answer in answers:
+                await reader.read(2**16)
+                writer.write(answer)
+            await reader.read()
+        writer.close()
+        done.set()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
+        await done.wait()
+    finally:
+        server.close()
+
+
+WELCOME = json_frame(FrameKind.WELCOME, 0, welcome_of(SPEC, "0" * 64, 10))
+
+BROKEN_ANSWERS = {
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "too many samples": frame_header(FrameKind.SAMPLES, 1, 64) + bytes(64),
+    "too few samples": frame_header(FrameKind.SAMPLES, 1, 30) + bytes(30),
+    "no samples": frame_header(FrameKind.SAMPLES, 1, 0),
+    "above the bound": frame_header(FrameKind.SAMPLES, 1, MAX_PAYLOAD_BYTES[FrameKind.SAMPLES] + 1),
+    "samples nobody asked for": frame_header(FrameKind.SAMPLES, 77, 32) + bytes(32),
+    "an error of nothing": frame_header(FrameKind.ERROR, 77, 34) + b'{"kind":"corrupt","reason":"late"}',
+    "an empty error": frame_header(FrameKind.ERROR, 1, 0),
+    "a second welcome": WELCOME,
+    "a request": get_frame(1, DataIds(0, 0)),
+    "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
+    "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
+async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes) -> None:
+    async with listening(WELCOME, answer) as address, asyncio.timeout(5):
+        client = await open_client(address)
+        with pytest.raises(SourceUnavailable):
+            await client.get_samples(DataIds(0, 0))
+        await client.aclose()
+
+
+def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
+    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 16)) == (FrameKind.GET, 2**32 - 1, 16)
+    for kind, most in MAX_PAYLOAD_BYTES.items():
+        assert parse_header(frame_header(kind, 0, most)).length == most
+        with pytest.raises(InvalidDocument):
+            parse_header(frame_header(kind, 0, most + 1))
