@@ -25,10 +25,10 @@ Sequence = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Example(NamedTuple):
-    """Tokens that are read as one text.
+    """Tokens that are one text: nothing outside it is attended to or predicted.
 
     Attributes:
-        tokens: one-dimensional.
+        tokens: one-dimensional, of an integer type.
         labels: what is to be predicted at each place from the tokens before it, `IGNORED_LABEL` for nothing; None for
             the tokens themselves.
     """
@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
     @property
     def predicted(self) -> int:
-        """How many of its tokens are predicted."""
+        """Number of its tokens that are predicted."""
         return self.tokens.size if self.labels is None else int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
 

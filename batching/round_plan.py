@@ -15,8 +15,8 @@ class RoundPlan:
     Attributes:
         step: the round's step, from 1.
         assignment: the client's batches, in the order in which the data arrives; not empty.
-        data_indices_per_batch: sequences per batch.
-        learning_rates: the inner learning rate of each local step; there are never more steps than sequences.
+        data_indices_per_batch: number of samples in a batch.
+        learning_rates: inner learning rate of each local step; there are never more steps than samples.
     """
 
     step: int
@@ -30,12 +30,12 @@ class RoundPlan:
 
     @property
     def sequence_count(self) -> int:
-        """The sequences of the whole assignment."""
+        """Number of samples of the whole assignment."""
         return _sequence_count(self.assignment, self.data_indices_per_batch)
 
     @property
     def micro_batch_sizes(self) -> tuple[int, ...]:
-        """The sequences of each local step, in order: nearly equal, the larger ones first."""
+        """Number of samples of each local step, in order: nearly equal, the larger ones first."""
         size, larger = divmod(self.sequence_count, len(self.learning_rates))
         return tuple(size + (step < larger) for step in range(len(self.learning_rates)))
 

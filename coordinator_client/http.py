@@ -55,7 +55,11 @@ TEMPORARY_STATUS = frozenset({408, 425, 429})
 
 
 class CoordinatorClient:
-    """`CoordinatorApi` over HTTP, with connections kept alive. Close it with `aclose`."""
+    """A coordinator over HTTP: `CoordinatorApi` and `OperatorApi` (`coordinator_client/api.py`), each call one attempt.
+
+    Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
+    `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is none of a coordinator.
+    """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
         self._http = http
@@ -69,12 +73,12 @@ class CoordinatorClient:
 
         Args:
             url: the coordinator's base URL, such as `http://127.0.0.1:8080`, or that of a run (`…/v1/runs/RUN_ID`).
-            retry_policy: for how long a coordinator that is not up yet is waited for.
-            verify: whether to verify TLS certificates, or a file with the authorities to trust, or how else to trust.
+            retry_policy: how long to wait for a coordinator that does not answer yet.
+            verify: whether to verify the TLS certificate, a file with the authorities to trust (PEM), or a TLS context.
 
         Raises:
-            InvalidInput: no such URL, a certificate that is not trusted, another run, or several; the user's fault.
-            CoordinatorUnreachable: nobody answered within `retry_policy`.
+            InvalidInput: the URL is wrong, its certificate not trusted, or not this one run served; the user's fault.
+            CoordinatorUnreachable: there was no answer within `retry_policy`.
         """
         base, _, place = url.partition("/v1/")
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)

@@ -18,7 +18,7 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
 
     Args:
         url: the coordinator's base URL, or that of a run (`…/v1/runs/RUN_ID`).
-        admin_token: for what only an operator may do.
+        admin_token: for `pause`, `resume` and `eject`.
         verify: as `CoordinatorClient.connect`.
 
     Raises:
@@ -43,7 +43,7 @@ async def eject(operator: OperatorApi, client_id: str) -> ClientId:
 
     Args:
         operator: the coordinator.
-        client_id: the id, or a beginning of it that no other member's has.
+        client_id: the id, or a beginning of it that no other client's has.
 
     Raises:
         InvalidInput: it is no client id, or not the beginning of exactly one member's.

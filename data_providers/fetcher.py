@@ -33,14 +33,14 @@ _LARGEST_TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How a client fetches (`[client]`), and what a batch is.
+    """How a client fetches samples: `[client]` of a state file, and the size of a batch.
 
     Attributes:
         data_indices_per_batch: samples of one batch.
-        samples_per_request: the most samples that one `get_samples` asks for.
-        attempts: of one request.
+        samples_per_request: maximum number of samples of one `get_samples`.
+        attempts: maximum number of attempts of one request.
         timeout_s: seconds for one attempt.
-        prefetch_requests: answers that may wait for the trainer.
+        prefetch_requests: maximum number of answers that wait for the trainer.
     """
 
     data_indices_per_batch: int
@@ -51,7 +51,7 @@ class FetchSettings:
 
     @classmethod
     def of(cls, state: StateFile, data_indices_per_batch: int | None = None) -> "FetchSettings":
-        """What the run's state file says, or with batches of another size."""
+        """Return the settings of a run, or the same with batches of another size."""
         fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * _LARGEST_TOKEN_BYTES)
         return cls(
             data_indices_per_batch=data_indices_per_batch or state.config.data_indices_per_batch,
@@ -111,10 +111,10 @@ def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> No
 
 
 class BatchReceiver:
-    """The receiving end of the channel: iterate to get the assignment's samples in order.
+    """The samples of a data assignment, in order, as they arrive: an asynchronous iterator of `TokenBatch`.
 
     Attributes:
-        failed_batch: the batches on which fetching failed, once the iteration has raised.
+        failed_batch: the batches that could not be fetched, once the iteration has raised; None before.
         waited_s: seconds that the receiver has waited for samples.
     """
 
@@ -154,16 +154,16 @@ class BatchReceiver:
             self.waited_s += loop.time() - started_s
 
     def close(self) -> None:
-        """Stops fetching; what has arrived and was not received is dropped."""
+        """Stop fetching. Samples that have arrived and were not received are dropped."""
         self._filling.cancel()
 
 
 class DataFetcher:
-    """Fetches data assignments from a provider. Does not own it.
+    """Fetches data assignments from a provider, ahead of the trainer and with retries. Does not close the provider.
 
     Args:
-        vocabulary: tokens are below it, or the data are corrupt; None where nobody knows. Checked here, because
-            what comes of every provider passes here, and here a bad token is narrowed to its batch.
+        jitter: random numbers in [0, 1), for the delay of retries.
+        vocabulary: number of the model's tokens; a token outside it is corrupt data. None to accept any token.
     """
 
     def __init__(
@@ -175,11 +175,11 @@ class DataFetcher:
         self._vocabulary = vocabulary
 
     def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
-        """The receiving end of a channel that fills in the background.
+        """Start fetching in the background, and return the samples as they arrive.
 
         Args:
             data_assignments: this client's `BatchId`s of the round.
-            group: where the background task runs; the group does not end before the receiver is exhausted or closed.
+            group: runs the background task, and does not end before the receiver is exhausted or closed.
         """
         channel: asyncio.Queue[_Item] = asyncio.Queue(self._settings.prefetch_requests)
         return BatchReceiver(channel, group.create_task(self._fill(channel, tuple(data_assignments))))

@@ -62,7 +62,7 @@ class LocalDataProvider:
 
     @classmethod
     def open(cls, path: Path, spec: DatasetSpec) -> Self:
-        """A provider over one token file, or over every token file that lies directly in a folder. Blocks.
+        """Open one token file, or every token file directly in a folder. Blocks.
 
         Raises:
             SourceUnavailable: nothing can be read there now; retry.
@@ -98,7 +98,7 @@ class LocalDataProvider:
         return self.order.fingerprint
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`.
+        """Return the samples of these data indices, as `DataProvider.get_samples`.
 
         Raises:
             SourceUnavailable: a file cannot be opened or read now; retry.

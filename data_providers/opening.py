@@ -79,15 +79,15 @@ class OpenOptions:
 async def open_provider(
     state: StateFile, ticket: Callable[[], str], override: str | None = None, cache: BlockCache | None = None
 ) -> DataProvider:
-    """The provider of the run's data for one client; it is the caller's to close.
+    """Open the provider of a run's data for one client. The caller closes it.
 
     The size of tokens and the shuffle of token files are those of the run's `Http` location, or of a `data.toml`; else
     two bytes, and none.
 
     Args:
         state: the run's state file.
-        ticket: gives the client's current ticket for data servers.
-        override: what `--data` says, in place of the run's location.
+        ticket: returns the client's current ticket for data servers.
+        override: location to use instead of the run's, as `epochal client --data` takes it.
         cache: as in `OpenOptions`.
 
     Raises:

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a dataset.
+    """One file of a dataset, as its place in the order needs it.
 
     Attributes:
         name: relative to the dataset's folder, with `/`; unique, and what files are sorted by (by code point).
@@ -84,7 +84,7 @@ def block_sequences(sequence_count: int) -> int:
 
 
 class DataOrder(Generic[File]):
-    """Maps data indices to places in files.
+    """The order of a dataset: which place in which file each data index stands for.
 
     Attributes:
         files: the dataset's files, sorted by name.
@@ -138,10 +138,10 @@ class DataOrder(Generic[File]):
         )
 
     def locate(self, data_ids: DataIds) -> list[Extent]:
-        """The places of a closed interval of data indices, in their order.
+        """Return the places of these data indices, in order; neighbouring samples of a file as one `Extent`.
 
         Raises:
-            OutOfRange: an index is beyond the last pass; the asker's fault.
+            OutOfRange: an index is beyond the last pass; the caller's fault.
         """
         last_pass = data_ids.end // self.sequence_count
         if last_pass >= MAX_PASSES:

@@ -44,28 +44,28 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class SourceUnavailable(DataError):
-    """The source does not answer now, or broke off. Retry; nobody's fault that we know of."""
+    """The source does not answer now, or its answer broke off. Retry, with a delay."""
 
     kind: ClassVar[DataErrorKind] = "unavailable"
     retry: ClassVar[bool] = True
 
 
 class CorruptData(DataError):
-    """The source's bytes are not the data that they must be. The data's owner's fault; never retry."""
+    """The source's bytes are not the data that they should be. The fault of the data's owner; do not retry."""
 
     kind: ClassVar[DataErrorKind] = "corrupt"
     retry: ClassVar[bool] = False
 
 
 class OutOfRange(DataError):
-    """The data index does not exist. The asker's fault; never retry."""
+    """The data index does not exist. The caller's fault; do not retry."""
 
     kind: ClassVar[DataErrorKind] = "out_of_range"
     retry: ClassVar[bool] = False
 
 
 class Rejected(DataError):
-    """The source understood and refuses; the message is its reason. The asker's fault; do not retry the same."""
+    """The source refuses the request; the message is its reason. The caller's fault; do not retry the same request."""
 
     kind: ClassVar[DataErrorKind] = "rejected"
     retry: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class Rejected(DataError):
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """How the bytes of a dataset become samples, and in which order.
+    """The shape and the order of a dataset's samples.
 
     Attributes:
         token_size_bytes: 2 or 4.
@@ -106,7 +106,7 @@ class DatasetSpec:
         return self.sequence_length * self.token_size_bytes
 
     def empty_tokens(self, data_ids: DataIds) -> Tokens:
-        """Uninitialised tokens for the answer to a request.
+        """Return an uninitialised array for the tokens of these data indices, `(count · sequence_length,)` of `dtype`.
 
         Raises:
             Rejected: the answer would exceed `MAX_REQUEST_BYTES` or `MAX_REQUEST_SAMPLES`; ask for less at a time.
@@ -131,8 +131,8 @@ class TokenBatch:
         position_ids: each token's position in its document, flat like `input_ids`; None counts from the sample's start.
         sequence_lengths: lengths of the documents packed into the samples, flat; those of one sample add up to its
             length. None when a sample is one document.
-        is_text: the samples are no tokens yet but records, each the UTF-8 bytes of one JSON document, a byte to each
-            item of `input_ids`; a task encoder makes tokens of them.
+        is_text: whether the samples are records instead of tokens: each is the UTF-8 bytes of one JSON document, one
+            byte in each item of `input_ids`. A task encoder turns them into tokens.
         source_count: of packs, how many source samples are finished with this batch (all of their tokens are in it or
             came before, or they were left out by the run's rules); None where every sample is a source sample.
         check: whether to check that the parts fit together, which takes longer than packing; False where they do by
@@ -169,7 +169,7 @@ class TokenBatch:
 
     @classmethod
     def fixed_length(cls, input_ids: Tokens, sequence_length: int) -> Self:
-        """A batch of samples that all have `sequence_length` tokens; no tokens are copied."""
+        """Return a batch whose samples all have `sequence_length` tokens. No tokens are copied."""
         return cls(input_ids, np.arange(0, len(input_ids) + 1, sequence_length, dtype=np.int64))
 
     @property
@@ -177,12 +177,12 @@ class TokenBatch:
         return len(self.offsets) - 1
 
     def finishing(self, source_count: int) -> Self:
-        """The same batch with another `source_count`; nothing is copied or checked again."""
+        """Return the same batch with another `source_count`. Nothing is copied or checked again."""
         parts = (self.input_ids, self.offsets, self.labels, self.position_ids, self.sequence_lengths, self.is_text)
         return type(self)(*parts, source_count, check=False)
 
     def rows(self) -> Tokens:
-        """The samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.
+        """Return the samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.
 
         Raises:
             InvalidInput: the samples differ in length; the caller's fault.
@@ -199,11 +199,11 @@ def dataset_fingerprint(kind: str, **described: Any) -> str:
 
 
 class DataProvider(Protocol):
-    """Where samples come from. Calls may overlap; an error leaves the provider usable."""
+    """A source of samples by data index. Calls may overlap; an error leaves the provider usable."""
 
     @property
     def sequence_count(self) -> int | None:
-        """Samples of one pass over the data; None when there is no end. Data indices go on into further passes."""
+        """Number of samples in one pass over the data; None if there is no end. Data indices go on into more passes."""
         ...
 
     @property
@@ -212,18 +212,18 @@ class DataProvider(Protocol):
         ...
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """The samples of these data indices, in order. The arrays are the caller's own.
+        """Return the samples of these data indices, in order. The arrays belong to the caller.
 
         The specification of data providers calls the argument's type `BatchId`. Here that type counts batches, of
         `data_indices_per_batch` samples each, so that an interval of data indices has a type of its own.
 
         Raises:
-            SourceUnavailable: retry, with a delay.
-            CorruptData, OutOfRange: never retry.
-            Rejected: do not retry the same request.
+            SourceUnavailable: there is no answer now; retry, with a delay.
+            CorruptData, OutOfRange: the data are wrong, or do not exist; do not retry.
+            Rejected: the source refuses; do not retry the same request.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of files and connections; may be called again. Requests under way may fail."""
+        """Close files and connections. Requests under way may fail; a second call does nothing."""
         ...

@@ -26,7 +26,7 @@ class RangedDataProvider:
 
     @classmethod
     async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
-        """A provider over every token file of the source, which it closes.
+        """Open every token file of a source. The provider closes the source.
 
         Raises:
             SourceUnavailable: the source does not answer now; retry.
@@ -54,7 +54,7 @@ class RangedDataProvider:
         return self.order.fingerprint
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`.
+        """Return the samples of these data indices, as `DataProvider.get_samples`.
 
         Raises:
             SourceUnavailable: no answer within the source's own retries; retry.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator.machine.phases import PHASES
 from docs import metrics_tables
+from docs.reference import reference
 from run_manager.step_table import STEPS, News
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,7 +19,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 def generated_blocks() -> dict[str, str]:
     """Every block that code writes, by the name in its comment."""
-    tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News)}
+    tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News), "reference": reference()}
     return tables | metrics_tables.blocks()
 
 

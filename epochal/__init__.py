@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imp
         loaded_indices as loaded_indices,
     )
     from batching.mesh.torch_mesh import RowBroadcast as RowBroadcast
+    from batching.micro_batches import Example as Example
     from batching.packing.packer import Packer as Packer, PackingCounts as PackingCounts, packed as packed
     from batching.packing.samples import EncodedSample as EncodedSample, RawSample as RawSample
     from batching.packing.task_encoder import (
@@ -54,7 +55,6 @@ if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imp
     )
     from data_providers.ranged import RangedDataProvider as RangedDataProvider
     from data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
-    from runtime.clock import SystemClock as SystemClock
     from runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
     from state.config.state_file import (
         PackingConfig as PackingConfig, StateFile as StateFile, parse_state as parse_state,
@@ -100,9 +100,9 @@ _EXPORTS = {
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
     "trainers.learner": "Learner Model Learnt LossOptions InnerState",
+    "batching.micro_batches": "Example",
     "coordinator_client.http": "CoordinatorClient",
     "runtime.retry": "RetryPolicy system_jitter",
-    "runtime.clock": "SystemClock",
     "state.config.state_file": "StateFile PackingConfig parse_state",
     "state.intervals": "BatchId DataIds",
     "state.errors": (
@@ -113,15 +113,15 @@ _EXPORTS = {
 }
 """The names that each module exports, in the order of `docs/reference.md`."""
 
-_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = ["__version__", *_MODULE_OF]
+MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = ["__version__", *MODULE_OF]
 
 if not TYPE_CHECKING:  # a type checker is to know no other names than those above
 
     def __getattr__(name):
-        if name not in _MODULE_OF:
+        if name not in MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        value = getattr(importlib.import_module(MODULE_OF[name]), name)
         globals()[name] = value
         return value
 

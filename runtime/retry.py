@@ -24,6 +24,8 @@ Jitter = Callable[[], float]
 """Where a client's randomness comes from: a number in [0, 1)."""
 
 system_jitter: Jitter = secrets.SystemRandom().random
+"""Random numbers of the operating system."""
+
 _SYSTEM_CLOCK = SystemClock()
 
 

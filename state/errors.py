@@ -27,7 +27,7 @@ from state.refusals import Refusal
 
 
 class EpochalError(Exception):
-    """The root. `context` holds the named facts of the message."""
+    """The root of all errors that Epochal raises on purpose. `context` holds the facts of the message by name."""
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class EpochalError(Exception):
 
 
 class InvalidInput(EpochalError):
-    """The sender's fault. Do not retry the same input."""
+    """An input is wrong; the message says what is allowed. The giver's fault; do not retry the same input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Mistake:
 
     Attributes:
         path: dotted path of the field, as the file spells it; "" for the whole file.
-        value: what stands there, as text; None when something is missing.
-        allowed: what would be right, as a phrase.
-        nearest: the nearest known key, for a misspelt one.
+        value: the value in the file, as text; None if it is missing.
+        allowed: a phrase that says what would be right.
+        nearest: the known key that is most like a misspelt one.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Mistake:
 
 
 class InvalidConfig(InvalidInput):
-    """A file that a person wrote is wrong. Carries all of its mistakes, never only the first."""
+    """A file that a person wrote is wrong. `mistakes` holds every mistake, not only the first."""
 
     def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
         lines = "\n".join(f"  {mistake}" for mistake in mistakes)
@@ -73,11 +73,11 @@ class InvalidConfig(InvalidInput):
 
 
 class InvalidDocument(InvalidInput):
-    """A peer's bytes are not the document that they claim to be."""
+    """The bytes that a peer sent are not the document that they claim to be. The peer's fault."""
 
 
 class InvalidResult(InvalidInput):
-    """A result breaks a rule of `state/results.py`; `rule` names which one."""
+    """A client's result breaks a rule of `state/results.py`; `rule` names it. The client's fault."""
 
     def __init__(self, rule: str, message: str, **context: Any) -> None:
         super().__init__(message, rule=rule, **context)
@@ -95,7 +95,7 @@ class Unsupported(EpochalError):
 
 
 class Refused(EpochalError):
-    """The coordinator refuses a message and changed nothing.
+    """The coordinator refused a message; the run is unchanged.
 
     `kind` says why; its HTTP status and whether to retry stand in `state/refusals.py`.
     """
@@ -106,7 +106,7 @@ class Refused(EpochalError):
 
 
 class DataError(EpochalError):
-    """A data provider's error. `data_providers/protocol.py` holds the branches.
+    """An error of a data provider: `SourceUnavailable`, `CorruptData`, `OutOfRange` or `Rejected`.
 
     `kind` is the branch's name on the wire and in a failure report; `retry` says whether the same request may succeed
     later. Every branch sets both.
@@ -117,15 +117,15 @@ class DataError(EpochalError):
 
 
 class CoordinatorUnreachable(EpochalError):
-    """The coordinator did not answer within the bound. Retry."""
+    """The coordinator did not answer in time. Retry."""
 
 
 class Desync(EpochalError):
-    """No step allows the document that arrived. Names both; the client rebuilds from the checkpoint."""
+    """No step of a client allows the run document that arrived. The client starts again from a checkpoint."""
 
 
 class StoreFailed(EpochalError):
-    """Something could not be kept durably. The coordinator stops accepting and says so."""
+    """A journal or blob could not be written or read. A coordinator that cannot write stops accepting messages."""
 
 
 class StoreConflict(EpochalError):
@@ -133,8 +133,8 @@ class StoreConflict(EpochalError):
 
 
 class TrainerFailed(EpochalError):
-    """A trainer could not take its step. The client reports it and stays usable."""
+    """A trainer could not take its step. The client reports it, and takes part in the next round."""
 
 
 class InternalError(EpochalError):
-    """Our own bug. Never raised for what a peer or a user sent."""
+    """A bug of Epochal's own. Never raised for what a peer or a user sent."""

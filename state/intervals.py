@@ -51,20 +51,24 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId(Interval):
-    """A closed interval of batch numbers; `BatchId(7, 7)` is one batch."""
+    """A closed interval of batch numbers, from `start` to `end`; `BatchId(7, 7)` is one batch.
+
+    Raises:
+        InvalidInput: not `0 ≤ start ≤ end < 2⁶³`; the caller's fault.
+    """
 
     noun: ClassVar[str] = "batch interval"
 
     def to_data_ids(self, data_indices_per_batch: int) -> "DataIds":
-        """The data indices that the batches cover.
+        """Return the data indices that the batches cover: `[start · k, (end + 1) · k − 1]` for `k` in a batch.
 
         Raises:
-            InvalidInput: they are more than data indices can name.
+            InvalidInput: a data index would be 2⁶³ or more.
         """
         return DataIds(self.start * data_indices_per_batch, (self.end + 1) * data_indices_per_batch - 1)
 
     def bisect(self) -> tuple["BatchId", "BatchId"]:
-        """The two halves; the first is the larger when the count is odd. Needs at least two batches."""
+        """Return the two halves, the first the larger if the count is odd. Raise `InvalidInput` for a single batch."""
         if self.start == self.end:
             raise InvalidInput(f"batch interval {self} is a single batch and cannot be bisected")
         middle = (self.start + self.end) // 2
@@ -73,7 +77,11 @@ class BatchId(Interval):
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataIds(Interval):
-    """A closed interval of data indices, each the number of one sample; iterating gives them one by one."""
+    """A closed interval of data indices, from `start` to `end`, each the number of one sample. Iterates over them.
+
+    Raises:
+        InvalidInput: not `0 ≤ start ≤ end < 2⁶³`; the caller's fault.
+    """
 
     noun: ClassVar[str] = "data indices"
 
@@ -81,12 +89,12 @@ class DataIds(Interval):
         return iter(range(self.start, self.end + 1))
 
     def pieces(self, size: int) -> Iterator["DataIds"]:
-        """The data indices cut into consecutive pieces of `size`, the last one perhaps smaller."""
+        """Yield consecutive pieces of `size` data indices; the last one may be smaller."""
         for start in range(self.start, self.end + 1, size):
             yield DataIds(start, min(start + size - 1, self.end))
 
     def to_batches(self, data_indices_per_batch: int) -> BatchId:
-        """The batches that hold the data indices, the first and the last one perhaps only in part."""
+        """Return the batches that hold the data indices; the first and the last may hold others too."""
         return BatchId(self.start // data_indices_per_batch, self.end // data_indices_per_batch)
 
 

@@ -6,11 +6,13 @@ training service and commands stay as they are.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from state.config.model import Architecture, ModelSpec
 from state.errors import Mistake, Unsupported
-from trainers.learner import Model
-from trainers.ngram.learner import NgramModel
+
+if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
+    from trainers.learner import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,23 @@ class ArchitectureEntry:
         size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
     """
 
-    open: Callable[[ModelSpec], Model]
+    open: Callable[[ModelSpec], "Model"]
     base_model: str
     size_table: str | None = None
 
 
+def _open_ngram(spec: ModelSpec) -> "Model":
+    from trainers.ngram.learner import NgramModel
+
+    return NgramModel(spec.ngram)
+
+
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
-    Architecture.EPOCHAL_NGRAM: ArchitectureEntry(lambda spec: NgramModel(spec.ngram), "epochal-ngram", "ngram"),
+    Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
 }
 
 
-def open_model(spec: ModelSpec, asked_by: str = "model") -> Model:
+def open_model(spec: ModelSpec, asked_by: str = "model") -> "Model":
     """Return the model of this architecture and size.
 
     Args:

@@ -126,7 +126,7 @@ class Learner(Protocol):
         ...
 
     def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
-        """As `accumulate`, without the gradient."""
+        """Compute the examples' loss as `accumulate` does, without the gradient."""
         ...
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
@@ -168,7 +168,7 @@ class Model(Protocol):
         ...
 
     def learner(self) -> Learner:
-        """A learner of this model, its parameters not loaded yet."""
+        """Return a learner of this model, its parameters not loaded yet."""
         ...
 
 

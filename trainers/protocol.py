@@ -50,7 +50,7 @@ class TrainedRound:
     def between(
         cls, step: int, start: Mapping[str, Float32Array], end: Mapping[str, Float32Array], loss: LossSum
     ) -> Self:
-        """The round that led from the parameters `start` to the parameters `end`.
+        """Return the round that led from the parameters `start` to the parameters `end`.
 
         Raises:
             TrainerFailed: a parameter or the loss is not finite.
@@ -65,26 +65,28 @@ class TrainedRound:
 
 
 class Trainer(Protocol):
-    """Takes a client's local steps. One `train` at a time; `data_providers` deliver, the step machine calls."""
+    """Takes a client's local steps. It is called by one task, which awaits each `train` before the next."""
 
     @property
     def name(self) -> str:
-        """The name under which it is opened."""
+        """Name under which the trainer is opened, and which its client states."""
         ...
 
     @property
     def vocabulary(self) -> int | None:
-        """Every token must be below it; None when any token will do."""
+        """Number of tokens that the model knows, from 0; None if any token will do."""
         ...
 
     @property
     def loads_data(self) -> bool:
-        """Whether it loads the assignment's samples itself; `train` is given none then, and says which batches failed
-        in the context `batch_id` of its `DataError`."""
+        """Whether the trainer loads the samples itself. Then `train` is given none, and the context `batch_id` of its
+        `DataError` says which batches failed."""
         ...
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
-        """The parameters of step 0, made from a seed or loaded. Published once; nobody recomputes them.
+        """Make the parameters of step 0 from a seed of 32 bytes, or load them: float32, by name.
+
+        One client publishes them for all; they need not be the same on every machine.
 
         Raises:
             TrainerFailed: they cannot be made or loaded.
@@ -94,12 +96,12 @@ class Trainer(Protocol):
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
-        """The difference after the plan's local steps, starting from `parameters`, which stay as they are.
+        """Take the plan's local steps from `parameters`, which stay as they are, and return the difference.
 
         Args:
             plan: the client's part of the round.
             parameters: float32 by name, read-only; the round's start.
-            batches: the assignment's sequences, in order, however grouped; none for a trainer that loads them itself.
+            batches: the assignment's samples, in order, in groups of any size; none where `loads_data`.
 
         Raises:
             TrainerFailed: the step cannot be taken (tokens outside the vocabulary, data that end early or exceed the
@@ -110,13 +112,13 @@ class Trainer(Protocol):
         ...
 
     def commit_inner_state(self) -> None:
-        """Keeps the inner state of the last `train`; without one, nothing."""
+        """Keep the inner state of the last `train`: its result counts. Does nothing without one."""
         ...
 
     def roll_back_inner_state(self) -> None:
-        """Forgets the inner state of the last `train`; without one, nothing."""
+        """Forget the inner state of the last `train`: its result does not count. Does nothing without one."""
         ...
 
     async def aclose(self) -> None:
-        """Frees threads, devices and connections; bounded."""
+        """Free threads, devices and connections, within a bounded time."""
         ...

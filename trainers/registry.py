@@ -30,7 +30,7 @@ class RemoteOptions:
         retry_policy: for how long a request to it is tried again.
         token: what the service asks for; None shows none.
         policy: how chunks are measured, one of `chunking.POLICIES`.
-        verify: whether to verify TLS certificates, or a file with the authorities to trust.
+        verify: whether to verify the TLS certificate, or a file with the authorities to trust (PEM).
     """
 
     url: str

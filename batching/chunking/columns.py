@@ -20,12 +20,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """What goes into one request, in columns.
+    """The samples of one request, in columns.
 
     Attributes:
-        parts: where its samples are, in order.
-        items: how many they are.
-        size: estimated.
+        parts: the samples, as ranges of batches, in order.
+        items: number of samples.
+        size: estimated size.
+        end: why the chunk ended.
     """
 
     parts: tuple[Rows, ...]
@@ -40,13 +41,13 @@ def chunk_columns(
     policy: ChunkPolicy = BYTES,
     limits: ChunkLimits | None = None,
 ) -> Iterator[ColumnChunk]:
-    """The samples of batches in chunks with the cuts that `chunk_data` makes of the same samples as data.
+    """Yield the samples of batches in chunks, cut where `chunk_data` cuts the same samples.
 
     Sizes are computed from `offsets` for a whole batch at a time, and a chunk's end is searched for, not walked to.
 
     Args:
-        loss_inputs: arrays of the loss, each as long as its sample.
-        policy: a policy that counts numbers alike wherever they stand.
+        loss_inputs: number of arrays that the loss needs, each as long as its sample.
+        policy: one that counts every number alike.
         limits: the service's own; the policy's by default.
     """
     limits = limits or policy.limits

@@ -19,13 +19,13 @@ ImageFormat = Literal["png", "jpeg"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedTextChunk:
-    """Text as tokens."""
+    """Text as tokens, one-dimensional."""
 
     tokens: Sequence[int] | NDArray[np.integer[Any]]
 
     @property
     def length(self) -> int:
-        """Its tokens."""
+        """Number of tokens."""
         return len(self.tokens)
 
 
@@ -35,7 +35,8 @@ class ImageChunk:
 
     Attributes:
         data: the encoded file's own bytes, not base64.
-        expected_tokens: how many tokens the image takes, where its sender knows.
+        format: of the file.
+        expected_tokens: number of tokens that the image takes, None if unknown.
     """
 
     data: bytes
@@ -44,17 +45,17 @@ class ImageChunk:
 
     @property
     def length(self) -> int:
-        """Its tokens.
+        """Number of tokens.
 
         Raises:
-            InvalidInput: nobody said how many.
+            InvalidInput: `expected_tokens` is None.
         """
         return _expected(self.expected_tokens, "an image")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageAssetPointerChunk:
-    """An image that the service has or can fetch."""
+    """An image that the service has or can fetch, named by its location."""
 
     location: str
     format: ImageFormat = "png"
@@ -62,7 +63,7 @@ class ImageAssetPointerChunk:
 
     @property
     def length(self) -> int:
-        """Its tokens. Raises `InvalidInput` when nobody said how many."""
+        """Number of tokens. Raises `InvalidInput` if `expected_tokens` is None."""
         return _expected(self.expected_tokens, f"the image at {self.location}")
 
 
@@ -71,18 +72,18 @@ ModelInputChunk = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """What a model reads, chunk after chunk."""
+    """The input of a model: chunks of text and images, in order."""
 
     chunks: Sequence[ModelInputChunk]
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> Self:
-        """One chunk of text."""
+        """Return a model input of one chunk of text."""
         return cls((EncodedTextChunk(tokens),))
 
     @property
     def length(self) -> int:
-        """Its tokens. Raises `InvalidInput` when an image's number of tokens is unknown."""
+        """Number of tokens. Raises `InvalidInput` if an image's is unknown."""
         return sum(chunk.length for chunk in self.chunks)
 
 
@@ -95,11 +96,11 @@ class TensorData:
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One example.
+    """One training example.
 
     Attributes:
-        model_input: what the model reads.
-        loss_fn_inputs: by name what the loss takes beside it (target tokens, weights).
+        model_input: tokens and images that the model reads.
+        loss_fn_inputs: arrays that the loss needs, by name: `target_tokens`, `weights`.
     """
 
     model_input: ModelInput

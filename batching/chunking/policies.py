@@ -45,7 +45,7 @@ class ChunkEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """What one request may hold.
+    """How much one request may hold: a number of items, and a size in the units of the policy.
 
     Raises:
         InvalidInput: a limit is below 1.
@@ -61,7 +61,7 @@ class ChunkLimits:
 
 
 class Chunk(NamedTuple, Generic[T]):
-    """What goes into one request, its estimated size, and why it ended."""
+    """The items of one request, in order, their estimated size, and why the chunk ended."""
 
     items: list[T]
     size: int
@@ -70,12 +70,12 @@ class Chunk(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
-    """How large things are, and how much fits.
+    """How the size of an example is estimated, and how much fits into a request.
 
     Attributes:
-        estimate: the size of one datum.
-        limits: those that hold unless the service says others.
-        number_size: the size of one token, or of one element of a loss's array, where data come in columns.
+        estimate: returns the size of one datum.
+        limits: used unless a service states its own.
+        number_size: size of one token, or of one element of a loss's array, for data in columns.
     """
 
     name: str
@@ -110,7 +110,7 @@ def estimate_numbers(datum: Datum) -> int:
 
 
 def exact(encode: Callable[[Datum], bytes]) -> Callable[[Datum], int]:
-    """An estimator that asks the encoder: the bytes that a datum really takes."""
+    """Return an estimator that encodes a datum and counts the bytes that it really takes."""
     return lambda datum: len(encode(datum))
 
 
@@ -122,11 +122,13 @@ POLICIES = {policy.name: policy for policy in (BYTES, NUMBERS)}
 def chunk_data(
     data: Iterable[Datum], policy: ChunkPolicy = BYTES, limits: ChunkLimits | None = None
 ) -> Iterator[Chunk[Datum]]:
-    """The data in chunks, in order, as they are asked for.
+    """Yield the data in chunks, in order, in one pass and in memory that does not grow.
+
+    A chunk is never empty; exactly the limit fits; a datum larger than the limit is a chunk by itself.
 
     Args:
-        policy: says how large a datum is.
-        limits: the service's own; the policy's by default.
+        policy: estimates the size of a datum: 10 bytes a number, by default.
+        limits: of the service; the policy's by default.
 
     Raises:
         InvalidInput: a model input has a chunk of an unknown kind.

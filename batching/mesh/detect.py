@@ -11,19 +11,31 @@ from state.errors import InvalidInput
 
 
 def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> tuple[bool, int]:
-    """`(should_load, local_shards)` of this process, for a `jax.sharding.Mesh` or a `torch.distributed` `DeviceMesh`.
+    """Return whether this process loads data, and how many shards of the global batch it loads.
 
-    No collective: every process computes it from the mesh.
+    No communication: every process computes it from the mesh. The process's local batch size is its number of shards
+    times the rows of a shard.
+
+    Args:
+        mesh: a `jax.sharding.Mesh`, or the `DeviceMesh` of `torch.distributed`.
+        batch_axes: names of the axes along which rows differ, the outermost first.
+
+    Returns:
+        `(should_load, local_shards)`; `(False, 0)` for a process that receives all of its rows.
 
     Raises:
-        InvalidInput: it is neither, or has no such axis.
+        InvalidInput: the mesh is of another type, or has no such axis; the caller's fault.
     """
     layout, process = layout_of_mesh(mesh, batch_axes)
     return layout.compute_batch_size(process)
 
 
 def layout_of_mesh(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,), batch_size: int = 1) -> tuple[MeshLayout, int]:
-    """The layout of jax's or PyTorch's mesh, and this process's number in it. Raises what `compute_batch_size` does."""
+    """Return the layout of jax's or PyTorch's mesh, and this process's number in it.
+
+    Raises:
+        InvalidInput: the mesh is of another type, or has no such axis; the caller's fault.
+    """
     package = type(mesh).__module__.partition(".")[0]
     if package in ("jax", "jaxlib"):
         from batching.mesh import jax_mesh

@@ -32,14 +32,14 @@ def layout_of_jax(mesh: Mesh, batch_axes: Sequence[str], batch_size: int = 1) ->
 
 
 def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Sequence[str] = (DATA_AXIS,)) -> jax.Array:
-    """The global batch, of what each process has loaded. Every process of the mesh calls it at once.
+    """Return the global batch as one array, from the rows of each process. Every process of the mesh must call it.
 
     Along the axes that are not batch axes, one device has the rows and the others have zeros; their sum is a broadcast.
 
     Args:
         rows: `(needed_shards · batch_size, …)`, in the order of this process's shards; zeros where another process
             loads them.
-        batch_size: rows of one shard.
+        batch_size: number of rows of one shard.
 
     Returns:
         `(batch_size · shard_count, …)`, sharded over the batch axes and replicated along the others.

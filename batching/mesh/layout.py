@@ -28,12 +28,12 @@ BATCH_AXES = (DATA_AXIS, "replica", "fsdp")
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoading:
-    """One process's part in a global batch. Shards and rows are numbered over the global batch.
+    """One process's part in a global batch. Shards and rows are numbered within the global batch, from 0.
 
     Attributes:
-        should_load: whether it loads anything.
+        should_load: whether the process loads any rows.
         loaded_shards: the shards that it loads, ascending.
-        local_batch_size: the rows that it loads.
+        local_batch_size: number of rows that it loads.
         loaded_rows, needed_rows: `[start, stop)` ranges that it loads, and that its devices compute on; neighbours
             joined.
         needed_shards: the shards that its devices compute on.
@@ -51,19 +51,19 @@ class ProcessLoading:
 
     @property
     def local_shards(self) -> int:
-        """How many shards it loads."""
+        """Number of shards that it loads."""
         return len(self.loaded_shards)
 
 
 @dataclass(frozen=True, eq=False)
 class MeshLayout:
-    """A mesh, and who holds its devices.
+    """A mesh of devices, and which process holds each of them.
 
     Attributes:
         axes: the axes' names.
         processes: int64, one dimension for each axis: the process of the device at each coordinate.
         batch_axes: the axes along which the global batch is cut, the outermost first; not always the mesh's order.
-        batch_size: rows of one shard.
+        batch_size: number of rows of one shard.
 
     Raises:
         InvalidInput: the parts do not fit together; the message says which.
@@ -98,21 +98,21 @@ class MeshLayout:
 
     @property
     def shard_count(self) -> int:
-        """Shards of the global batch."""
+        """Number of shards of the global batch."""
         return math.prod(self.size(axis) for axis in self.batch_axes)
 
     @property
     def replica_count(self) -> int:
-        """Devices that hold the same rows."""
+        """Number of devices that hold the same rows."""
         return self.processes.size // self.shard_count
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of the global batch."""
+        """Number of rows of the global batch."""
         return self.batch_size * self.shard_count
 
     def size(self, axis: str) -> int:
-        """Devices along an axis."""
+        """Return the number of devices along an axis."""
         return int(self.processes.shape[self.axes.index(axis)])
 
     @cached_property
@@ -122,7 +122,7 @@ class MeshLayout:
         return self.processes.transpose(order).reshape(self.shard_count, self.replica_count)
 
     def loading(self, process: int) -> ProcessLoading:
-        """What a process loads, needs and receives; nothing for one that holds no device."""
+        """Return what a process loads, needs and receives. A process without a device has no part."""
         loaders = self.holders[:, 0]
         loaded = np.flatnonzero(loaders == process).tolist()
         needed = np.flatnonzero((self.holders == process).any(axis=1)).tolist()
@@ -138,13 +138,13 @@ class MeshLayout:
         )
 
     def compute_batch_size(self, process: int) -> tuple[bool, int]:
-        """`(should_load, local_shards)` of a process; its local batch size is `batch_size × local_shards`."""
+        """Return `(should_load, local_shards)` of a process. Its local batch size is `batch_size × local_shards`."""
         loading = self.loading(process)
         return loading.should_load, loading.local_shards
 
     @property
     def io_saved(self) -> float:
-        """How many times fewer rows are loaded than if every process loaded all that its devices compute on.
+        """Factor by which fewer rows are loaded than if each process loaded every row that its devices need.
 
         The specification's examples state it; no run uses it.
         """
@@ -163,10 +163,10 @@ class MeshLayout:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The sizes of a mesh's axes by name, of a text such as `data=2,tensor=2`.
+    """Return the sizes of a mesh's axes by name, in order, from a text such as `data=2,tensor=2`.
 
     Raises:
-        InvalidInput: it is none; the user's fault.
+        InvalidInput: the text does not describe a mesh; the user's fault.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -181,12 +181,12 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def spread_over(sizes: dict[str, int], process_count: int, batch_size: int) -> MeshLayout:
-    """A mesh whose devices, in their order (the last axis fastest), are spread evenly over processes.
+    """Return a mesh whose devices, in order (the last axis fastest), are spread evenly over processes.
 
     The axes called `data` (and `fsdp`, `replica`, the usual names) are batch axes.
 
     Raises:
-        InvalidInput: there are more processes than devices, or none.
+        InvalidInput: there is no process, more processes than devices, or no batch axis; the user's fault.
     """
     devices = math.prod(sizes.values())
     if not 1 <= process_count <= devices:

@@ -26,12 +26,12 @@ MAX_TOKEN = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """One step of all processes together.
+    """The rows of one step of all processes together.
 
     Attributes:
         local_step: the local step that it belongs to, from 0.
         start: its first row's place in the data assignment.
-        row_count: rows that hold a sample; those after them have zero weight.
+        row_count: number of rows that hold a sample; the rows after them have zero weight.
     """
 
     local_step: int
@@ -40,7 +40,7 @@ class GlobalBatch:
 
 
 def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBatch]:
-    """A round's global batches, in order; the last one of each local step may have fewer rows than fit."""
+    """Yield a round's global batches, in order. The last one of each local step may have fewer rows than fit."""
     start = 0
     for local_step, size in enumerate(plan.micro_batch_sizes):
         for at in range(0, size, global_batch_size):
@@ -49,7 +49,7 @@ def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBa
 
 
 def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[DataIds]:
-    """The data indices that a process loads for a round, in the order in which it needs them; neighbours joined."""
+    """Return the data indices that a process loads for a round, in the order of its rows; neighbours joined."""
     intervals = [interval.to_data_ids(plan.data_indices_per_batch) for interval in plan.assignment]
     ends = list(itertools.accumulate(interval.count for interval in intervals))
     loading = layout.loading(process)
@@ -90,20 +90,20 @@ class RowArrays:
 
     @classmethod
     def zeros(cls, row_count: int, length: int) -> Self:
-        """Rows of zero weight, into which others are received."""
+        """Return rows of zero weight, into which others can be received."""
         return cls(np.zeros((row_count, 3 * length + 1), dtype=np.int32))
 
     def clear(self, rows: slice) -> None:
-        """Makes these rows have no token and no weight."""
+        """Remove the tokens and the weight of these rows."""
         self.data[rows] = 0
         self.labels[rows] = IGNORED_LABEL
         self.positions[rows] = PADDING_POSITION
 
     def put(self, row: int, batch: TokenBatch, sample: int) -> None:
-        """Puts a sample into a row.
+        """Put a sample into a row, with weight 1.
 
         Raises:
-            CorruptData: it is longer than a row, or has tokens that int32 cannot hold.
+            CorruptData: the sample is longer than a row, or has tokens that int32 cannot hold.
         """
         start, stop = int(batch.offsets[sample]), int(batch.offsets[sample + 1])
         length = stop - start
@@ -119,7 +119,7 @@ class RowArrays:
         self.weights[row] = 1
 
     def examples(self, rows: Sequence[int]) -> list[Example]:
-        """The examples of these rows, those without weight left out."""
+        """Return the examples of these rows, except of those without weight."""
         found: list[Example] = []
         for row in rows:
             positions = self.positions[row]
@@ -138,8 +138,8 @@ class RowReader:
 
     Args:
         layout: the mesh.
-        process: this process.
-        length: tokens of a row.
+        process: number of this process in the layout.
+        length: number of tokens in a row.
         batches: the samples of `loaded_indices`, in order, however grouped.
     """
 
@@ -153,8 +153,9 @@ class RowReader:
         self._sample = 0
 
     async def read(self, batch: GlobalBatch) -> RowArrays:
-        """The rows of a global batch that this process needs, `(needed_shards · batch_size, …)` in the order of its
-        shards: loaded where it loads them, zeros where it receives them.
+        """Return the rows of a global batch that this process needs, `needed_shards · batch_size` of them by shard.
+
+        Rows that the process loads hold their samples; rows that it receives are zeros.
 
         Raises:
             DataError: whatever `batches` raises.

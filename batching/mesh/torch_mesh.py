@@ -34,10 +34,10 @@ class _Broadcast:
 
 
 class RowBroadcast:
-    """Rows from the process that loads them to those that need them.
+    """Sends rows from the process that loads them to the processes that need them.
 
-    Every process of the default process group makes it at once, one outside the mesh too: PyTorch names groups by how
-    many a process has made, and whoever skips some waits for ever in the next that it shares with others.
+    Every process of the default process group must create it, also those outside the mesh: PyTorch names groups by how
+    many a process has created, and a process that skipped one would wait forever in the next that it shares.
 
     Args:
         layout: the mesh; its processes are ranks of the default process group.
@@ -53,7 +53,7 @@ class RowBroadcast:
         self._plan = _planned(layout, process, groups)
 
     def receive(self, rows: NDArray[np.int32]) -> None:
-        """Fills in the rows that others load, and sends those that others need; blocks until both have happened.
+        """Fill in the rows that other processes load, and send those that others need. Blocks until both are done.
 
         Args:
             rows: `(needed_shards · batch_size, …)`, contiguous, in the order of this process's shards.

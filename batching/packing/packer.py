@@ -40,10 +40,10 @@ _EMPTY_ROW = TokenBatch(np.empty(0, "<u2"), np.zeros(1, np.int64))
 
 @dataclass(slots=True)
 class PackingCounts:
-    """What became of the samples so far. `samples` are those taken; `finished` those that came out whole in rows.
+    """Numbers of samples so far. `samples` were taken; `finished` were returned whole, in one or more rows.
 
-    `skipped` (by `SkipSample`), `failed`, `empty` and `dropped` never come out; `truncated` and `split` count those of
-    `finished` (or still in the pool) that were too long.
+    `skipped` (by `SkipSample`), `failed`, `empty` and `dropped` samples are in no row. `truncated` and `split` count
+    samples that were longer than a row. `rows` and `tokens` count what was returned.
     """
 
     samples: int = 0
@@ -59,11 +59,11 @@ class PackingCounts:
 
 
 class Packer:
-    """Packs one stream of samples.
+    """Packs one stream of samples into rows.
 
     Args:
         config: the run's `[packing]`.
-        encoder: makes samples of what it is given, and rows of samples.
+        encoder: encodes samples, and turns the samples of a row into a batch.
 
     Raises:
         InvalidInput: method and encoder do not go together; the state file's author's fault.
@@ -89,17 +89,17 @@ class Packer:
 
     @property
     def held(self) -> int:
-        """The samples in the pool, those in rows that are decided but not out included."""
+        """Number of samples in the pool, with those of rows that are decided but not returned yet."""
         return len(self._pool) + self._pending_samples
 
     @property
     def wanted(self) -> int:
-        """How many samples `take` may be given now; 0 after `finish`."""
+        """Number of samples that `take` would encode now; 0 after `finish`."""
         return 0 if self._finished else self._pool_size - self.held
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the rows depend on beside the samples; part of the saved state."""
+        """Everything besides the samples that the rows depend on, as plain JSON values; part of the saved state."""
         return {
             **self._config.model_dump(mode="json"),
             "task_encoder": self._encoder.name,
@@ -108,7 +108,7 @@ class Packer:
         }
 
     def take(self, samples: Iterator[RawSample]) -> bool:
-        """Encodes samples into the pool until it wants no more; whether it does, or the samples have ended before.
+        """Encode samples into the pool until it is full. Return whether it is; False if the samples ended before.
 
         No sample is taken from `samples` that is not wanted. One that is left out makes no difference to what is.
 
@@ -132,11 +132,11 @@ class Packer:
         return True
 
     def finish(self) -> None:
-        """No sample will follow; what the pool holds comes out next."""
+        """Note that no sample will follow: the next rows empty the pool."""
         self._finished = True
 
     def next_row(self) -> TokenBatch | None:
-        """The next row, a batch of one packed sample; None when samples are wanted first, or nothing is left.
+        """Return the next row, a batch of one packed sample. Return None if samples are wanted first, or none are left.
 
         The last batch may be without a sample, where samples were left out after the last row: its `source_count` is
         theirs.
@@ -161,7 +161,7 @@ class Packer:
         return row.finishing(source_count)
 
     def state(self) -> dict[str, Any]:
-        """Where the packer stands, as plain JSON values: indices, not tokens.
+        """Return what `restored` goes on from, as plain JSON values: indices of samples, not tokens.
 
         Raises:
             InvalidInput: the task encoder's `encode_sample` is not stateless; its author's fault.
@@ -189,7 +189,7 @@ class Packer:
     def restored(
         cls, config: PackingConfig, encoder: TaskEncoder, state: Mapping[str, Any], samples: Iterable[RawSample]
     ) -> Self:
-        """A packer that goes on where another one stood.
+        """Return a packer that continues where another one was saved.
 
         Args:
             config, encoder: as they were then.
@@ -342,7 +342,7 @@ class Packer:
 
 
 def packed(packer: Packer, samples: Iterator[RawSample]) -> Iterator[TokenBatch]:
-    """The rows of a stream of samples, until the last one is out. Raises what `Packer.take` and `next_row` do."""
+    """Yield the rows of a stream of samples, to the last. Raises what `Packer.take` and `next_row` raise."""
     while True:
         if not packer.take(samples):
             packer.finish()

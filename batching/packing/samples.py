@@ -20,7 +20,7 @@ class RawSample:
 
     Attributes:
         index: its data index in the run.
-        tokens: one-dimensional uint16 or uint32; of a JSON record, the bytes of its text.
+        tokens: one-dimensional, uint16 or uint32. For a JSON record, the bytes of its text.
         labels: flat like `tokens`, as in `TokenBatch`; None for the tokens themselves.
         sequence_lengths: lengths of the documents in it; None for one.
         is_text: whether it is a JSON record.
@@ -33,10 +33,10 @@ class RawSample:
     is_text: bool = False
 
     def record(self) -> Any:
-        """The JSON document of a record.
+        """Return the JSON document of a record.
 
         Raises:
-            CorruptData: it is no record, or no JSON; the data's owner's fault.
+            CorruptData: the sample is no record, or no JSON; the fault of the data's owner.
         """
         if not self.is_text:
             raise CorruptData(f"data index {self.index} holds tokens, not a JSON record", data_index=self.index)
@@ -63,10 +63,10 @@ def raw_samples(batch: TokenBatch, indices: Iterator[int]) -> Iterator[RawSample
 
 @dataclass(slots=True, eq=False)
 class EncodedSample:
-    """One sample as it is packed.
+    """One sample as a task encoder returns it, and as it is packed.
 
     Attributes:
-        input_ids: one-dimensional unsigned tokens.
+        input_ids: tokens, one-dimensional, of an unsigned integer type.
         labels: flat like `input_ids`, as in `TokenBatch`; None for the tokens themselves.
         sequence_lengths: lengths of the documents in it; None for one.
         index: its data index in the run; the packer sets it.

@@ -36,17 +36,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SkipSample(Exception):
-    """Raised by `encode_sample` to leave a sample out. It is counted, and is no failure."""
+    """Raised by `encode_sample` to leave a sample out. The sample is counted as skipped, not as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderContext:
-    """What an encoder knows of its run.
+    """What a task encoder knows about its run.
 
     Attributes:
-        run_id: the run's.
+        run_id: the run's id.
         row_tokens: tokens of one row, `model.LLM.max_seq_len`.
-        vocabulary: tokens are below it; None where nobody knows.
+        vocabulary: number of the model's tokens, None if unknown.
         split: whether the samples are for training or for validation.
     """
 
@@ -61,7 +61,7 @@ def stateless(function: F, /) -> F: ...
 @overload
 def stateless(*, restore_seeds: bool = False) -> Callable[[F], F]: ...
 def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
-    """Marks a method of a task encoder whose result depends on its arguments alone.
+    """Mark a method of a task encoder whose result depends on its arguments alone.
 
     A packer is saved as the indices of its samples; restoring it encodes them again, so it takes a stateless
     `encode_sample`.
@@ -148,21 +148,21 @@ class TaskEncoder:
 
     @stateless
     def encode_sample(self, sample: RawSample) -> EncodedSample:
-        """What of the sample is packed.
+        """Return what of the sample is to be packed.
 
         Token samples stay as they are. A JSON record is `{"text": …}`; `{"prompt": …, "completion": …}`, of which the
         completion is to be learnt; or `{"input_ids": […]}`, maybe with `"labels"`. Text becomes its UTF-8 bytes.
 
         Raises:
-            SkipSample: leave it out.
-            CorruptData: it is none of these. Any other exception is a failure too.
+            SkipSample: the sample is to be left out.
+            CorruptData: the record has none of these forms. Any other exception counts as a failure too.
         """
         if not sample.is_text:
             return EncodedSample(sample.tokens, sample.labels, sample.sequence_lengths)
         return _encoded_record(sample.record(), sample.index)
 
     def slice_batch(self, samples: list[EncodedSample]) -> list[list[EncodedSample]]:
-        """Rows for the samples of the pool, called with `packing.method = "encoder"`.
+        """Return rows for the samples of the pool. Called with `packing.method = "encoder"`.
 
         A row is yielded before the next is looked at, and as many samples are fetched as left with it; when all rows
         are out, the pool is sliced again. What is in no row stays in the pool.
@@ -180,7 +180,7 @@ class TaskEncoder:
 
     @stateless
     def batch(self, samples: list[EncodedSample]) -> TokenBatch:
-        """One row: a batch with one sample, in which no token attends or predicts across a document's boundary."""
+        """Return one row as a batch of one sample, in which nothing is attended to or predicted across documents."""
         return packed_row(samples)
 
     @property

@@ -37,7 +37,7 @@ class SourceFile:
 
 
 class ByteSource(Protocol):
-    """Files that are read by byte ranges. Calls may overlap; an error leaves the source usable."""
+    """Files that can be read by byte ranges. Calls may overlap; an error leaves the source usable."""
 
     @property
     def location(self) -> str:
@@ -50,17 +50,17 @@ class ByteSource(Protocol):
         ...
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Fills `into` (bytes, writable) with the file's bytes from `start` on; straight into place, no copy between.
+        """Fill `into` (writable bytes) with the file's bytes from offset `start` on.
 
         Raises:
             SourceUnavailable: no answer within the source's own retries; retry later.
-            CorruptData: the file is not the one that was listed any more.
+            CorruptData: the file changed after it was listed; do not retry.
             Rejected: the source refuses.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections; may be called again."""
+        """Close connections. A second call does nothing."""
         ...
 
 

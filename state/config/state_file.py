@@ -168,10 +168,10 @@ class PackingConfig(Section):
         method: `rolling` keeps what does not fit for a later row; `first_fit_decreasing` and `best_fit_decreasing`
             empty the pool into rows before they fill it again; `padded` gives each sample a row of its own; `encoder`
             leaves it to the task encoder's `slice_batch`.
-        pool_size: samples among which a row's are chosen; so many rows is the longest that a sample waits.
-        oversized: what becomes of a sample that is longer than a row.
-        max_failed_samples: samples of one data assignment that may fail to be encoded before the step fails.
-        task_encoder: whose methods say what a sample is; clients must be able to import it.
+        pool_size: number of samples from which a row's are chosen; no sample waits for more rows than that.
+        oversized: what to do with a sample that is longer than a row.
+        max_failed_samples: number of samples of an assignment that may fail in the encoder; one more fails the step.
+        task_encoder: `module:Class` of a `TaskEncoder`, which every client must be able to import.
     """
 
     method: Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"] = "rolling"
@@ -248,7 +248,7 @@ RULES = (
 
 
 class StateFile(Section):
-    """A `state.toml`: the whole description of a run. Every instance keeps `RULES`."""
+    """A `state.toml`: the whole description of a run. Every instance keeps the rules of `docs/state-file.md`."""
 
     run_id: RunId
     run_state: Annotated[RunState, Field(strict=False)] = RunState.WAITING_FOR_MEMBERS
@@ -275,11 +275,11 @@ class StateFile(Section):
         return DataIds(index, index).to_batches(self.config.data_indices_per_batch).start
 
     def to_plain(self) -> dict[str, Any]:
-        """The file as plain JSON values in the file's own shape, with every default; None where a line is absent."""
+        """Return the file as plain JSON values in its own shape, with every default; None where a line is absent."""
         return self.model_dump(mode="json")
 
     def with_progress(self, run_state: RunState, progress: Progress) -> "StateFile":
-        """The same description at another phase and progress, as the coordinator writes it at phase changes.
+        """Return the same description at another phase and progress.
 
         Raises:
             InternalError: the progress breaks a rule; the coordinator's bug.
@@ -291,14 +291,14 @@ class StateFile(Section):
 
 
 def parse_state(text: str, source: str) -> StateFile:
-    """The run that a `state.toml` describes.
+    """Parse and validate a `state.toml`.
 
     Args:
         text: the whole file.
-        source: the file's name, for the message.
+        source: the file's name, for messages.
 
     Raises:
-        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
+        InvalidConfig: the file is wrong; `mistakes` holds every mistake. The fault of the file's author.
     """
     return parse_file(StateFile, RULES, text, source)
 

@@ -37,7 +37,7 @@ def test_public_name_is_there_and_listed(name: str) -> None:
 
 
 def test_type_checkers_see_the_names_that_there_are() -> None:
-    assert typed_names() == epochal._MODULE_OF
+    assert typed_names() == epochal.MODULE_OF
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
