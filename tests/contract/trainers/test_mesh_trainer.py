@@ -117,7 +117,7 @@ async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
         assert (loaded[0][number] > 0) == options.layout.loading(number).should_load
 
 
-async def test_data_that_cannot_be_trained_on_name_their_batch_and_the_mesh_goes_on(tmp_path: Path) -> None:
+async def test_data_that_cannot_be_trained_on_name_their_batch(tmp_path: Path) -> None:
     need_module("torch")
     state = run_state(tmp_path, bad_index=28)
     trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())

@@ -1,0 +1,185 @@
+"""Sessions of a training service over real HTTP: who may open one, and what does not belong to one."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import numpy as np
+import pytest
+
+from batching.micro_batches import Example
+from runtime.worker_thread import InlineWorker
+from state.config.model import NgramConfig
+from state.errors import Refused
+from state.refusals import Refusal
+from state.tensors import encode_tensor_file
+from tests.support.served_training import ADAMW, FEW, SPEC, HandClock, client_of, local, rows_of, samples, service
+from trainers.remote.client import TrainingServiceClient
+from trainers.remote.wire import (
+    OptimStepRequest,
+    SessionRequest,
+    encode_examples,
+)
+from training_service.app import create_app
+from training_service.service import TrainingServiceOptions
+from training_service.session_table import SessionBounds
+
+Opened = tuple[TrainingServiceClient, str]
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with service(limits=FEW) as (served, _):
+        yield served
+
+
+@pytest.fixture
+async def opened(url: str) -> AsyncIterator[Opened]:
+    """A client with a session."""
+    client = client_of(url)
+    yield client, (await client.open(SessionRequest(SPEC, ADAMW))).session_id
+    await client.aclose()
+
+
+@pytest.fixture
+async def begun(opened: Opened) -> Opened:
+    """A client with a session in round `r`, in which three examples arrived."""
+    client, session_id = opened
+    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
+    await client.begin_round(session_id, "r", start, keep_last=False)
+    assert (await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))).items == 3
+    return opened
+
+
+async def test_examples_before_the_first_round_are_refused(opened: Opened) -> None:
+    client, session_id = opened
+    with pytest.raises(Refused, match="the session is at no round"):
+        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [(encode_tensor_file({"a": np.zeros(1, "<f4")}, {}), "tensors"), (b"x", "422")]
+)
+async def test_round_at_other_tensors_is_refused(opened: Opened, body: bytes, message: str) -> None:
+    client, session_id = opened
+    with pytest.raises(Refused, match=message):
+        await client.begin_round(session_id, "r", body, keep_last=False)
+
+
+@pytest.mark.parametrize("place", [("r", 1), ("other", 0)])
+async def test_examples_of_another_step_or_round_are_refused(begun: Opened, place: tuple[str, int]) -> None:
+    client, session_id = begun
+    with pytest.raises(Refused, match="the session is at round r, local step 0"):
+        await client.forward_backward(session_id, *place, encode_examples(rows_of(samples(3))))
+
+
+async def test_step_for_more_examples_than_arrived_is_refused(begun: Opened) -> None:
+    client, session_id = begun
+    with pytest.raises(Refused, match="3 examples arrived of the 4 that the step is for"):
+        await client.optim_step(session_id, OptimStepRequest("r", 0, 4, 0.1))
+
+
+async def test_parameters_before_the_last_step_are_refused(begun: Opened) -> None:
+    client, session_id = begun
+    await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
+    with pytest.raises(Refused, match="round r, local step 1"):
+        await client.parameters(session_id, "r", 0)
+
+
+async def test_more_examples_than_one_request_may_hold_are_refused(begun: Opened) -> None:
+    client, session_id = begun
+    with pytest.raises(Refused, match="5 examples; at most 4"):
+        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(5))))
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": ""}])
+async def test_request_without_a_key_is_refused(url: str, begun: Opened, headers: dict[str, str]) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        path = f"/v1/sessions/{begun[1]}/rounds/r/steps/0/forward_backward"
+        answer = await http.post(path, content=encode_examples(rows_of(samples(3))), headers=headers)
+    assert answer.status_code == 422, "the next request without a key would get its answer"
+    assert "Idempotency-Key" in answer.json()["detail"]
+
+
+async def test_key_names_a_request_of_its_route_only(url: str, opened: Opened) -> None:
+    client, session_id = opened
+    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
+    await client.begin_round(session_id, "r", start, keep_last=False)
+    named, step = {"Idempotency-Key": "once"}, {"round_key": "r", "local_step": 0, "items": 3, "learning_rate": 0.1}
+    async with httpx.AsyncClient(base_url=f"{url}/v1/sessions/{session_id}", headers=named) as http:
+        path, examples = "/rounds/r/steps/0/forward_backward", encode_examples(rows_of(samples(3)))
+        for _ in range(2):
+            assert (await http.post(path, content=examples)).json()["items"] == 3
+        assert "tokens:sum" in (await http.post("/optim_step", content=json.dumps(step))).json()["metrics"]
+        assert (await http.get("/rounds/r/steps/1/parameters")).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": float("nan")}, {"learning_rate": 0.1, "more": 1}])
+async def test_step_that_is_no_message_is_refused(url: str, begun: Opened, wrong: dict[str, float]) -> None:
+    body = json.dumps({"round_key": "r", "local_step": 0, "items": 3, **wrong})
+    async with httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post(
+            f"/v1/sessions/{begun[1]}/optim_step", content=body, headers={"Idempotency-Key": "step"}
+        )
+    assert answer.status_code == 422
+
+
+async def test_unknown_route_is_a_problem_and_the_known_are_documented(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:problem:not-found"
+        assert "/v1/sessions/{session_id}/optim_step" in (await http.get("/openapi.json")).json()["paths"]
+
+
+async def test_idle_sessions_make_room_and_others_are_told_to_wait() -> None:
+    clock = HandClock()
+    app = create_app(TrainingServiceOptions(sessions=SessionBounds(2, 60.0)), InlineWorker(), clock)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        body = {"model": SPEC.model_dump(), "optimizer": None}
+        for _ in range(2):
+            assert (await http.post("/v1/sessions", json=body)).status_code == 201
+        full = await http.post("/v1/sessions", json=body)
+        assert (full.status_code, full.headers["Retry-After"]) == (503, "1")
+        clock.now_s = 61.0
+        opened = await http.post("/v1/sessions", json=body)
+        assert opened.status_code == 201
+        session_id = opened.json()["session_id"]
+        assert (await http.delete(f"/v1/sessions/{session_id}")).status_code == 204
+        assert (await http.post(f"/v1/sessions/{session_id}/discard")).status_code == 404
+
+
+async def test_token_is_asked_of_every_request() -> None:
+    async with service(token="secret") as (url, _):
+        for shown in (None, "guess"):
+            client = client_of(url, shown)
+            with pytest.raises(Refused, match="asks for its token") as refused:
+                await client.open(SessionRequest(SPEC, None))
+            assert refused.value.kind == Refusal.UNAUTHORIZED
+            await client.aclose()
+        client = client_of(url, "secret")
+        opened = await client.open(SessionRequest(SPEC, None))
+        assert len(opened.session_id) == 32
+        await client.aclose()
+
+
+async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
+    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
+    bad = encode_examples(rows_of([Example(np.array([1, 300], "<u2"))]))
+    async with service() as (url, _):
+        client = client_of(url)
+        session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
+        await client.begin_round(session_id, "r", start, keep_last=False)
+        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))
+        with pytest.raises(Refused, match="token 300"):
+            await client.forward_backward(session_id, "r", 0, bad)
+        with pytest.raises(Refused, match="0 examples arrived of the 3"):
+            await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
+        await client.aclose()
+
+
+async def test_model_that_no_message_could_carry_is_refused() -> None:
+    async with service() as (url, _):
+        client = client_of(url)
+        huge = NgramConfig(context=1, embedding=65536, hidden=65536)
+        with pytest.raises(Refused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
+            await client.open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
+        await client.aclose()

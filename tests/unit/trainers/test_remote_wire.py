@@ -1,0 +1,104 @@
+"""What a remote trainer and a training service say to each other: examples, metrics, limits."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
+from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
+from tests.support.served_training import client_of, rows_of
+from trainers.remote.trainer import limits_of
+from trainers.remote.wire import (
+    ChunkAnswer,
+    ServiceLimits,
+    combined,
+    decode_examples,
+    encode_examples,
+)
+
+
+def test_outputs_combine_as_their_reductions_say() -> None:
+    answers = [
+        ChunkAnswer(3, {"a:mean": 1.0, "b:sum": 1.0, "c:min": 5.0, "d:max": 5.0}),
+        ChunkAnswer(1, {"a:mean": 5.0, "b:sum": 2.0, "c:min": 4.0, "d:max": 6.0}),
+    ]
+    assert combined(answers) == {"a:mean": 2.0, "b:sum": 3.0, "c:min": 4.0, "d:max": 6.0}
+    assert combined([]) == {}
+
+
+@pytest.mark.parametrize("key", ["a:median", "loss", "a:"])
+def test_output_of_an_unknown_reduction_is_an_error(key: str) -> None:
+    with pytest.raises(TrainerFailed, match=r"allowed: NAME:mean, :sum, :min or :max"):
+        combined([ChunkAnswer(1, {key: 1.0})])
+
+
+def test_output_that_only_some_answers_have_is_an_error() -> None:
+    with pytest.raises(TrainerFailed, match="only some answers"):
+        combined([ChunkAnswer(3, {"a:mean": 1.0}), ChunkAnswer(1, {})])
+
+
+@pytest.mark.parametrize(
+    ("policy", "served", "limits"),
+    [
+        (BYTES, ServiceLimits(2048, 9_000_000), ChunkLimits(2048, 9_000_000)),
+        (BYTES, ServiceLimits(4, 100), ChunkLimits(4, 100)),
+        (NUMBERS, ServiceLimits(1024, 5_000_000), ChunkLimits(128, 500_000)),
+        (NUMBERS, ServiceLimits(4, 100), ChunkLimits(4, 10)),
+        (NUMBERS, ServiceLimits(4, 3), ChunkLimits(4, 1)),
+    ],
+)
+def test_limits_are_the_services_as_the_policy_measures_them(
+    policy: ChunkPolicy, served: ServiceLimits, limits: ChunkLimits
+) -> None:
+    assert limits_of(policy, served) == limits
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=8))
+def test_examples_survive_the_wire(shapes: list[tuple[int, bool]]) -> None:
+    held = [(np.arange(n, dtype="<u2"), np.arange(n) if labelled else None) for n, labelled in shapes]
+    back = decode_examples(encode_examples(rows_of(held)))
+    assert [document.tokens.tolist() for document in back] == [tokens.tolist() for tokens, _ in held]
+    for document, (tokens, labels) in zip(back, held, strict=True):
+        if any(labelled for _, labelled in shapes):
+            assert document.labels is not None
+            assert document.labels.tolist() == (tokens if labels is None else labels).tolist()
+        else:
+            assert document.labels is None
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"tokens": np.zeros(2, "<u2")},
+        {"tokens": np.zeros(2, "<i2"), "offsets": np.array([0, 2])},
+        {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 3])},
+        {"tokens": np.zeros((1, 2), "<u2"), "offsets": np.array([0, 2])},
+        {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 2]), "labels": np.zeros(3, "<i4")},
+        {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0.0, 2.0])},
+    ],
+)
+def test_bytes_that_are_no_examples_are_refused(arrays: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDocument, match="no examples"):
+        decode_examples(safetensors.numpy.save(arrays))
+    for damaged in (b"", b"\xff" * 16, safetensors.numpy.save(arrays)[:-1]):
+        with pytest.raises(InvalidDocument, match="no examples"):
+            decode_examples(damaged)
+
+
+def test_examples_are_counted_before_they_are_looked_at() -> None:
+    arrays = {"tokens": np.zeros(0, "<u2"), "offsets": np.zeros(5, "<i8")}
+    body = safetensors.numpy.save(arrays)
+    assert len(decode_examples(body, 4)) == 4
+    with pytest.raises(Refused, match="4 examples; at most 3 in one request") as refused:
+        decode_examples(body, 3)
+    assert refused.value.kind == "body-too-large"
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "nowhere", "http://", "http://[::1"])
+def test_url_of_no_service_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match="training service URL"):
+        client_of(url)
