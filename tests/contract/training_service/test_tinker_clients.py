@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -280,49 +281,100 @@ async def test_what_the_service_does_not_do_is_said(service_url: str, elsewhere:
     await elsewhere.ask(sdk_is_refused, service_url, texts(1)[0])
 
 
-async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(service_url: str) -> None:
-    from tinker import types
-    from tinker.proto.request_conv import forward_backward_request_to_proto
+@dataclass
+class TinkerByHand:
+    """A client that speaks to the SDK's routes without the SDK, with a session and its model 0."""
 
-    def message(model_id: str, seq_id: int, text: Text) -> bytes:
+    http: httpx.AsyncClient
+    session_id: str
+
+    @property
+    def model_id(self) -> str:
+        return f"{self.session_id}:train:0"
+
+    async def post(self, path: str, **content: Any) -> httpx.Response:
+        return await self.http.post(path, json=content)
+
+    async def send(self, seq_id: int, text: Text) -> dict[str, str]:
+        """Send a text as `forward_backward`; its future."""
+        from tinker import types
+        from tinker.proto.request_conv import forward_backward_request_to_proto
+
         request = types.ForwardBackwardRequest(
             forward_backward_input=types.ForwardBackwardInput(data=[datum_of(text)], loss_fn="cross_entropy"),
-            model_id=model_id,
+            model_id=self.model_id,
             seq_id=seq_id,
         )
-        encoded: bytes = forward_backward_request_to_proto(request).SerializeToString()
-        return encoded
+        body: bytes = forward_backward_request_to_proto(request).SerializeToString()
+        future: dict[str, str] = (await self.http.post("/forward_backward", content=body)).json()
+        return future
 
-    texts_ = texts(2)
+
+@pytest.fixture
+async def by_hand(service_url: str) -> AsyncIterator[TinkerByHand]:
     async with httpx.AsyncClient(base_url=service_url + "/api/v1", headers={"X-API-Key": KEY}) as http:
-        session = (await http.post("/create_session", json={"tags": []})).json()["session_id"]
-        made = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"seed": SEED}}
-        future = (await http.post("/create_model", json=made)).json()
-        model_id = (await http.post("/retrieve_future", json=future)).json()["model_id"]
-        answers = {}
-        for seq_id in (2, 2, 1, 1):
-            answer = await http.post("/forward_backward", content=message(model_id, seq_id, texts_[seq_id - 1]))
-            answers[seq_id] = answer.json()
-            assert answer.json()["request_id"] == f"{model_id}/{seq_id}"
-        step = {"adam_params": {"learning_rate": 0.01}, "model_id": model_id, "seq_id": 3}
-        asked = (await http.post("/optim_step", json=step)).json()
-        norm = (await http.post("/retrieve_future", json=asked)).json()["metrics"]["grad_norm:mean"]
-        for seq_id in (1, 2):
-            answer = await http.post("/retrieve_future", json=answers[seq_id])
-            assert answer.headers["Content-Type"] == "application/x-protobuf"
-        _, gradient = learnt(initial_parameters(MODEL, str(SEED).encode()), texts_)
-        wanted = np.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
-        assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
-        for body, status in (({"request_id": f"{model_id}/9"}, 410), ({"request_id": "x"}, 410), ({}, 422)):
-            assert (await http.post("/retrieve_future", json=body)).status_code == status
-        digits = "9" * 5000  # more than Python makes a number of
-        for wrong in (f"{model_id}/{digits}", f"{session}:train:{digits}/1"):
-            assert (await http.post("/retrieve_future", json={"request_id": wrong})).status_code in (404, 410)
-        assert (await http.post("/get_info", json={"model_id": f"{session}:train:{digits}"})).status_code == 404
-        huge = {**made, "base_model": f"epochal-ngram:hidden={digits}"}
-        assert (await http.post("/create_model", json=huge)).status_code == 422
-        assert (await http.post("/forward_backward", content=b"\xff")).status_code == 422
-        assert (await http.post("/forward_backward", content=b"0" * 20_000)).status_code == 413
-        assert (await http.post("/get_info", json={"model_id": f"{session}:train:5"})).status_code == 404
-        assert (await http.post(f"/sessions/{session}/finish", json={})).status_code == 200
-        assert (await http.post("/session_heartbeat", json={"session_id": session})).status_code == 410
+        client = TinkerByHand(http, (await http.post("/create_session", json={"tags": []})).json()["session_id"])
+        made = {"session_id": client.session_id, "model_seq_id": 0, "base_model": BASE_MODEL}
+        future = (await client.post("/create_model", **made, lora_config={"seed": SEED})).json()
+        assert (await client.post("/retrieve_future", **future)).json()["model_id"] == client.model_id
+        yield client
+
+
+async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(by_hand: TinkerByHand) -> None:
+    texts_ = texts(2)
+    futures = {seq_id: await by_hand.send(seq_id, texts_[seq_id - 1]) for seq_id in (2, 2, 1, 1)}
+    assert {seq_id: future["request_id"] for seq_id, future in futures.items()} == {
+        seq_id: f"{by_hand.model_id}/{seq_id}" for seq_id in (1, 2)
+    }
+    step = {"adam_params": {"learning_rate": 0.01}, "model_id": by_hand.model_id, "seq_id": 3}
+    asked = (await by_hand.post("/optim_step", **step)).json()
+    norm = (await by_hand.post("/retrieve_future", **asked)).json()["metrics"]["grad_norm:mean"]
+    for future in futures.values():
+        answer = await by_hand.post("/retrieve_future", **future)
+        assert answer.headers["Content-Type"] == "application/x-protobuf"
+    _, gradient = learnt(initial_parameters(MODEL, str(SEED).encode()), texts_)
+    wanted = np.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
+    assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
+
+
+DIGITS = "9" * 5000
+"""More than Python makes a number of."""
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "statuses"),
+    [
+        ("/retrieve_future", {"request_id": "MODEL/9"}, {410}),
+        ("/retrieve_future", {"request_id": "x"}, {410}),
+        ("/retrieve_future", {}, {422}),
+        ("/retrieve_future", {"request_id": f"MODEL/{DIGITS}"}, {404, 410}),
+        ("/retrieve_future", {"request_id": f"SESSION:train:{DIGITS}/1"}, {404, 410}),
+        ("/get_info", {"model_id": f"SESSION:train:{DIGITS}"}, {404}),
+        ("/get_info", {"model_id": "SESSION:train:5"}, {404}),
+        (
+            "/create_model",
+            {"session_id": "SESSION", "model_seq_id": 0, "base_model": f"epochal-ngram:hidden={DIGITS}"},
+            {422},
+        ),
+    ],
+)
+async def test_message_about_what_is_not_there_is_refused(
+    by_hand: TinkerByHand, path: str, content: dict[str, Any], statuses: set[int]
+) -> None:
+    named = {
+        key: value.replace("SESSION", by_hand.session_id).replace("MODEL", by_hand.model_id)
+        if isinstance(value, str)
+        else value
+        for key, value in content.items()
+    }
+    assert (await by_hand.post(path, **named)).status_code in statuses
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"\xff", 422), (b"0" * 20_000, 413)])
+async def test_body_that_holds_no_examples_is_refused(by_hand: TinkerByHand, body: bytes, status: int) -> None:
+    assert (await by_hand.http.post("/forward_backward", content=body)).status_code == status
+
+
+async def test_session_that_is_finished_is_gone(by_hand: TinkerByHand) -> None:
+    assert (await by_hand.post(f"/sessions/{by_hand.session_id}/finish")).status_code == 200
+    assert (await by_hand.post("/session_heartbeat", session_id=by_hand.session_id)).status_code == 410
