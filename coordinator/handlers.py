@@ -27,7 +27,8 @@ from coordinator.machine.stimuli import (
 )
 from coordinator.publication import Published, standing_of
 from coordinator.service import CoordinatorService
-from coordinator.uploads import RunHeavy, Uploads
+from coordinator.uploads import Uploads
+from runtime.worker_thread import Worker
 from state.documents import CheckpointRef, Outcome
 from state.errors import Refused
 from state.messages import (
@@ -62,7 +63,7 @@ class Handlers:
     """The front of one coordinator.
 
     Attributes:
-        run_heavy: for the check of a result's bytes.
+        worker: checks the bytes of results and checkpoints.
         uploads: takes the bytes of results and checkpoints.
     """
 
@@ -71,11 +72,11 @@ class Handlers:
     tokens: SessionTokens
     admin: AdminToken
     layouts: LayoutCache
-    run_heavy: RunHeavy
+    worker: Worker
     uploads: Uploads = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uploads", Uploads(self.service, self.layouts, self.run_heavy))
+        object.__setattr__(self, "uploads", Uploads(self.service, self.layouts, self.worker))
 
     # Who is asking
 

@@ -22,6 +22,7 @@ from coordinator.store.open import open_store
 from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
 from runtime.metrics import new_registry
+from runtime.worker_thread import SharedThreads
 from state.config.state_file import StateFile
 from state.errors import StoreFailed
 
@@ -82,7 +83,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), asyncio.to_thread)
+            handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), SharedThreads())
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:

@@ -6,16 +6,16 @@ not count are dropped unless the run needs the same ones for something else: nob
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
 from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
+from runtime.worker_thread import Worker
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.refusals import Refusal
@@ -30,22 +30,14 @@ MAX_UPLOADS_PER_CLIENT = 4
 MAX_CHECKS = 2
 """Maximum number of blobs in memory for their check at a time."""
 
-T = TypeVar("T")
-
-
-class RunHeavy(Protocol):
-    """Runs arithmetic over many bytes: in a thread, or in place where there are none (simulations)."""
-
-    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
-
 
 class Uploads:
     """Takes announced blobs for one service."""
 
-    def __init__(self, service: CoordinatorService, layouts: LayoutCache, run_heavy: RunHeavy) -> None:
+    def __init__(self, service: CoordinatorService, layouts: LayoutCache, worker: Worker) -> None:
         self._service = service
         self._layouts = layouts
-        self._run_heavy = run_heavy
+        self._worker = worker
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._uploading: Counter[ClientId] = Counter()
         self._checks = asyncio.Semaphore(MAX_CHECKS)
@@ -120,7 +112,7 @@ class Uploads:
             replica_digest="",
         )
         try:
-            found = await self._run_heavy(lambda: check_result(data, wanted, layout, run.state_file.merge.max_abs))
+            found = await self._worker.run(lambda: check_result(data, wanted, layout, run.state_file.merge.max_abs))
         except InvalidResult as error:
             await self._reject_result(expected, error.rule)
             raise Refused(
@@ -188,7 +180,7 @@ class Uploads:
             replica = parse_checkpoint(data)
             return replica, Sha256(replica_digest(replica))
 
-        return await self._run_heavy(check)
+        return await self._worker.run(check)
 
     async def _drop_unless_needed(self, sha256: Sha256, run: Run) -> None:
         """Delete refused bytes, unless the run needs them: a copied digest must not cost another client its blob."""

@@ -1,8 +1,8 @@
-"""Where blocking arithmetic runs: in one thread of its own, or inline where time is virtual and threads are banned.
+"""Where blocking work runs: in one thread of its own, in the event loop's threads, or inline where time is virtual.
 
-The rule kept here: one call at a time, in the order of the calls, always in the same thread; so what a call leaves
-behind (buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not stop a call
-that is already running: whoever needs that gives the call a flag to look at.
+The rule kept by `WorkerThread`: one call at a time, in the order of the calls, always in the same thread; so what a
+call leaves behind (buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not
+stop a call that is already running: whoever needs that gives the call a flag to look at.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class Worker(Protocol):
-    """Runs blocking calls, one after the other."""
+    """Runs blocking calls."""
 
     async def run(self, call: Callable[[], _T]) -> _T:
-        """The call's own result, or what it raises."""
+        """Return the call's own result, or raise what it raises."""
         ...
 
     async def aclose(self) -> None:
-        """Returns when the calls made so far have ended, or after a bound; no call may follow. May be called again."""
+        """Return when the calls made so far have ended, or after a bound; no call may follow. May be called again."""
         ...
 
 
@@ -53,6 +53,16 @@ class WorkerThread:
             _logger.warning("worker_still_busy_at_close", extra={"worker": self._name})
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class SharedThreads:
+    """A `Worker` over the event loop's own threads, for calls that need no order."""
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(call)
+
+    async def aclose(self) -> None:
+        """The threads are not this worker's to end."""
 
 
 class InlineWorker:

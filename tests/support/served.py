@@ -57,7 +57,7 @@ async def served(state: StateFile) -> AsyncIterator[Served]:
     parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), key.public_key_hex)
     service = await CoordinatorService.open(parts, state)
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-    handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker().run)
+    handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker())
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

@@ -141,7 +141,7 @@ class SimulatedCoordinator:
         )
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
         nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
-        handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker().run)
+        handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             tasks.create_task(self._watch(service))

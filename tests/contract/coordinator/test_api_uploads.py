@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.machine.run import current_checkpointer
 from coordinator.uploads import MAX_CHECKS, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
+from runtime.worker_thread import InlineWorker
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes
 from state.wire import sha256_hex
@@ -100,18 +101,18 @@ async def test_delivery_of_another_length_is_refused_before_it_is_read(coordinat
 async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: Served) -> None:
     clients = await training(coordinator, 6)
     checking = most = 0
-    run_heavy = coordinator.handlers.uploads._run_heavy
 
-    async def watched(call: Callable[[], T], /) -> T:
-        nonlocal checking, most
-        checking += 1
-        most = max(most, checking)
-        await asyncio.sleep(0)
-        found = await run_heavy(call)
-        checking -= 1
-        return found
+    class Watched(InlineWorker):
+        async def run(self, call: Callable[[], T]) -> T:
+            nonlocal checking, most
+            checking += 1
+            most = max(most, checking)
+            await asyncio.sleep(0)
+            found = await super().run(call)
+            checking -= 1
+            return found
 
-    coordinator.handlers.uploads._run_heavy = watched
+    coordinator.handlers.uploads._worker = Watched()
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
             tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))

@@ -1,10 +1,7 @@
 """The merging thread: off the event loop, in order, and refused where its arithmetic is not IEEE 754's."""
 
-import asyncio
 import ctypes
-import logging
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 
 from run_manager.replica.merger import Merger
-from runtime import worker_thread
 from runtime.worker_thread import InlineWorker, Worker, WorkerThread
 from state.errors import InternalError
 from state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
@@ -95,57 +91,3 @@ async def test_merger_inline_refuses_as_its_own_thread_would() -> None:
     with floating_point_mode(FLUSH_TO_ZERO), pytest.raises(UnsoundArithmetic):
         await merger.merge(replica(), contributions())
     assert (await merger.merge(replica(), contributions())).step == 1
-
-
-async def test_worker_thread_leaves_the_event_loop_free_and_keeps_to_one_thread() -> None:
-    worker = WorkerThread("test")
-    loop_went_on = threading.Event()
-    threads: list[int] = []
-
-    def call() -> bool:
-        threads.append(threading.get_ident())
-        return loop_went_on.wait(WAIT_S)
-
-    async with asyncio.TaskGroup() as group:
-        first, second = group.create_task(worker.run(call)), group.create_task(worker.run(call))
-        await asyncio.sleep(0)
-        loop_went_on.set()
-    assert first.result()
-    assert second.result()
-    assert len(set(threads)) == 1
-    assert threading.get_ident() not in threads
-    await worker.aclose()
-
-
-async def test_worker_thread_close_waits_for_the_running_call_and_may_be_repeated() -> None:
-    worker = WorkerThread("test")
-    release, ended = threading.Event(), threading.Event()
-
-    def call() -> None:
-        assert release.wait(WAIT_S)
-        ended.set()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(worker.run(call))
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_soon(release.set)
-        await worker.aclose()
-        assert ended.is_set()
-    await worker.aclose()
-    with pytest.raises(RuntimeError):
-        await worker.run(call)
-
-
-async def test_worker_thread_close_with_a_call_that_never_ends_returns_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(worker_thread, "CLOSE_TIMEOUT_S", 0.01)
-    worker = WorkerThread("stuck")
-    release = threading.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(worker.run(release.wait))
-        await asyncio.sleep(0)
-        with caplog.at_level(logging.WARNING):
-            await worker.aclose()
-        release.set()
-    assert [record.message for record in caplog.records] == ["worker_still_busy_at_close"]
