@@ -23,7 +23,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.http_server import Endpoint, serving_app
-from runtime.problem_json import REFUSAL_IN_SCOPE
 from state.refusals import Refusal
 
 LOOPBACK = "127.0.0.1"
@@ -34,6 +33,8 @@ LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
 DURATION_BUCKETS_S = (0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
 """For phases, rounds, training and transfers."""
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+REFUSAL_IN_SCOPE = "epochal.refusal"
+"""Where the ASGI scope of a refused request holds its `Refusal`."""
 UNKNOWN_LABEL = "(none)"
 """The route of a request that met none, and the method of one that HTTP does not define."""
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from runtime.metrics import REFUSAL_IN_SCOPE
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 
@@ -19,8 +20,6 @@ RETRY_AFTER_S = 1
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 """What the framework refuses by itself."""
 MAX_REASONS = 5
-REFUSAL_IN_SCOPE = "epochal.refusal"
-"""Where the ASGI scope of a refused request holds its `Refusal`, for whoever measures requests."""
 
 
 class ProblemResponse(Response):
