@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from epochal.cli.run import LISTENING
-from epochal.testnet.children import STOP_TIMEOUT_S, Child, Children
+from epochal.testnet.child_processes import STOP_TIMEOUT_S, Child, Children
 from state.errors import EpochalError
 
 RUN_ID = "benchmark"

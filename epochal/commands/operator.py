@@ -13,7 +13,7 @@ from coordinator_client.api import OperatorApi
 from coordinator_client.operator import check_client_id, connect_operator
 from coordinator_client.operator import eject as eject_client
 from epochal.cli.options import CoordinatorCaOption, JsonOption, trusted
-from epochal.display import status_panel
+from epochal.status_panel import status_panel
 from state.wire import canonical_json
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from epochal.cli.shutdown import Interrupts
-from epochal.display import status_line, status_panel
-from epochal.testnet.testnet import Report, Testnet, TestnetOptions
+from epochal.status_panel import status_line, status_panel
+from epochal.testnet.local_run import Report, Testnet, TestnetOptions
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 from trainers.registry import check_trainer_name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.testnet.children import Children
+from epochal.testnet.child_processes import Children
 from tests.support.heavy import need_module
 
 ROOT = Path(__file__).parents[2]

@@ -24,9 +24,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert heavy_imports_of(after_help_of()) == set()
 
 
-@pytest.mark.parametrize("command", ["check", "status", "pause", "resume", "eject"])
-def test_command_without_arithmetic_imports_neither_numpy_nor_fastapi(command: str) -> None:
-    assert not heavy_imports_of(after_help_of(command)) & {"fastapi", "numpy", "torch", "jax", "uvicorn"}
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("check", {"pydantic"}),
+        ("status", {"httpx", "pydantic"}),
+        ("audit", {"cryptography", "numpy", "pydantic", "transitions"}),
+        ("evaluate", {"cryptography", "httpx", "numpy", "pydantic", "transitions"}),
+        ("client", {"cryptography", "httpx", "numpy", "pydantic", "transitions", "uvicorn"}),
+    ],
+)
+def test_command_imports_only_what_it_needs(command: str, needed: set[str]) -> None:
+    assert heavy_imports_of(after_help_of(command)) <= needed
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *DATA_COMMANDS], ids=lambda command: command.name)

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from epochal.display import curve, status_line, status_panel
+from epochal.status_panel import curve, status_line, status_panel
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
 from state.wire import ClientId

@@ -19,7 +19,7 @@ from coordinator.audit import AuditReport, audit_store
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
-from epochal.testnet.children import Child, Children
+from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demo_state import demo_state
 from runtime.retry import RetryPolicy
