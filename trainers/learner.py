@@ -30,7 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerState:
-    """What an optimizer remembers from step to step.
+    """State that an optimizer keeps from step to step.
 
     Attributes:
         step_count: optimizer steps taken.
@@ -46,7 +46,7 @@ NO_INNER_STATE = InnerState()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossOptions:
-    """How a loss is computed.
+    """Options of one computation of a loss.
 
     Attributes:
         weights: one flat float array for each example: the factor of the loss at each of its places. None: all 1.
@@ -147,7 +147,7 @@ class Learner(Protocol):
 
 
 class Model(Protocol):
-    """What is known of a model without its parameters. `trainers.architectures.open_model` opens one."""
+    """Everything about a model but its parameters. `trainers.architectures.open_model` opens one."""
 
     @property
     def vocabulary(self) -> int:

@@ -41,7 +41,7 @@ class RemoteOptions:
 
 
 def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOptions | None = None) -> Trainer:
-    """The trainer of this name, for the run that the state file describes.
+    """Open the trainer of this name, for the run that the state file describes.
 
     Args:
         name: one of `TRAINERS`.
@@ -62,7 +62,7 @@ def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOpti
 async def open_mesh_trainer(
     options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker
 ) -> MeshTrainer:
-    """The `numpy` trainer on a mesh, its processes started.
+    """Open the `numpy` trainer on a mesh and start its processes.
 
     Args:
         options: the mesh.
@@ -82,7 +82,7 @@ async def open_mesh_trainer(
 
 
 def check_trainer_name(name: str) -> None:
-    """Raises `InvalidInput` unless there is a trainer of this name."""
+    """Raise `InvalidInput` unless there is a trainer of this name."""
     if name not in (*TRAINERS, REMOTE):
         allowed = ", ".join(sorted((*TRAINERS, REMOTE)))
         raise InvalidInput(f"there is no trainer {name!r}; allowed: {allowed}", trainer=name)
@@ -112,7 +112,7 @@ def _model_of(trainer: str, state: StateFile) -> Model:
 
 
 def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
-    """The run's optimizer; None for the one that leaves the parameters as they are."""
+    """Return the run's optimizer; None for the one that leaves the parameters as they are."""
     optimizer = state.model.LLM.optimizer
     if not isinstance(optimizer, AdamW | DummyOptimizer):
         raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")

@@ -1,4 +1,4 @@
-"""What a training service shows Prometheus: its sessions, what they learn from, and the arithmetic's time."""
+"""Metrics that a training service shows Prometheus: its sessions, what they learn from, and the arithmetic's time."""
 
 import time
 from collections.abc import Callable

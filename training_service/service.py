@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainingServiceOptions:
-    """What a training service does for whom.
+    """Options of a training service.
 
     Attributes:
         limits: what one request of examples may hold.
@@ -88,5 +88,5 @@ class TrainingService:
             self._waiting -= 1
 
     async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
-        """As `run`, but a request that comes again under the same path and key gets its first answer."""
+        """Act as `run` does, but a request that comes again under the same path and key gets its first answer."""
         return await self.run(session_id, lambda session: session.once(key, lambda: act(session)))

@@ -55,7 +55,7 @@ class TrainingSession:
         self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def once(self, key: tuple[str, str], act: Callable[[], bytes]) -> bytes:
-        """What `act` answers, or what it answered under the same path and key before. A failure is not remembered."""
+        """Return the answer of `act`, or its answer under the same path and key before. A failure is not remembered."""
         if key in self._answers:
             return self._answers[key]
         answer = act()
@@ -65,7 +65,7 @@ class TrainingSession:
         return answer
 
     def begin_round(self, round_key: str, parameters: bytes, keep_last: bool) -> None:
-        """Starts a round at these parameters; what the last one learnt is forgotten.
+        """Start a round at these parameters; what the last one learnt is forgotten.
 
         Args:
             round_key: the client's name for it.
@@ -91,7 +91,7 @@ class TrainingSession:
         self._round_key, self._local_step, self._items, self._tokens = round_key, 0, 0, 0
 
     def forward_backward(self, round_key: str, local_step: int, examples: list[Example]) -> ChunkAnswer:
-        """Adds the examples' gradient to that of the local step.
+        """Add the examples' gradient to that of the local step.
 
         Raises:
             Refused: `stale-step`, `untrainable` (the examples' fault; what was added of the local step is discarded).
@@ -115,7 +115,7 @@ class TrainingSession:
         return ChunkAnswer(len(examples), metrics)
 
     def optim_step(self, request: OptimStepRequest) -> ChunkAnswer:
-        """The optimizer's step.
+        """Take the optimizer step.
 
         Raises:
             Refused: `stale-step`; `incomplete-step`, when other than `items` examples arrived: discard and begin anew.
@@ -133,11 +133,11 @@ class TrainingSession:
         return ChunkAnswer(items, {"tokens:sum": float(tokens)})
 
     def discard(self) -> None:
-        """Forgets the round and its gradient; the optimizer's state is that of the last round that counted."""
+        """Forget the round and its gradient; the optimizer's state is that of the last round that counted."""
         self._round_key = None
 
     def parameters(self, round_key: str, local_steps: int) -> bytes:
-        """The parameters after so many local steps of the round, as a tensor file. Raises `Refused`: `stale-step`."""
+        """Return the parameters after so many local steps, as a tensor file. Raise `Refused`: `stale-step`."""
         return encode_tensor_file(self._at(round_key, local_steps).parameters, {})
 
     def _at(self, round_key: str, local_step: int) -> Learner:

@@ -1,4 +1,4 @@
-"""What the processes of a client's mesh do together, over `torch.distributed` with gloo on the loopback interface.
+"""Operations of all processes of a mesh together, over `torch.distributed` with gloo on the loopback interface.
 
 Each call blocks until every process has made it, in the same order, and raises `RuntimeError` when another process is
 gone or does not come within the timeout.
@@ -45,13 +45,13 @@ class MeshCollectives:
         self._rows = RowBroadcast(layout, process)
 
     def any_of(self, mine: bool) -> bool:
-        """Whether it is so in any process."""
+        """Return whether it is true in any process."""
         flag = torch.tensor([int(mine)])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
     def all_equal(self, digest: bytes) -> bool:
-        """Whether every process has the same 32 bytes."""
+        """Return whether every process has the same 32 bytes."""
         mine = torch.from_numpy(np.frombuffer(digest, dtype=np.uint8).astype(np.int32))
         least, most = mine.clone(), mine.clone()
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -59,13 +59,13 @@ class MeshCollectives:
         return bool((least == most).all())
 
     def share_rows(self, rows: NDArray[np.int32]) -> None:
-        """As `RowBroadcast.receive`."""
+        """Exchange rows as `RowBroadcast.receive` does."""
         self._rows.receive(rows)
 
     def from_first(self, values: Float32Array) -> None:
-        """Overwrites the values with the first process's."""
+        """Overwrite the values with the first process's."""
         dist.broadcast(torch.from_numpy(values), src=FIRST)
 
     def sum_to_first(self, values: NDArray[np.float32] | NDArray[np.float64]) -> None:
-        """Adds everyone's values up, in the first process; what the others' become is undefined."""
+        """Add everyone's values up in the first process; what the others' become is undefined."""
         dist.reduce(torch.from_numpy(values), dst=FIRST)

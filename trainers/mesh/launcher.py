@@ -96,7 +96,7 @@ class MeshProcesses:
 
     @classmethod
     async def start(cls, options: MeshOptions, state: StateFile) -> Self:
-        """Starts the processes, and waits until they have found each other.
+        """Start the processes, and wait until they have found each other.
 
         Raises:
             MeshBroken: they have not, within `START_TIMEOUT_S`.
@@ -135,7 +135,7 @@ class MeshProcesses:
         return found
 
     async def train(self, task: RoundTask, body: bytes) -> tuple[list[RoundDone | Failed], bytes]:
-        """What each process answers, and what the first one's answer holds. All are ended when this is cancelled.
+        """Return each process's answer, and what comes with the first one's. All are ended when this is cancelled.
 
         Args:
             body: what goes with the task to the first process.
@@ -154,7 +154,7 @@ class MeshProcesses:
         return found, answers[0][1]
 
     async def aclose(self) -> None:
-        """Ends the processes; bounded."""
+        """End the processes, within a bounded time."""
         for process in self._processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -166,7 +166,7 @@ class MeshProcesses:
         self._folder.cleanup()
 
     async def _ask(self, messages: Sequence[tuple[Any, bytes]]) -> list[tuple[Reply, bytes]]:
-        """Each process's answer to its message. Raises `MeshBroken` when one of them is gone."""
+        """Return each process's answer to its message. Raise `MeshBroken` when one of them is gone."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -194,7 +194,7 @@ async def _exchange(process: asyncio.subprocess.Process, document: Any, body: by
 
 
 async def _spawn(process_count: int) -> asyncio.subprocess.Process:
-    """A process that is not told of Ctrl-C: the agent ends it. It takes its share of the machine's cores."""
+    """Start a process that is not told of Ctrl-C: the agent ends it. It takes its share of the machine's cores."""
     threads = str(max(1, (os.cpu_count() or 1) // process_count))
     shares = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return await asyncio.create_subprocess_exec(
@@ -209,7 +209,7 @@ async def _spawn(process_count: int) -> asyncio.subprocess.Process:
 
 
 def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
-    """As long as another process may take for the rows of a global batch, all of its attempts failing but the last."""
+    """Return how long another process may take for the rows of a global batch if only its last attempt succeeds."""
     settings = FetchSettings.of(state, 1)
     layout = options.layout
     most_rows = max(layout.loading(process).local_batch_size for process in range(options.process_count))

@@ -1,4 +1,4 @@
-"""What an agent and the processes of its mesh say to each other, over pipes: a JSON document and a tensor file each.
+"""Messages between an agent and the processes of its mesh, over pipes: a JSON document and a tensor file each.
 
 The agent starts a process with `Start` and gives every process `RoundTask`s, the first process with the round's
 parameters and, where it is kept, the optimizer's state. Each answers every message, with `Ready`, `RoundDone` (the
@@ -32,7 +32,7 @@ could not, or because another process is gone."""
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process must know of its mesh.
+    """A process's first message: its mesh.
 
     Attributes:
         state: the run's configuration, as the coordinator gives it to clients.
@@ -58,7 +58,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class RoundTask:
-    """One round.
+    """A round to take part in.
 
     Attributes:
         ticket: opens data servers.
@@ -81,7 +81,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """What the round came to, in the first process over all of them. `rows_loaded`: by this process."""
+    """The round's result: the first process's holds the sums over all. `rows_loaded`: by this process."""
 
     loss_sum: float
     token_count: int
@@ -92,7 +92,7 @@ class RoundDone:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why not. `batch_id` names the batches whose data could not be had."""
+    """The reason for a failure. `batch_id` names the batches whose data could not be loaded."""
 
     cause: Cause
     message: str
@@ -106,7 +106,7 @@ T = TypeVar("T")
 
 
 async def write_frame(writer: asyncio.StreamWriter, document: Any, body: bytes = b"") -> None:
-    """Writes a document and what goes with it; returns when the pipe has room again.
+    """Write a document and its bytes; return when the pipe has room again.
 
     Raises:
         OSError: the other side is gone.
@@ -118,7 +118,7 @@ async def write_frame(writer: asyncio.StreamWriter, document: Any, body: bytes =
 
 
 async def read_frame(reader: asyncio.StreamReader, kind: type[T] | Any) -> tuple[T, bytes]:
-    """The next document and what goes with it.
+    """Read the next document and its bytes.
 
     Raises:
         EOFError: the other side is gone.

@@ -1,4 +1,4 @@
-"""A round as every process of a mesh goes through it, all of them in the same order.
+"""Rounds of a mesh: every process takes the same steps in the same order.
 
 For each global batch a process loads its rows, receives the others that its devices need, and computes on those that
 fall to it: of the devices that hold the same rows, each takes its share of them, so that every row is computed on once.
@@ -91,7 +91,7 @@ class MeshRounds:
         inner_state: InnerState,
         data: Awaitable[tuple[str, AsyncIterator[TokenBatch]]],
     ) -> RoundEnd:
-        """This process's part of a round.
+        """Take this process's part in a round.
 
         Args:
             plan: the same in every process.
@@ -127,7 +127,7 @@ class MeshRounds:
         return RoundEnd(self._learner.parameters, self._learner.inner_state, loss, reader.rows_loaded)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
-        """What comes of this process's part, once all processes have done theirs."""
+        """Return the result of this process's part, once all processes have done theirs."""
         failure: EpochalError | None = None
         try:
             done = await part
@@ -175,8 +175,10 @@ class MeshRounds:
 
 
 def computed_rows(layout: MeshLayout, process: int) -> list[int]:
-    """Which of the rows that a process needs it computes on: of *R* devices with the same rows, the *r*-th takes every
-    *R*-th row, beginning with the *r*-th."""
+    """Return which of the rows that a process needs it computes on.
+
+    Of *R* devices with the same rows, the *r*-th takes every *R*-th row, beginning with the *r*-th.
+    """
     found: list[int] = []
     for number, shard in enumerate(layout.loading(process).needed_shards):
         mine = set(np.flatnonzero(layout.holders[shard] == process).tolist())

@@ -54,7 +54,7 @@ class MeshTrainer:
     async def open(
         cls, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
     ) -> Self:
-        """A trainer whose processes are started. Raises `MeshBroken`."""
+        """Return a trainer whose processes are started. Raise `MeshBroken`."""
         trainer = cls(options, state, model, ticket, worker)
         trainer._processes = await MeshProcesses.start(options, state)
         return trainer
@@ -93,7 +93,7 @@ class MeshTrainer:
         self._inner_state.roll_back()
 
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
-        """Rows loaded by each process, and rows of no weight: many of them mean that local steps are too small."""
+        """Log the rows loaded by each process, and those of no weight: many mean that local steps are too small."""
         size = self._options.layout.global_batch_size
         padded = sum(size - batch.row_count for batch in global_batches(plan, size))
         rows = plan.sequence_count
@@ -109,7 +109,7 @@ class MeshTrainer:
 
 
 def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:
-    """Raises the failure that the others followed from; that of data before that of the trainer."""
+    """Raise the failure that the others followed from; that of data before that of the trainer."""
     real = [failure for failure in failures if failure.cause != "called-off"] or failures
     first = min(real, key=lambda failure: failure.cause not in DATA_ERRORS)
     if first.cause in DATA_ERRORS:

@@ -59,7 +59,7 @@ class MeshWorker:
         self._ticket = ""
 
     async def connect(self) -> None:
-        """Finds the other processes. Raises `RuntimeError` when they do not come."""
+        """Find the other processes. Raise `RuntimeError` when they do not come."""
         start, llm = self._start, self._state.model.LLM
         collectives = await self._worker.run(
             partial(MeshCollectives, self._layout, start.process, start.process_count, start.store, start.timeout_s)
@@ -69,7 +69,7 @@ class MeshWorker:
         self._rounds = MeshRounds(place, self._model, optimizer, collectives, self._worker)
 
     async def take_part(self, task: RoundTask, body: bytes) -> tuple[RoundDone | Failed, bytes]:
-        """This process's part of a round, and what to answer."""
+        """Take part in a round and return the answer."""
         self._ticket = task.ticket
         self._receiver = None
         parameters, state = decode_body(body, task.steps_taken) if body else (None, NO_INNER_STATE)
@@ -84,7 +84,7 @@ class MeshWorker:
         return done, encode_body(end.parameters, after if task.keeps_state else None) if body else b""
 
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
-        """The run's data, opened if they are not yet, and this process's samples on their way."""
+        """Return the fingerprint of the run's data, opened if they are not yet, and this process's samples."""
         if self._provider is None:
             start = self._start
             cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
@@ -96,7 +96,7 @@ class MeshWorker:
         return self._provider.fingerprint, self._receiver
 
     def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
-        """What to say of an error; one that nobody expected is this program's end."""
+        """Return the message for an error; one that nobody expected ends this program."""
         match error:
             case DataError():
                 return Failed(failure_kind(error), error.message, self._failed_batch(plan))
@@ -111,13 +111,13 @@ class MeshWorker:
         raise error
 
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
-        """The batches of the data indices on which fetching failed."""
+        """Return the batches of the data indices on which fetching failed."""
         failed = None if self._receiver is None else self._receiver.failed_batch
         return None if failed is None else failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
 
 
 async def main() -> None:
-    """Hears the agent until it is gone."""
+    """Hear the agent until it is gone."""
     agent_in, agent_out = await _agent_pipes()
     worker = WorkerThread("epochal-mesh")
     start: Start = (await read_frame(agent_in, Start))[0]

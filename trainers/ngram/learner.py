@@ -129,7 +129,7 @@ class NgramLearner:
 
 
 def _check_vocabulary(examples: Sequence[Example]) -> None:
-    """What came of a provider was checked with its data index; this one guards the arithmetic."""
+    """Guard the arithmetic; the tokens of a data provider were checked before, with their data index."""
     for tokens, labels in examples:
         for name, values in (("token", tokens), ("label", labels)):
             if values is None:

@@ -50,7 +50,7 @@ _OUTPUT_SCALE = 0.1
 
 
 def parameter_shapes(model: NgramConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter, by name; matrices are (inputs, outputs)."""
+    """Return the shape of every parameter, by name; matrices are (inputs, outputs)."""
     return {
         EMBEDDING: (VOCABULARY + 1, model.embedding),
         HIDDEN_BIAS: (model.hidden,),
@@ -61,7 +61,7 @@ def parameter_shapes(model: NgramConfig) -> dict[str, tuple[int, ...]]:
 
 
 def initial_parameters(model: NgramConfig, seed: bytes) -> Tensors:
-    """The parameters to start from, a pure function of the model's size and the seed.
+    """Return the parameters to start from, a pure function of the model's size and the seed.
 
     Biases are zero; the rest is uniform in ±√(3 / inputs), so that a layer keeps its input's variance (the embedding,
     a lookup, has one input).
@@ -85,7 +85,7 @@ def initial_parameters(model: NgramConfig, seed: bytes) -> Tensors:
 
 
 def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32]:
-    """`count` float32 values in [−1, 1): 24 bits each, from blocks of SHAKE-256 over seed, block number and name."""
+    """Return `count` float32 values in [−1, 1): 24 bits each, of SHAKE-256 over seed, block number and name."""
     values = np.empty(count, np.float32)
     for start in range(0, count, _INIT_BLOCK_VALUES):
         block = values[start : start + _INIT_BLOCK_VALUES]
@@ -98,7 +98,7 @@ def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32
 
 
 def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context: int) -> Tokens:
-    """The sequences one after the other, each with `context` paddings before it, as uint16.
+    """Return the sequences one after the other, each with `context` paddings before it, as uint16.
 
     Args:
         sequences: one-dimensional; every token is below `VOCABULARY`.
@@ -114,7 +114,7 @@ def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context
 
 
 def padded_targets(examples: list[Example], context: int) -> Tokens:
-    """What `padded_tokens` of the same examples is to predict: their labels, `PADDING` where there is none."""
+    """Return the labels that belong to `padded_tokens` of the same examples, `PADDING` where there is none."""
     padded = np.full(sum(context + example.tokens.size for example in examples), PADDING, np.uint16)
     offset = 0
     for tokens, labels in examples:
@@ -134,7 +134,7 @@ def add_gradient(
     weights: FloatArray | None = None,
     logprobs: FloatArray | None = None,
 ) -> tuple[float, int]:
-    """Adds the gradient of the *summed* loss to `gradient`; the summed loss and the number of tokens predicted.
+    """Add the gradient of the *summed* loss to `gradient`; return the summed loss and the number of tokens predicted.
 
     Args:
         gradient: None computes the loss alone.
@@ -166,7 +166,7 @@ def _add_chunk(
     weights: FloatArray | None,
     logprobs: FloatArray | None,
 ) -> float:
-    """Adds the chunk's share of the summed loss's gradient to `gradient`; returns its summed loss.
+    """Add the chunk's share of the summed loss's gradient to `gradient`; return its summed loss.
 
     `targets` stand for the chunk's tokens after the first `context` ones.
     """
@@ -202,7 +202,7 @@ def _softmax_in_place(
     weights: FloatArray | None,
     logprobs: FloatArray | None,
 ) -> float:
-    """The summed loss; turns logits (positions, 256) into its gradient by them: `w·(p − onehot)`, zero at paddings."""
+    """Return the summed loss; turn logits (positions, 256) into its gradient `w·(p − onehot)`, zero at paddings."""
     logits -= logits.max(axis=1, keepdims=True)
     at_target = logits[real, targets[real]]
     np.exp(logits, out=logits)
@@ -220,14 +220,14 @@ def _softmax_in_place(
 
 
 def _windows(embedded: FloatArray, context: int) -> FloatArray:
-    """Row *r* is the concatenation of rows *r* … *r + context − 1* of `embedded` (rows, values)."""
+    """Return as row *r* the concatenation of rows *r* … *r + context − 1* of `embedded` (rows, values)."""
     width = embedded.shape[1]
     flat = np.lib.stride_tricks.sliding_window_view(embedded.reshape(-1), context * width)
     return np.ascontiguousarray(flat[::width])
 
 
 def _unwindow(windows: FloatArray, embedded: FloatArray, context: int) -> FloatArray:
-    """The transpose of `_windows`: each row of `embedded` gets the sum of all places where its values stand."""
+    """Apply the transpose of `_windows`: each row of `embedded` gets the sum of all places where its values stand."""
     width = embedded.shape[1]
     summed = np.zeros_like(embedded)
     for place in range(context):
@@ -236,7 +236,7 @@ def _unwindow(windows: FloatArray, embedded: FloatArray, context: int) -> FloatA
 
 
 def _add_by_token(table: FloatArray, tokens: Tokens, rows: FloatArray) -> None:
-    """Adds `rows[i]` to `table[tokens[i]]` for every *i*: sorted first, because equal indices would overwrite."""
+    """Add `rows[i]` to `table[tokens[i]]` for every *i*: sorted first, because equal indices would overwrite."""
     order = np.argsort(tokens, kind="stable")
     ordered = tokens[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))

@@ -75,48 +75,48 @@ class TrainingServiceClient:
         """Requests that were sent, repetitions included."""
 
     async def open(self, request: SessionRequest) -> SessionOpened:
-        """A new session. Raises `Refused`, `TrainerFailed` as every method does."""
+        """Open a session. Raise `Refused`, `TrainerFailed` as every method does."""
         return parse_document(SessionOpened, await self._ask("POST", SESSIONS, canonical_json(_plain(request))))
 
     async def close(self, session_id: str) -> None:
-        """Says that a session is not needed any more; one bounded try, since it expires anyway."""
+        """Say that a session is not needed any more: one bounded attempt, since it expires anyway."""
         try:
             await self._once("DELETE", f"{SESSIONS}/{session_id}", b"", {}, CONNECT_TIMEOUT_S)
         except EpochalError as error:
             log.info("session_not_closed", extra={"reason": str(error)})
 
     async def begin_round(self, session_id: str, round_key: str, parameters: bytes, *, keep_last: bool) -> None:
-        """Begins a round at these parameters (a tensor file)."""
+        """Begin a round at these parameters (a tensor file)."""
         path = f"{SESSIONS}/{session_id}/rounds/{round_key}?keep_last={str(keep_last).lower()}"
         await self._ask("PUT", path, parameters)
 
     async def forward_backward(self, session_id: str, round_key: str, local_step: int, examples: bytes) -> ChunkAnswer:
-        """Adds the examples' gradient to the local step's."""
+        """Add the examples' gradient to the local step's."""
         path = f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"
         return parse_document(ChunkAnswer, await self._ask("POST", path, examples))
 
     async def optim_step(self, session_id: str, request: OptimStepRequest) -> ChunkAnswer:
-        """The optimizer's step."""
+        """Take the optimizer step."""
         path = f"{SESSIONS}/{session_id}/optim_step"
         return parse_document(ChunkAnswer, await self._ask("POST", path, canonical_json(request)))
 
     async def discard(self, session_id: str) -> None:
-        """Forgets the round under way; one bounded try, since the next round begins anew anyway."""
+        """Forget the round under way: one bounded attempt, since the next round begins anew anyway."""
         try:
             await self._once("POST", f"{SESSIONS}/{session_id}/discard", b"", {}, CONNECT_TIMEOUT_S)
         except EpochalError as error:
             log.info("round_not_discarded", extra={"reason": str(error)})
 
     async def parameters(self, session_id: str, round_key: str, local_steps: int) -> bytes:
-        """The parameters after so many local steps of the round, as a tensor file."""
+        """Return the parameters after so many local steps of the round, as a tensor file."""
         return await self._ask("GET", f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_steps}/parameters")
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def _ask(self, method: str, path: str, content: bytes = b"") -> bytes:
-        """The answer, however often it takes.
+        """Send a request until it is answered, and return the answer.
 
         Raises:
             Refused: the service refuses, and will refuse again.

@@ -53,7 +53,7 @@ GONE = frozenset({Refusal.UNKNOWN_SESSION, Refusal.STALE_STEP, Refusal.INCOMPLET
 
 @dataclass(slots=True)
 class ChunkMetrics:
-    """What was sent since the trainer was opened.
+    """Counts of what was sent since the trainer was opened.
 
     Attributes:
         batches: local steps, each one call of `forward_backward`.
@@ -161,7 +161,7 @@ class RemoteTrainer:
         return TrainedRound.between(plan.step, parameters, end, LossSum(loss_sum, token_count))
 
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
-        """A round at these parameters, in the session there is or in a new one if that is gone."""
+        """Begin a round at these parameters, in the session there is or in a new one if that is gone."""
         round_key = secrets.token_hex(8)
         for is_last in (False, True):
             if self._session is None:
@@ -184,7 +184,7 @@ class RemoteTrainer:
     async def _local_step(
         self, plan: RoundPlan, session: SessionOpened, round_key: str, number: int, micro_batch: MicroBatch
     ) -> dict[str, float]:
-        """Submits the examples in chunks, in order; then takes the optimizer's step. The combined metrics."""
+        """Submit the examples in chunks, in order; take the optimizer step; return the combined metrics."""
         submitter = _Submitter(self._service, session, (round_key, number), self._worker, self.metrics)
         limits = limits_of(self._policy, session.limits)
         examples = [example for example in micro_batch.examples if example.tokens.size]
@@ -199,7 +199,7 @@ class RemoteTrainer:
         return metrics
 
     async def _give_up(self, error: EpochalError | None) -> None:
-        """Has the service discard what came of the round; a session that is not where it should be is left.
+        """Have the service discard the round; a session that is not where it should be is left.
 
         A round that did not begin left nothing, and the service still holds the last one's state, which counts.
         """
@@ -214,7 +214,7 @@ class RemoteTrainer:
 
 
 def limits_of(policy: ChunkPolicy, served: ServiceLimits) -> ChunkLimits:
-    """The service's limits as a policy measures them; under a policy that is stricter by itself, its own."""
+    """Return the service's limits as a policy measures them, or the policy's own where they are stricter."""
     if policy is BYTES:
         return ChunkLimits(served.items, served.size)
     size = max(1, served.size * policy.number_size // BYTES.number_size)
@@ -243,7 +243,7 @@ class _Submitter:
         self._landed = asyncio.Condition()
 
     async def submit(self, chunks: Iterable[ColumnChunk]) -> list[ChunkAnswer]:
-        """The answers in the order of the chunks.
+        """Send the chunks and return the answers in their order.
 
         Raises:
             Refused, TrainerFailed: a chunk failed for good; the others are called off.
@@ -277,7 +277,7 @@ class _Submitter:
                 self._landed.notify_all()
 
     async def _send_or_split(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:
-        """The answers to a chunk, or to its halves where the service finds it too large; one after the other."""
+        """Return the answers to a chunk, or to its halves where the service finds it too large; one after the other."""
         items = sum(part.stop - part.start for part in parts)
         try:
             answer = await self._service.forward_backward(self._session.session_id, *self._place, body)
@@ -303,7 +303,7 @@ class _Submitter:
 
 
 def _halves(parts: Sequence[Rows], items: int) -> tuple[list[Rows], list[Rows]]:
-    """The chunk's first half and its second."""
+    """Return the chunk's first half and its second."""
     first: list[Rows] = []
     second: list[Rows] = []
     left = items // 2
@@ -329,7 +329,7 @@ def _parameters_of(data: bytes, shapes: Shapes) -> Tensors:
 
 
 def _shown(metrics: ChunkMetrics) -> dict[str, float]:
-    """For a log line: totals, and what they mean by batch, chunk and call."""
+    """Return totals and averages for a log line."""
     chunks, batches = metrics.chunks or 1, metrics.batches or 1
     return {
         "chunks_per_batch": metrics.chunks / batches,

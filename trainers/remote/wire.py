@@ -1,4 +1,4 @@
-"""What a remote trainer and a training service say to each other.
+"""Messages between a remote trainer and a training service.
 
 A client opens a *session* (its model, its optimizer), begins a *round* in it with the round's parameters, sends each
 local step's examples in requests of whole chunks (`forward_backward`), asks for the optimizer's step (`optim_step`),
@@ -38,7 +38,7 @@ TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What one request of examples may hold. `size` is estimated as `chunking.BYTES` does."""
+    """Limits of one request of examples. `size` is estimated as `chunking.BYTES` does."""
 
     __pydantic_config__ = WIRE_CONFIG
 
@@ -71,7 +71,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class ChunkAnswer:
-    """What one request of examples came to.
+    """Result of one request of examples.
 
     Attributes:
         items: its examples.
@@ -97,7 +97,7 @@ class OptimStepRequest:
 
 
 def encode_examples(parts: Sequence[Rows]) -> bytes:
-    """The samples of a chunk as safetensors: flat tokens, each sample's begin, and labels where there are any."""
+    """Encode the samples of a chunk as safetensors: flat tokens, each sample's begin, and labels if there are any."""
     tokens = [part.batch.input_ids[part.batch.offsets[part.start] : part.batch.offsets[part.stop]] for part in parts]
     lengths = [np.diff(part.batch.offsets[part.start : part.stop + 1]) for part in parts]
     arrays = {
@@ -116,7 +116,7 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
-    """The examples of a request, of which there may be `most`.
+    """Decode the examples of a request, of which there may be `most`.
 
     Raises:
         InvalidDocument: the bytes are no examples; the sender's fault.
@@ -139,7 +139,7 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
 
 
 def batch_of(examples: Sequence[Example]) -> TokenBatch:
-    """Examples in columns."""
+    """Return examples in columns."""
     offsets = np.concatenate(([0], np.cumsum([example.tokens.size for example in examples]))).astype(np.int64)
     labels = None
     if any(example.labels is not None for example in examples):
@@ -150,7 +150,7 @@ def batch_of(examples: Sequence[Example]) -> TokenBatch:
 
 
 def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:
-    """The metrics of several requests as those of one: means by the number of examples, the rest as they say.
+    """Combine the metrics of several requests into those of one: means by the number of examples, the rest as they say.
 
     Raises:
         TrainerFailed: a metric names no reduction that is known, or not every answer has it; the service's fault.

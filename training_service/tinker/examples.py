@@ -54,7 +54,7 @@ class ForwardBackward:
         return bool(self.message.forward_only)
 
     def examples(self, vocabulary: int) -> WeightedExamples:
-        """The request's examples, of a model that knows so many tokens.
+        """Return the request's examples, of a model that knows so many tokens.
 
         Raises:
             Refused: `untrainable`: another loss, inputs other than text, or tensors that do not fit together.
@@ -75,7 +75,7 @@ class ForwardBackward:
 
 
 def decode_request(body: bytes) -> ForwardBackward:
-    """The request in a body. Raises `Refused`: `invalid-body`."""
+    """Decode the request in a body. Raise `Refused`: `invalid-body`."""
     message = proto.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -85,7 +85,7 @@ def decode_request(body: bytes) -> ForwardBackward:
 
 
 def encode_output(logprobs: Sequence[NDArray[np.float32]], metrics: Mapping[str, float]) -> bytes:
-    """A request's answer: each example's log-probabilities, and metrics by `name:reduction`."""
+    """Encode a request's answer: each example's log-probabilities, and metrics by `name:reduction`."""
     message = proto.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=dict(metrics))
     record = message.loss_fn_outputs.add()
     record.num_datums = len(logprobs)
@@ -132,7 +132,7 @@ def _example(number: int, datum: Any, vocabulary: int) -> tuple[Example, NDArray
 
 
 def _array(where: str, name: str, tensor: Any) -> NDArray[Any]:
-    """A dense tensor, flat."""
+    """Return a dense tensor, flat."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None or tensor.WhichOneof("encoding") != "dense" or len(tensor.dense) % dtype.itemsize:
         raise _untrainable(f"{where}: {name} is no dense tensor of float32 or int64")

@@ -31,7 +31,7 @@ class LoraSettings(TinkerMessage):
 
 
 class OptimizerChoice(TinkerMessage):
-    """Which optimizer steps will be asked for."""
+    """The optimizer whose steps will be asked for."""
 
     type: str = ADAMW
 
@@ -47,7 +47,7 @@ class CreateModel(TinkerMessage):
 
     @property
     def seed(self) -> int | None:
-        """Of the initial parameters; None for random ones."""
+        """Seed of the initial parameters; None for random ones."""
         return None if self.lora_config is None else self.lora_config.seed
 
 

@@ -32,7 +32,7 @@ _STEPS, _MODEL = "steps", "base_model"
 
 
 def parse_base_model(name: str) -> ModelSpec:
-    """The model of a name such as `epochal-ngram` or `epochal-ngram:context=4,hidden=32`.
+    """Return the model of a name such as `epochal-ngram` or `epochal-ngram:context=4,hidden=32`.
 
     Raises:
         Refused: `invalid-body`: there is no such model.
@@ -51,7 +51,7 @@ def parse_base_model(name: str) -> ModelSpec:
 
 
 def base_models() -> list[str]:
-    """The names that `parse_base_model` knows, without sizes."""
+    """Return the names that `parse_base_model` knows, without sizes."""
     return [entry.base_model for entry in ARCHITECTURES.values()]
 
 
@@ -76,12 +76,12 @@ class TinkerModel:
         return self._model.vocabulary
 
     def initialise(self, seed: int | None) -> None:
-        """Makes the parameters, of the seed or at random."""
+        """Make the parameters from the seed, or at random."""
         text = secrets.token_bytes(32) if seed is None else str(seed).encode()
         self._learner.load(self._model.initial_parameters(text))
 
     def forward(self, examples: WeightedExamples, *, backward: bool) -> bytes:
-        """The answer to a request of examples; adds their gradient if `backward`.
+        """Answer a request of examples, and add their gradient if `backward`.
 
         Raises:
             Refused: `untrainable`: the loss is not finite.
@@ -95,11 +95,11 @@ class TinkerModel:
         return encode_output([logprobs[1:] for logprobs in learnt.logprobs], metrics)
 
     def fail(self, message: str) -> None:
-        """A request that belongs to the next step has failed; that step discards the gradient."""
+        """Have the next step discard the gradient, since a request that belongs to it has failed."""
         self._failed = self._failed or message
 
     def optim_step(self, optimizer: AdamW, learning_rate: float) -> dict[str, float]:
-        """The optimizer's step on the gradient, which is used up. Without one, nothing; its metrics.
+        """Take the optimizer step on the gradient, if there is one, and return its metrics.
 
         Raises:
             Refused: `incomplete-step`: a request since the last step failed; its gradient is discarded.
@@ -112,7 +112,7 @@ class TinkerModel:
         return {} if norm is None else {"grad_norm:mean": float(norm)}
 
     def save(self, folder: Path, name: str, *, overwrite: bool) -> None:
-        """Writes `NAME.safetensors` (the parameters, as a run's `checkpoint` takes them) and the optimizer's state.
+        """Write `NAME.safetensors` (the parameters, as a run's `checkpoint` takes them) and the optimizer's state.
 
         Raises:
             Refused: `not-saved`: the name is taken or none, or the disk is full.
@@ -133,7 +133,7 @@ class TinkerModel:
             raise Refused(Refusal.NOT_SAVED, f"{name!r} cannot be saved: {error.strerror}") from error
 
     def load(self, folder: Path, name: str, *, optimizer: bool) -> None:
-        """Takes over what `save` wrote. Raises `Refused`: `not-saved`."""
+        """Load what `save` wrote. Raise `Refused`: `not-saved`."""
         _check_name(name)
         try:
             weights = parse_tensor_file((folder / (name + WEIGHTS_SUFFIX)).read_bytes())
@@ -150,7 +150,7 @@ class TinkerModel:
 
 
 def saved_base_model(folder: Path, name: str) -> str:
-    """The base model of saved weights. Raises `Refused`: `not-saved`."""
+    """Return the base model of saved weights. Raise `Refused`: `not-saved`."""
     _check_name(name)
     try:
         return parse_tensor_file((folder / (name + WEIGHTS_SUFFIX)).read_bytes()).metadata[_MODEL]

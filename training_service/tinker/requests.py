@@ -1,4 +1,4 @@
-"""The requests of one model, in the order of their numbers, and what became of each.
+"""The requests of one model, in the order of their numbers, and their results.
 
 The SDK numbers a model's requests from 1 and sends them as they are ready: of a call's chunks the first one last. Each
 is answered at once with a *future*, an id under which its result is fetched later. The rules kept here: requests are
@@ -33,7 +33,7 @@ GAP_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Result:
-    """What became of a request: `data` of a media type, or the `error` and whose it is, the user's or the server's."""
+    """The result of a request: `data` of a media type, or the `error` and whose it is, the user's or the server's."""
 
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     data: bytes = b""
@@ -81,7 +81,7 @@ class RequestQueue:
         self._stuck_since_s: float | None = None
 
     def submit(self, seq_id: int, request: Request) -> None:
-        """Takes a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
+        """Take a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
 
         Raises:
             Refused: `overloaded`: too much waits already.
@@ -97,7 +97,7 @@ class RequestQueue:
         self._results[seq_id] = Result()
 
     async def run(self) -> None:
-        """Carries out the requests whose turn it is; returns at once where that is being done already."""
+        """Carry out the requests whose turn it is; return at once where that is being done already."""
         if self._running:
             return
         self._running = True
@@ -113,7 +113,7 @@ class RequestQueue:
             self._stuck_since_s = self._clock.monotonic_s()
 
     async def result(self, seq_id: int, timeout_s: float) -> Result | None:
-        """What became of a request, or None while that is not known after the time.
+        """Wait for a request's result; return None if there is none after that time.
 
         Raises:
             Refused: `unknown-future`: there is no such request, or its result is not kept any more.

@@ -61,7 +61,7 @@ async def _healthz() -> dict[str, str]:
 
 
 class TinkerSessionRoutes:
-    """What a client asks before it has a model."""
+    """Requests of a client that has no model yet."""
 
     def __init__(self, service: TinkerService) -> None:
         self._service = service
@@ -124,7 +124,7 @@ class TinkerSessionRoutes:
 
 
 class TinkerModelRoutes:
-    """What a client asks of its models. Most answers name a future, which `retrieve_future` waits for."""
+    """Requests to a client's models. Most answers name a future, which `retrieve_future` waits for."""
 
     def __init__(self, service: TinkerService) -> None:
         self._service = service

@@ -32,7 +32,7 @@ class ServedModel:
 
 
 class TinkerService:
-    """What the SDK's routes ask."""
+    """The service behind the SDK's routes."""
 
     def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
         self.options = options
