@@ -43,7 +43,7 @@ class Example(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What one local step (from 0) trains on."""
+    """The examples of one local step, which is counted from 0."""
 
     local_step: int
     examples: list[Example]

@@ -1,1 +1,1 @@
-"""Where samples come from: one protocol, many sources, and the TCP data server."""
+"""Sources of samples: one protocol, many providers, and the TCP data server."""

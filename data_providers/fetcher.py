@@ -4,7 +4,7 @@ Theory of operation. `fetch_data` turns batch numbers into data indices, cuts th
 samples, and returns the receiving end of a bounded channel at once; one task in the caller's task group asks the
 provider, request after request, so batches arrive in the order of the assignment. A request that fails for now is
 repeated with backoff; one that fails for good is narrowed to the first batch that fails on its own, and the error is
-put into the channel: whoever receives meets the provider's own error there, and `failed_batch` names the batches.
+put into the channel, where the receiver meets the provider's own error, and `failed_batch` names the batches.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ def failure_kind(error: DataError) -> FailureKind:
 
 
 def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> None:
-    """Nothing, when every token of the batch is below `vocabulary`. `first_index` is its first sample's data index.
+    """Raise `CorruptData` unless every token is below `vocabulary`. `first_index` is the first sample's data index.
 
     Raises:
         CorruptData: one is not: the data's owner's fault, or a tokenizer that is not the model's.

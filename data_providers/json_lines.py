@@ -147,7 +147,7 @@ def _bytes_at(file: LineFile, start: int, stop: int) -> bytes:
 
 
 def _indexed(path: Path, name: str) -> LineFile:
-    """Where the file's records are."""
+    """Return the file with the places of its records."""
     ends: list[NDArray[np.int64]] = []
     size_bytes = 0
     with path.open("rb") as file:
@@ -170,7 +170,7 @@ def _indexed(path: Path, name: str) -> LineFile:
 
 
 def _blank(path: Path, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which lines hold nothing but blanks; only those of at most `_MAX_BLANK_BYTES` are looked at."""
+    """Return which lines hold nothing but blanks; only those of at most `_MAX_BLANK_BYTES` are looked at."""
     blank = np.zeros(len(starts), dtype=bool)
     with path.open("rb") as file:
         for number in np.flatnonzero(stops - starts <= _MAX_BLANK_BYTES).tolist():

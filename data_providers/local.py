@@ -1,7 +1,7 @@
 """Samples from token files on this machine: one file, or a folder of them.
 
-Files are read with `preadv` straight into the answer and not mapped, because a mapped file that somebody truncates ends
-the process (SIGBUS) where a read comes back short and is reported. What the page cache holds is read at once; only a
+Files are read with `preadv` straight into the answer and not mapped, because truncating a mapped file ends the process
+(SIGBUS) where a read comes back short and is reported. What the page cache holds is read at once; only a
 read that would wait for the disk goes to a thread, so that the event loop never waits and the usual case pays no hop.
 """
 

@@ -1,4 +1,4 @@
-"""What a person writes to say where data are: `--data`, and the lines of a mix.
+"""Parses the data locations that people write: `--data`, and the lines of a mix.
 
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
 `gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or

@@ -4,7 +4,7 @@ Weights become whole counts in a period of `PERIOD` data indices, and each perio
 Within the period the sources take turns so that in *every* prefix of the order each source is within one sample of its
 share. That is the uniprocessor case of proportionate-fair scheduling (Baruah, Cohen, Plaxton and Varvel, 1996): sample
 *j* of a source with count *c* may stand anywhere in `[⌊j·P/c⌋, ⌈(j+1)·P/c⌉)`, and taking the earliest end first meets
-every such window. Whoever holds the same weights computes the same order; golden vectors pin it.
+every such window. The same weights give the same order on every machine; golden vectors pin it.
 """
 
 import heapq
@@ -102,7 +102,7 @@ class MixtureOrder:
         return sources, periods * self.counts[sources] + self._ranks[places]
 
     def shares(self, data_ids: DataIds) -> list[Share]:
-        """What each source contributes to a closed interval of data indices: one contiguous part of its own.
+        """Return each source's part in the data indices: one contiguous interval of its own.
 
         Raises:
             OutOfRange: beyond the largest number that a data index may have.

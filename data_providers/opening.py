@@ -58,14 +58,14 @@ OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """What a client brings to open its data with.
+    """The client's part in opening its data.
 
     Attributes:
         run_id: names the run to a data server.
         ticket: gives the client's current ticket for data servers.
-        cache: where what comes from HTTP servers and buckets is kept; None keeps nothing.
-        packs: whether what comes is packed before it is trained on, so that samples are JSON records, or rows of
-            parquet files of any length.
+        cache: keeps the blocks that come from HTTP servers and buckets; None keeps nothing.
+        packs: whether samples are packed before they are trained on; then they are JSON records, or rows of parquet
+            files of any length.
         split: which of a folder's splits is meant, of JSON lines and parquet files.
     """
 
@@ -260,7 +260,7 @@ async def _open_tcp(address: DataServerAddress, ticket: Callable[[], str], spec:
 
 
 async def _open_registered(location: Registered, spec: DatasetSpec) -> DataProvider:
-    """What another package's opener makes of a location.
+    """Return the provider that another package's entry point opens for a location.
 
     Raises:
         InvalidInput: there is no such entry point, it cannot be imported, or it opened something else than a provider.

@@ -28,14 +28,14 @@ MAX_BLOCK_SEQUENCES = 16
 """Samples of one block in a large dataset: 64 KiB of 2,048 two-byte tokens."""
 
 MIN_BLOCKS = 1024
-"""A dataset of at least so many samples has at least so many blocks: small ones are shuffled sample by sample."""
+"""Minimum number of blocks of a dataset with as many samples: small datasets are shuffled sample by sample."""
 
 MAX_PASSES = 2**32
-"""Data indices beyond so many passes do not exist."""
+"""Maximum number of passes over the data; data indices beyond them do not exist."""
 
 WINDOW_PLACES = 256
-"""Places in a pass's order of blocks that are computed together: for many it costs little more than for a few, and
-whoever asks for one data index soon asks for the next."""
+"""Number of places in a pass's order of blocks that are computed together: many cost little more than a few, and a
+client that asks for one data index soon asks for the next."""
 
 KEPT_WINDOWS = 64
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
@@ -170,14 +170,14 @@ class DataOrder(Generic[File]):
         return _cut(extents, first - first_begin, stop - first)
 
     def _place_of(self, position: int, short_place: int) -> int:
-        """Which place in the pass's order of blocks holds a position."""
+        """Return the place in the pass's order of blocks that holds a position."""
         before = short_place * self._block
         if position < before:
             return position // self._block
         return short_place if position < before + self._short else (position - self._short) // self._block + 1
 
     def _compute_short_place(self, pass_number: int) -> int:
-        """Where the short block stands in the pass's order of blocks; behind all others when there is none."""
+        """Return the short block's place in the pass's order of blocks; without one, the place behind all others."""
         if not self._short:
             return self._full_blocks
         return int(self._permute(_SHORT_BLOCK_DOMAIN, pass_number, self._full_blocks + 1, np.zeros(1, np.uint64))[0])

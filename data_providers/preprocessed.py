@@ -228,7 +228,7 @@ def _row_file(path: Path, name: str) -> RowFile:
 
 
 def _check_row_group(group: Any, number: int, path: Path) -> None:
-    """Nothing, when a row group may be decoded; its columns' own descriptions are left alone.
+    """Raise `CorruptData` unless a row group may be decoded; its columns' own descriptions are not looked at.
 
     pyarrow checks those when it decodes; asked for them alone, it ends the process where they are damaged
     (github.com/apache/arrow/issues/45283 shows the place).

@@ -1,4 +1,4 @@
-"""What every data provider is: the protocol, what it delivers, and how it fails.
+"""The protocol of data providers, the samples that they deliver, and their errors.
 
 A provider is asked for data indices, not for batches: `BatchId.to_data_ids` turns the one into the other.
 The rule kept here: tokens are moved as the bytes that the files hold, never one by one.
@@ -29,10 +29,10 @@ MAX_SEQUENCE_BYTES = 16 * 1024**2
 """The largest sample, so that one always fits into a frame and a range request."""
 
 MAX_REQUEST_BYTES = 256 * 1024**2
-"""The largest answer to one `get_samples`; whoever wants more asks again."""
+"""Maximum number of bytes that one `get_samples` returns."""
 
 MAX_REQUEST_SAMPLES = 2**18
-"""The most samples in one answer, however short they are."""
+"""Maximum number of samples that one `get_samples` returns, however short they are."""
 
 DataErrorKind = Literal["unavailable", "corrupt", "out_of_range", "rejected"]
 

@@ -12,11 +12,11 @@ MAX_RANGE_BYTES = 16 * 1024**2
 """A longer stretch is cut, so that its parts come side by side."""
 
 MAX_GAP_BYTES = 16 * 1024
-"""Ranges with at most so many unwanted bytes between them are asked for as one."""
+"""Maximum number of unwanted bytes between two ranges that are asked for as one."""
 
 
 class Piece(NamedTuple):
-    """Where a part of a range belongs: `length` bytes from `source` in the range to `target` in the answer."""
+    """The destination of a part of a range: `length` bytes from `source` in the range to `target` in the answer."""
 
     source: int
     target: int

@@ -1,4 +1,4 @@
-"""Which files of a folder belong to a split, as Hugging Face's `datasets` lays folders out.
+"""Finds the files of a split in a folder that is laid out as Hugging Face's `datasets` expects.
 
 `train-00000-of-00004.parquet` or `train.parquet`, directly or in `data/`, or a folder per split, `train/…`, all of it
 perhaps in the folder of a configuration. The split that is asked for is taken; where it is the default one, the only

@@ -1,8 +1,8 @@
-"""Who trains on what in a round: `assign_data_for_state`, the same answer on every machine without a message.
+"""Assigns a round's batches to its clients: `assign_data_for_state` gives every machine the same answer, unasked.
 
 The roster is permuted by the round's seed. Each isolated interval goes whole to the first client in that order that
 has not failed on it and has nothing yet. Everyone else takes a contiguous part of the shared positions, in proportion
-to its share: integers by largest remainder, ties to whoever comes first in the permuted order.
+to its share: integers by largest remainder, ties to the client that comes first in the permuted order.
 """
 
 from collections.abc import Sequence

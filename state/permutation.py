@@ -23,7 +23,7 @@ MAX_PERMUTED = 2**63
 """The largest `n`; every index then fits a signed 64-bit integer."""
 
 FEISTEL_ROUNDS = 16
-"""So many that even the smallest ranges are evenly permuted: over five indices, eight rounds are visibly uneven."""
+"""Enough for an even permutation of the smallest ranges: over five indices, eight rounds are visibly uneven."""
 
 _MULTIPLIER_1 = 0x9E3779B97F4A7C15
 _MULTIPLIER_2 = 0xD6E8FEB86659FD93

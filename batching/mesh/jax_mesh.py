@@ -58,9 +58,9 @@ def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Seq
     shape = (layout.replica_count, layout.global_batch_size, *rows.shape[1:])
     replicas = np.unique(np.argwhere(layout.holders == process)[:, 1])
     if _is_block(layout, process, replicas):
-        mine = np.zeros((len(replicas), *rows.shape), dtype=rows.dtype)
-        mine[0] = rows if replicas[0] == 0 else 0
-        parts = jax.make_array_from_process_local_data(stacked, mine, shape)
+        held = np.zeros((len(replicas), *rows.shape), dtype=rows.dtype)
+        held[0] = rows if replicas[0] == 0 else 0
+        parts = jax.make_array_from_process_local_data(stacked, held, shape)
     else:
         parts = jax.make_array_from_callback(shape, stacked, partial(_part, layout, loading.needed_shards, rows))
     return _sum_of(mesh, layout.batch_axes)(parts)
@@ -76,7 +76,7 @@ def _is_block(layout: MeshLayout, process: int, replicas: NDArray[np.int64]) -> 
 
 
 def _part(layout: MeshLayout, needed: tuple[int, ...], rows: NDArray[Any], index: tuple[slice, ...]) -> NDArray[Any]:
-    """What one device has of the stacked array: its shard's rows at the first place, zeros at the others."""
+    """Return one device's part of the stacked array: its shard's rows at the first place, zeros at the others."""
     first, start = index[0].start or 0, index[1].start or 0
     at = needed.index(start // layout.batch_size) * layout.batch_size
     own = rows[at : at + layout.batch_size]

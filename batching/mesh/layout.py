@@ -1,9 +1,9 @@
-"""Which process of a mesh loads which rows of a global batch.
+"""The layout of a mesh, and which of its processes loads which rows of a global batch.
 
 A mesh is a grid of devices with named axes. The global batch is cut into *shards* along the batch axes, `batch_size`
 rows each; along every other axis the devices hold the same rows. A process loads a shard when it holds, for that shard,
 the device at index 0 of every axis that is not a batch axis, so every row is loaded exactly once, by one process;
-whoever else needs it receives it by broadcast.
+the others that need it receive it by broadcast.
 
 The shape of the mesh alone does not decide this: which process holds which device is an input. Everything here follows
 from that layout without a collective, so that all processes agree by computing the same.

@@ -50,10 +50,10 @@ class Packing:
 
     @classmethod
     def of(cls, state: StateFile, vocabulary: int | None, worker: Worker, split: Split = "train") -> Self | None:
-        """What the run's state file asks for; None where its samples are trained on as they come.
+        """Return the packing that the run's state file asks for; None where samples are trained on as they come.
 
         Args:
-            vocabulary: tokens are below it; None where nobody knows.
+            vocabulary: tokens are below it; None where it is not known.
             split: whether the samples are for training or for validation.
 
         Raises:
@@ -99,7 +99,7 @@ class PackedBatches:
 
     @property
     def counts(self) -> PackingCounts:
-        """What became of the samples so far."""
+        """Counts of the samples so far."""
         return self._packer.counts
 
     def __aiter__(self) -> "PackedBatches":

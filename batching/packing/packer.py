@@ -1,6 +1,6 @@
 """Packing: from samples of different lengths to rows of one length.
 
-Theory of operation. A `Packer` holds a pool of encoded samples. Whoever drives it lets it take the samples that it
+Theory of operation. A `Packer` holds a pool of encoded samples. Its caller lets it take the samples that it
 wants (`take`), takes a row (`next_row`), lets it take as many samples as left with the row, and so on; `finish` says
 that no more will come, and the rows that follow empty the pool. A row is made only of a full pool or of a finished one,
 so the rows follow from the samples and their order alone, however they arrive.
@@ -244,9 +244,9 @@ class Packer:
             self.counts.empty += 1
             return None
         encoded = EncodedSample(encoded.input_ids, encoded.labels, encoded.sequence_lengths, raw.index)
-        return encoded if length <= self._row_tokens else self._brought_to_length(encoded)
+        return encoded if length <= self._row_tokens else self._fitted_to_row(encoded)
 
-    def _brought_to_length(self, encoded: EncodedSample) -> EncodedSample | None:
+    def _fitted_to_row(self, encoded: EncodedSample) -> EncodedSample | None:
         match self._config.oversized:
             case "truncate":
                 self.counts.truncated += 1

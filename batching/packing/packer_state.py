@@ -1,4 +1,4 @@
-"""What a saved packer says: which samples it holds, and under which settings it may go on."""
+"""The saved state of a packer: the samples that it holds, and the settings under which it may go on."""
 
 from collections.abc import Mapping
 from typing import Any

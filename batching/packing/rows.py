@@ -1,4 +1,4 @@
-"""Which samples share a row: pure functions over lengths.
+"""Chooses the samples that share a row: pure functions over lengths.
 
 `fill_row` is the rolling packer's: it takes the oldest sample and, of those that wait, a set that fills the rest of
 the row best. Finding it is the subset-sum problem, which dynamic programming over sums solves exactly (Bellman, 1957);

@@ -54,7 +54,7 @@ def raw_samples(batch: TokenBatch, indices: Iterator[int]) -> Iterator[RawSample
     for begin, end in itertools.pairwise(begins):
         documents = None
         if lengths is not None and ends is not None:
-            # A document is the sample's that it ends in; one without a token is nobody's.
+            # A document belongs to the sample that it ends in; one without a token to no sample.
             first, stop = np.searchsorted(ends, (begin, end), side="right")
             documents = lengths[first:stop][lengths[first:stop] > 0]
         sample_labels = None if labels is None else labels[begin:end]

@@ -1,7 +1,7 @@
-"""Which files of a place are token files, in which format: the same from a disk, over HTTP and in a bucket.
+"""Finds the token files among a place's files, and their formats, alike on a disk, over HTTP and in a bucket.
 
 Theory of operation. What a format needs to know stands in a file's first bytes or in a small file beside it, and where
-the bytes come from is nobody's business here: `discovery` is a generator that yields the parts of files that it wants
+the bytes come from does not matter here: `discovery` is a generator that yields the parts of files that it wants
 to see, is sent their bytes, and returns the token files. `discover` drives it over a `ByteSource`.
 
 * `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
@@ -116,8 +116,8 @@ def _megatron_files(pairs: dict[str, bytes], by_name: dict[str, SourceFile], spe
     ends = yield [Part(_index_of(name, by_name).name, *part) for name, part in wanted]
     found: list[TokenFile] = []
     for name, index in indexes.items():
-        mine = [end for (owner, _), end in zip(wanted, ends, strict=True) if owner == name]
-        found.append(megatron.megatron_file(index, mine))
+        own_ends = [end for (owner, _), end in zip(wanted, ends, strict=True) if owner == name]
+        found.append(megatron.megatron_file(index, own_ends))
     return found
 
 

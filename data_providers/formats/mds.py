@@ -51,7 +51,7 @@ class Shard:
 
     @property
     def header_bytes(self) -> int:
-        """So many first bytes of the file are what `mds_file` needs."""
+        """Number of first bytes of the file that `mds_file` needs."""
         return min(self.file.size_bytes, _SIZE_BYTES * (self.sample_count + 2))
 
 
@@ -152,7 +152,7 @@ def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: Datas
 
 
 def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
-    """Where the tokens of a shard are, once its first `header_bytes` are known.
+    """Return the token file that a shard is, from its first `header_bytes`.
 
     Raises:
         CorruptData: the offset table contradicts the index, or the samples do not hold whole sequences.
@@ -187,7 +187,7 @@ def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
 
 
 def shape_before(layout: TokenFile, spec: DatasetSpec) -> bytes:
-    """What must stand before the first sample's tokens in a shard that `has_shape` and samples.
+    """Return the bytes that must precede the first sample's tokens in a shard that `has_shape` and samples.
 
     Where it does, it stands before all of them: no other array of one dimension is as long in bytes.
     """

@@ -37,7 +37,7 @@ class MegatronIndex:
 
     @property
     def last_parts(self) -> list[tuple[int, int]]:
-        """Where the last sequence's length and offset stand in the index, as `[start, stop)`."""
+        """The places in the index of the last sequence's length and offset, as `[start, stop)`."""
         if not self.sequence_count:
             return []
         length_at = HEADER_BYTES + (self.sequence_count - 1) * _LENGTH_BYTES

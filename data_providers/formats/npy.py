@@ -14,11 +14,11 @@ from data_providers.sources.protocol import SourceFile
 
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = 4096
-"""So many first bytes are enough for `npy_file`; a header that is longer is refused."""
+"""Number of first bytes that `npy_file` needs; a longer header is refused."""
 
 
 def npy_file(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
-    """Where the tokens of a file are.
+    """Return the token file, with the place of its tokens.
 
     Args:
         head: the file's first `HEAD_BYTES`, or all of it if it is shorter.

@@ -1,4 +1,4 @@
-"""What a source brought, kept on the disk, so that a second pass (or a second client) need not fetch it again.
+"""Keeps the blocks of a source on the disk, so that a second pass (or a second client) need not fetch them again.
 
 Files are kept in aligned blocks, each a file of its own: 32 bytes of SHA-256, then the block. Several processes share a
 folder safely:
@@ -138,7 +138,7 @@ class CachedSource:
         self._cache = cache
         self._files = {file.name: file for file in source.files}
         self.fetched_bytes = 0
-        """What came from the source so far."""
+        """The bytes that were fetched from the source so far."""
 
     @property
     def location(self) -> str:

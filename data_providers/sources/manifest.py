@@ -36,7 +36,7 @@ class ListedFile:
     block_bytes: int
 
     def hash_of(self, number: int) -> bytes:
-        """What the block of this number hashes to."""
+        """Return the hash of the block with this number."""
         return self.hashes[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
 
 
@@ -53,7 +53,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     """The manifest in a file.
 
     Raises:
-        CorruptData: it is none; the data's owner's fault.
+        CorruptData: the text is not a manifest; the data's owner's fault.
     """
     try:
         found = json.loads(text)
@@ -71,7 +71,7 @@ async def read_manifest(source: ByteSource, file: SourceFile) -> Manifest:
     """The manifest that is a file of a source.
 
     Raises:
-        CorruptData: it is none, or has more than `MAX_MANIFEST_BYTES`.
+        CorruptData: the file is not a manifest, or has more than `MAX_MANIFEST_BYTES`.
         SourceUnavailable, Rejected: as `ByteSource.read_into`.
     """
     if file.size_bytes > MAX_MANIFEST_BYTES:
@@ -175,7 +175,7 @@ class VerifiedSource:
         """The source itself, or a verified one where the source, which lists all that is there, holds a manifest.
 
         Raises:
-            CorruptData: the manifest is none, or does not list exactly the source's token files.
+            CorruptData: the manifest is damaged, or does not list exactly the source's token files.
             SourceUnavailable, Rejected: as `ByteSource.read_into`.
         """
         held = next((file for file in source.files if file.name == MANIFEST_NAME), None)

@@ -162,7 +162,7 @@ def location_of(bucket: Bucket) -> str:
 
 
 def _version_of(meta: Any) -> str:
-    """What changes with an object's content: its ETag, or the second in which it was written.
+    """Return a value that changes with an object's content: its ETag, or the second in which it was written.
 
     Azure's listing has no quotes around an ETag and its answers do; some listings count milliseconds, no answer does.
     """

@@ -41,7 +41,7 @@ class ByteSource(Protocol):
 
     @property
     def location(self) -> str:
-        """Where the files are, for messages."""
+        """The place of the files, for messages."""
         ...
 
     @property

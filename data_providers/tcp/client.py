@@ -42,7 +42,7 @@ PIECE_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class DataServerAddress:
-    """Where the server is, and which run its client belongs to."""
+    """Address of the server, and the run that its client belongs to."""
 
     host: str
     port: int
@@ -67,7 +67,7 @@ class _Call:
 class _ClientConnection(asyncio.BufferedProtocol):
     """Receives frames, each payload straight into the memory where it belongs.
 
-    The pieces of a call that failed or was cancelled are received like any other; then nobody holds their memory.
+    The pieces of a call that failed or was cancelled are received like any other; then nothing else holds their memory.
     """
 
     def __init__(self, address: DataServerAddress) -> None:
@@ -233,7 +233,7 @@ class TcpDataProvider:
             raise late from error
         except asyncio.CancelledError:
             if connection.received_bytes == received_before_bytes:
-                # Whoever waits may have lost patience with a connection that is dead: the next call shall not meet it.
+                # The caller may have given up because the connection is dead: the next call shall not meet it.
                 connection.drop(SourceUnavailable(f"{self._address} was silent until a call was given up"))
             raise
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)

@@ -57,7 +57,7 @@ _GET = struct.Struct("<QQ")
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     HELLO = 1
     WELCOME = 2
@@ -85,7 +85,7 @@ class FrameHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who asks: the run, and the ticket that the coordinator gave the client."""
+    """The client's first message: its run, and the ticket that the coordinator gave it."""
 
     __pydantic_config__ = WIRE_CONFIG
 
@@ -95,7 +95,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the server serves, as `DataProvider` and `DatasetSpec` describe it."""
+    """The dataset that the server serves, as `DataProvider` and `DatasetSpec` describe it."""
 
     __pydantic_config__ = WIRE_CONFIG
 
@@ -107,7 +107,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class DataFailure:
-    """Why a request or a connection failed: a `DataError`'s kind and message."""
+    """The reason why a request or a connection failed: a `DataError`'s kind and message."""
 
     __pydantic_config__ = WIRE_CONFIG
 
@@ -168,7 +168,7 @@ def error_of(payload: bytes) -> DataError:
     """The error in an `ERROR` frame's payload.
 
     Raises:
-        InvalidDocument: it is none.
+        InvalidDocument: the payload is not an error.
     """
     failure = parse_document(DataFailure, payload)
     kinds: dict[DataErrorKind, type[DataError]] = {
@@ -178,5 +178,5 @@ def error_of(payload: bytes) -> DataError:
 
 
 def welcome_of(spec: DatasetSpec, fingerprint: str, sequence_count: int | None) -> Welcome:
-    """What a server of this dataset says to a client."""
+    """Return what a server of this dataset says to a client."""
     return Welcome(HexSha256(fingerprint), spec.token_size_bytes, spec.sequence_length, sequence_count)

@@ -1,4 +1,4 @@
-"""Who may read what from a data server: the question that it asks, and the answer where everyone may read all."""
+"""Decides which client may read which data from a data server; `OpenGate` lets everyone read everything."""
 
 from typing import Protocol
 
@@ -22,10 +22,10 @@ class Gate(Protocol):
         ...
 
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """Nothing, when the client may read this closed interval of data indices.
+        """Raise `Rejected` unless the client may read these data indices.
 
         Raises:
-            Rejected: it may not; the client's fault.
+            Rejected: the client may not read them; the client's fault.
             SourceUnavailable: the gate cannot tell now; retry.
         """
         ...
@@ -38,4 +38,4 @@ class OpenGate:
         return ANYONE
 
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """Nothing, always."""
+        """Allow everything."""

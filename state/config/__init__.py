@@ -1,1 +1,1 @@
-"""What people write, as data: state.toml and data.toml, their fields, rules and mistakes."""
+"""The files that people write: state.toml and data.toml, their fields, rules and mistakes."""

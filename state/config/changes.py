@@ -1,4 +1,4 @@
-"""What changed between two state files of one run, and what of it may (a state.toml edited between two starts).
+"""Compares two state files of one run (a state.toml that was edited between two starts), and says what may change.
 
 What steers the coordinator may change; what every replica's bytes, the data's order or the ledger depend on may not.
 `run_state` and `[progress]` are the coordinator's own lines: it has the truth in its journal, so they are not compared.
@@ -31,7 +31,7 @@ CHANGEABLE = (
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 
 COORDINATORS_OWN = ("run_state", "progress")
-"""What the coordinator itself rewrites; an edit there is neither applied nor refused."""
+"""Lines that the coordinator itself rewrites; an edit there is neither applied nor refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a run's data comes from: the variants of `model.LLM.data_location`.
+"""The places of a run's data: the variants of `model.LLM.data_location`.
 
 Field for field what Psyche's files say; `state_file.ensure_supported` refuses those that are not supported yet.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a file that a person wrote, in that person's words: every mistake, at its dotted path, at once.
+"""Reports the mistakes in a file that a person wrote, in that person's words: all at once, each at its dotted path.
 
 A pydantic error gives only a place, never a text; what is allowed there is the place's (`schema.known_places`). Rules
 over several fields are checked beside pydantic, so that they are reported together with the mistakes of other fields.

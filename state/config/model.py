@@ -17,7 +17,7 @@ NgramSize = Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)]
 
 
 class Architecture(StrEnum):
-    """Which model is trained. `EpochalNgram` is Epochal's embedded one, the others are Psyche's."""
+    """The kinds of models. `EpochalNgram` is Epochal's embedded one, the others are Psyche's."""
 
     EPOCHAL_NGRAM = "EpochalNgram"
     HF_LLAMA = "HfLlama"
@@ -27,7 +27,7 @@ class Architecture(StrEnum):
 
 
 class DataType(StrEnum):
-    """What the samples are: plain text, or prompts with answers."""
+    """The kinds of samples: plain text, or prompts with answers."""
 
     PRETRAINING = "Pretraining"
     FINETUNING = "Finetuning"
@@ -204,7 +204,7 @@ class NgramConfig(Section):
 
 
 class ModelSpec(Section):
-    """Which model is trained: everything that its parameters' names and shapes depend on.
+    """The model that is trained: everything that its parameters' names and shapes depend on.
 
     Attributes:
         ngram: the size, where the architecture is `EpochalNgram`.

@@ -1,4 +1,4 @@
-"""What the models of `state.toml` and `data.toml` are made of: sections, and enums as Rust's serde writes them.
+"""The parts of which `state.toml` and `data.toml` are made: sections, and enums as Rust's serde writes them.
 
 A Rust enum stands in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without content
 is a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
@@ -40,7 +40,7 @@ ABSENT: Any = object()
 """The default of a place that has none."""
 
 Path = tuple[str | int, ...]
-"""Where in a file something stands: keys, and positions in lists."""
+"""A place in a file: keys, and positions in lists."""
 
 V = TypeVar("V")
 
@@ -166,7 +166,7 @@ def _known_field(field: FieldInfo) -> Known:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """What a plain field allows, in words, from its type and bounds."""
+    """Return in words what a plain field allows, from its type and bounds."""
     kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
     if get_origin(field.annotation) is Literal:
         return _either(get_args(field.annotation))

@@ -142,8 +142,8 @@ class ClientConfig(Section):
     """`[client]`: how clients fetch their data.
 
     Attributes:
-        fetch_attempts: tries of one request before the step fails.
-        fetch_timeout_s: seconds for one try.
+        fetch_attempts: attempts at one request before the step fails.
+        fetch_timeout_s: seconds for one attempt.
         prefetch_requests: answers that may wait for the trainer.
     """
 

@@ -53,7 +53,7 @@ async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> 
 
 
 def what_comes(answer: Opened) -> tuple[int, int, int]:
-    """Which bytes `[first, stop)` the body will hold, and the whole file's size.
+    """Return the bytes `[first, stop)` that the body will hold, and the whole file's size.
 
     Raises:
         SourceUnavailable, Rejected: the status or the headers say that the wanted bytes will not come.
@@ -83,7 +83,7 @@ def what_comes(answer: Opened) -> tuple[int, int, int]:
 
 
 def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> None:
-    """Nothing, when the bytes `[first, stop)` that come contain the wanted ones and are not far more.
+    """Raise unless the bytes `[first, stop)` of the answer contain the wanted ones and are not far more.
 
     Raises:
         SourceUnavailable: they do not; some server on the way is confused.

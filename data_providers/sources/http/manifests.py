@@ -22,7 +22,7 @@ from data_providers.sources.manifest import (
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, read, run_bounded
 
 MAX_FOLDERS = 64
-"""Of so many folders, the first ones that the URLs name, a manifest is looked for."""
+"""Maximum number of folders, in the order of the URLs, in which a manifest is looked for."""
 
 
 async def open_checked(urls: Sequence[str]) -> ByteSource:
@@ -70,7 +70,7 @@ async def _manifest_at(url: str) -> Manifest | None:
 
 
 def _listed(names: Mapping[str, str], manifests: Mapping[str, Manifest]) -> dict[str, ListedFile]:
-    """What the nearest manifest that lists a URL's file says of it, by the file's name in the source."""
+    """Return the entry of each URL's file in the nearest manifest that lists it, by the file's name in the source."""
     listed: dict[str, ListedFile] = {}
     for url, name in names.items():
         for folder in _folders_of(url):

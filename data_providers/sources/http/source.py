@@ -1,8 +1,8 @@
 """Files on any HTTP server that answers range requests, as a `ByteSource`.
 
 The rules kept here: a file must not change while it is read (its size and its ETag, or else its modification time, are
-those of the first answer); a broken body is continued where it broke; nobody but the location's own servers is shown
-what `EPOCHAL_HTTP_HEADERS` says; every wait has a bound.
+those of the first answer); a broken body is continued where it broke; what `EPOCHAL_HTTP_HEADERS` says goes to
+the location's own servers alone; every wait has a bound.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class HttpSource:
             await body_into(answer, target, skip=begin - first, announced=end - first)
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
-        """What the first bytes' answer says of a file."""
+        """Return the file as the answer for its first bytes describes it."""
         backoff = self._options.retry.begin()
         while True:
             try:
@@ -194,7 +194,7 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
         except httpx.InvalidURL as error:
             # What cannot be parsed cannot be shown without its secrets; httpx's reason may hold a part of them too.
             has_secrets = "@" in url or "?" in url
-            shown = f"URL {number} of {len(urls)} is none" if has_secrets else f"{url!r} is no URL: {error}"
+            shown = f"URL {number} of {len(urls)} is not a URL" if has_secrets else f"{url!r} is no URL: {error}"
             raise InvalidInput(shown) from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
