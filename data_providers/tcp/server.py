@@ -42,8 +42,8 @@ class ServerLimits:
 
     Attributes:
         max_connections: further ones are told to come again, and closed.
-        max_connections_per_client: the same for one client's, so that no client takes the others' places. A client needs
-            one, and one for each process of its mesh (up to 64); the rest is room for connections that it lost
+        max_connections_per_client: the same for one client's, so that no client takes the others' places. A client
+            needs one, and one for each process of its mesh (up to 64); the rest is room for connections that it lost
             unnoticed. An open gate does not tell clients apart, and this bounds nothing.
         handshake_timeout_s: from the connection to a whole `HELLO`.
         idle_timeout_s: without a request, a connection is closed; the client connects again when it needs to.
