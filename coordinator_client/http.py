@@ -98,6 +98,13 @@ class CoordinatorClient:
                         fields = {"url": base, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
                         log.warning("coordinator_does_not_answer_yet", extra=fields)
                     is_first = False
+                except (Refused, InvalidDocument) as error:
+                    if not httpx.URL(base).path.strip("/"):
+                        raise
+                    address = httpx.URL(base).copy_with(raw_path=b"/")
+                    raise InvalidInput(
+                        f"no coordinator answers at {base}; give its address alone, such as {address}", url=url
+                    ) from error
         except BaseException:
             await http.aclose()
             raise

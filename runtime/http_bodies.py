@@ -16,9 +16,9 @@ from state.wire import canonical_json, parse_document
 MAX_BODY_BYTES = 64 * 1024
 IMMUTABLE = "public, max-age=31536000, immutable"
 BODY_PIECE_TIMEOUT_S = 30.0
-"""A sender that is silent for longer in the middle of a body is given up."""
+"""A sender that is silent for longer in the middle of a body is refused."""
 MESSAGE_TIMEOUT_S = 60.0
-"""For the whole of a message, which is small: a sender that drips it, byte by byte, is given up, too."""
+"""Maximum time for a whole message, which is small: a sender that drips it, byte by byte, is refused, too."""
 SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 def bearer_token(headers: Headers) -> str | None:
-    """The token of an `Authorization: Bearer` header."""
+    """Return the token of an `Authorization: Bearer` header, or None."""
     value = headers.get("authorization", "")
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else None
 
 
 async def body_pieces(request: Request) -> AsyncIterator[bytes]:
-    """The request's body as it comes.
+    """Yield the request's body as it arrives.
 
     Raises:
         Refused: `body-incomplete` when the sender goes away, `body-timeout` when it sends nothing for
@@ -53,7 +53,7 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 def content_length(request: Request) -> int | None:
-    """How long the body says that it is, if it does."""
+    """Return the length that the request announces for its body, or None."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
@@ -76,11 +76,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def read_message(request: Request, kind: type[T]) -> T:
-    """The request's body as a message, at most `MAX_BODY_BYTES` of it.
+    """Return the request's body as a message of type `kind`, of at most `MAX_BODY_BYTES`.
 
     Raises:
         Refused: `body-timeout` when it is not whole after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
-        InvalidDocument: it is not such a message.
+        InvalidDocument: the body is no such message.
     """
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
@@ -91,17 +91,17 @@ async def read_message(request: Request, kind: type[T]) -> T:
 
 
 def document_response(document: Any, cache: str = "no-store") -> Response:
-    """A document as canonical JSON."""
+    """Return a response with a document as canonical JSON."""
     return json_response(canonical_json(document), cache)
 
 
 def json_response(body: bytes, cache: str = "no-store") -> Response:
-    """JSON bytes that are ready."""
+    """Return a response with JSON bytes that are serialised already."""
     return Response(body, headers={"Cache-Control": cache}, media_type="application/json")
 
 
 def whole_number(request: Request, name: str, default: int) -> int:
-    """A query parameter that is a natural number.
+    """Return a query parameter that is a whole number.
 
     Raises:
         Refused: `invalid-parameter`.
@@ -111,7 +111,7 @@ def whole_number(request: Request, name: str, default: int) -> int:
 
 
 def parse_whole(name: str, text: str) -> int:
-    """The number, -1 or greater (clients that know nothing yet ask for what follows version -1)."""
+    """Return the number, -1 or greater (clients that know nothing yet ask for what follows version -1)."""
     try:
         number = int(text)
     except ValueError:
@@ -122,7 +122,7 @@ def parse_whole(name: str, text: str) -> int:
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """A bounded number of seconds."""
+    """Return a bounded number of seconds."""
     try:
         seconds = float(text)
     except ValueError:
@@ -133,18 +133,18 @@ def parse_seconds(name: str, text: str) -> float:
 
 
 def seconds(request: Request, name: str, default: float) -> float:
-    """A query parameter that is a number of seconds."""
+    """Return a query parameter that is a number of seconds."""
     text = request.query_params.get(name)
     return default if text is None else parse_seconds(name, text)
 
 
 def openapi_body(kind: Any) -> dict[str, Any]:
-    """How OpenAPI describes a message, although its parsing is our own."""
+    """Return OpenAPI's description of a message, which our own code parses."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
 def openapi_answer(kind: Any) -> dict[int | str, dict[str, Any]]:
-    """How OpenAPI describes an answer."""
+    """Return OpenAPI's description of an answer."""
     return {200: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
@@ -153,7 +153,7 @@ def _schema_ref(kind: Any) -> dict[str, str]:
 
 
 def openapi_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
-    """The schemas that `openapi_body` and `openapi_answer` refer to, with all that they refer to, by name."""
+    """Return the schemas that `openapi_body` and `openapi_answer` refer to, and those that these refer to, by name."""
     schemas: dict[str, Any] = {}
     for kind in kinds:
         schema = TypeAdapter(kind).json_schema(ref_template=f"{SCHEMAS}{{model}}")

@@ -1,4 +1,4 @@
-"""Where an HTTP server listens, and under which protection: what every server of ours is started with."""
+"""How every HTTP server of ours is started: where it listens, with TLS or without, and bounded against strangers."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
 MAX_CONNECTIONS = 32_768
 HEAD_TIMEOUT_S = 20.0
-"""For a request's line and headers, from the connection or from their first byte: strangers must not hold places."""
+"""Maximum time for a request's line and headers, from the connection or from their first byte."""
 MAX_HEAD_BYTES = 256 * 1024
-"""About how much of a request's line and headers is taken."""
+"""Maximum length of a request's line and headers, roughly: what arrives with them is counted too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Endpoint:
     insecure: bool = False
 
     def check_exposure(self) -> None:
-        """Raises `InvalidInput` for half a TLS configuration, or for plain HTTP beyond loopback without `insecure`."""
+        """Raise `InvalidInput` for half a TLS configuration, or for plain HTTP beyond loopback without `insecure`."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key are given together or not at all")
         if self.tls_cert is not None or self.insecure:
@@ -61,7 +61,7 @@ class Endpoint:
             )
 
     def bind(self) -> socket.socket:
-        """A socket that listens. Raises `InvalidInput`: it cannot."""
+        """Return a socket that listens. Raise `InvalidInput` if the address cannot be used."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # asyncio sets TCP_NODELAY only on sockets that say they are TCP; without it every answer may wait 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -76,13 +76,13 @@ class Endpoint:
         return listener
 
     def url_of(self, listener: socket.socket) -> str:
-        """The base URL of a server on a socket from `bind`."""
+        """Return the base URL of a server on a socket from `bind`."""
         port: int = listener.getsockname()[1]
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
     def server(self, app: Any) -> "HttpServer":
-        """A server of an ASGI app. Raises `InvalidInput`: the TLS files are none."""
+        """Return a server of an ASGI app. Raise `InvalidInput` unless the TLS files hold a certificate and its key."""
         config = uvicorn.Config(
             app,
             http=BoundedHeads,
@@ -131,7 +131,7 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _awaits_head(self) -> bool:
-        """Whether no request is under way: neither an answer that is owed, nor a body that is still coming."""
+        """Return whether no request is under way, with an answer still owed or a body still coming."""
         return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
 
     def _head_is_late(self) -> None:
@@ -174,7 +174,7 @@ async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_C
 
 
 def allow_connections() -> None:
-    """Let the process open as many files as it may; many systems grant 1,024 until they are asked."""
+    """Let the process open as many files as the system allows; many allow 1,024 until they are asked."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

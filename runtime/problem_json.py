@@ -37,7 +37,7 @@ class ProblemResponse(Response):
 
 
 def problem_of(error: Exception) -> Refused:
-    """The refusal that an error is for whoever sent the request."""
+    """Return the refusal with which a request is answered that raised this error."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, InvalidInput):
@@ -51,7 +51,7 @@ def problem_of(error: Exception) -> Refused:
 
 
 def problem_response(error: Exception) -> Response:
-    """The error as an HTTP response."""
+    """Return the error as an HTTP response."""
     refused = problem_of(error)
     status = refused.kind.status
     if refused.kind == Refusal.INTERNAL:
@@ -75,5 +75,5 @@ def problem_response(error: Exception) -> Response:
 
 
 async def handle_error(_: Request, error: Exception) -> Response:
-    """Starlette's exception handler for everything."""
+    """Handle any exception, for Starlette."""
     return problem_response(error)

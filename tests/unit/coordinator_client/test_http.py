@@ -141,7 +141,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
     real = httpx.AsyncClient
 
     def answer(request: httpx.Request) -> httpx.Response:
-        assert str(request.url) == "http://coordinator/v1/runs"
+        assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
@@ -195,6 +195,20 @@ def test_connect_to_something_else_than_a_coordinator_is_said(served: list[httpx
     served.append(httpx.Response(200, content=body))
     with pytest.raises(InvalidInput, match="as a coordinator does"):
         connected("http://coordinator")
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(404), httpx.Response(200, content=b"<html>")])
+def test_connect_to_a_page_of_the_server_asks_for_its_address(
+    served: list[httpx.Response], answer: httpx.Response
+) -> None:
+    served.append(answer)
+    with pytest.raises(InvalidInput, match="give its address alone, such as http://coordinator/"):
+        connected("http://coordinator/status")
+
+
+def test_connect_finds_a_coordinator_behind_a_path(served: list[httpx.Response]) -> None:
+    served.append(runs("found"))
+    assert connected("http://coordinator/behind/it") == "found"
 
 
 async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> None:
