@@ -77,8 +77,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:
         run_id, key = state_file.run_id, SigningKey(await store.keys.private_key())
-        parts = ServiceOptions(store, SystemClock(), key.public_key_hex, options.source)
-        service = await CoordinatorService.open(parts, state_file, is_restored=options.is_restored)
+        service_options = ServiceOptions(store, SystemClock(), key.public_key_hex, options.source)
+        service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
