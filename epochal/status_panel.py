@@ -26,7 +26,7 @@ _PHASE_STYLE = {
 
 
 def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """The values as a line of bars, at most `width` characters, each the mean of its part; "" for no values."""
+    """Return the values as a line of at most `width` bars, each the mean of its part; "" for no values."""
     if not values:
         return ""
     columns = min(width, len(values))
@@ -38,7 +38,7 @@ def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
 
 
 def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType:
-    """The run as a panel: phase, progress, loss curve, members, and the last notes below."""
+    """Return the run as a panel: phase, progress, loss curve, clients, and notes below."""
     head = Table.grid(padding=(0, 2))
     phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
     remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
@@ -59,7 +59,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
 
 
 def _as_it_is(text: str) -> Text:
-    """What somebody else wrote: no markup, and nothing that a terminal obeys."""
+    """Return text that somebody else wrote, without markup and without what a terminal obeys."""
     return Text(visible(text))
 
 
@@ -78,7 +78,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
 
 
 def status_line(status: RunStatus) -> str:
-    """The run as one line, for a terminal that cannot redraw."""
+    """Return the run as one line, for output that cannot be redrawn."""
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     step = min(status.step, status.total_steps)
     return (

@@ -13,14 +13,14 @@ MAX_FIELD_CHARS = 2000
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def record_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The structured fields that a log call passed as `extra`."""
+    """Return the fields that a log call passed as `extra`."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
 
 

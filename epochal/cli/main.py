@@ -1,4 +1,4 @@
-"""The `epochal` command: which subcommands there are, and what becomes of an error."""
+"""The `epochal` command: the list of its commands, and the exit code of an error."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a command does around its work: print at once, run a coroutine to its end, end with one known error."""
+"""Helpers of commands: print at once, run a coroutine to its end and raise one known error."""
 
 import asyncio
 import sys

@@ -27,7 +27,7 @@ ANY_HOST = "0.0.0.0"
 
 @dataclass(frozen=True, slots=True)
 class DataServerOptions:
-    """What a data server is started from.
+    """The options of a data server.
 
     Attributes:
         host, port: where to listen; None for what the run's `data_location` says.
@@ -39,7 +39,7 @@ class DataServerOptions:
 
 
 def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
-    """Trusts whoever holds this certificate's key, whatever names it bears: for a process that asks itself."""
+    """Return a context that trusts the holder of this certificate under any name: for a process that asks itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -48,7 +48,7 @@ def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
 
 
 def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str, int]:
-    """Where to listen: as asked, else at the run's own data location (its port on every interface, unless loopback).
+    """Return where to listen: as the options say, else at the run's data location (on all interfaces, unless loopback).
 
     Raises:
         InvalidInput: the run's data do not come from a data server, and no port was given.

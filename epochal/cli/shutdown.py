@@ -1,4 +1,4 @@
-"""Ctrl-C and termination, as events: the first asks, the second insists."""
+"""Ctrl-C and SIGTERM as events: the first asks a process to end, the second ends it."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ class Interrupts:
             self._callbacks.pop(0)()
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Stop handling the signals."""
         for number in self.SIGNALS:
             self._loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager
 def interruption() -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; enter before saying that the process serves."""
+    """Give an event that the first SIGINT or SIGTERM sets. Enter before printing that the process serves."""
     stop = asyncio.Event()
     interrupts = Interrupts(stop.set, stop.set)
     try:

@@ -11,10 +11,10 @@ MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file.
+    """Return the text of a small file.
 
     Raises:
-        InvalidInput: it is missing, unreadable, too large or not UTF-8; the user's fault.
+        InvalidInput: the file is missing, unreadable, too large or not UTF-8; the user's fault.
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
 
 
 def read_state(path: Path) -> StateFile:
-    """The validated state file. Raises `InvalidInput` with every mistake."""
+    """Return the validated state file. Raises `InvalidInput` with every mistake."""
     return parse_state(read_text(path), str(path))
 
 
@@ -39,5 +39,5 @@ def read_supported_state(path: Path) -> StateFile:
 
 
 def read_data_config(path: Path) -> DataConfig:
-    """The validated data file. Raises `InvalidInput` with every mistake."""
+    """Return the validated data file. Raises `InvalidInput` with every mistake."""
     return parse_data_config(read_text(path), str(path))

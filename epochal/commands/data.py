@@ -1,4 +1,4 @@
-"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether it holds what it should."""
+"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether its files are whole."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ class TokenSizeOption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file: its tokens (None where only its rows are counted), and how many at its end belong to no sequence."""
+    """One file: its tokens (None where only rows are counted), and the number at its end that belong to no sequence."""
 
     name: str
     format: str
@@ -63,7 +63,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What a location holds. `sequences` and `tokens` are of one pass; None without an end (or without a meaning)."""
+    """What a location holds. `sequences` and `tokens` count one pass; None if there is no end, or no such number."""
 
     location: str
     kind: str
@@ -138,7 +138,7 @@ def manifest(
 ) -> None:
     """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."""
     if not folder.is_dir():
-        raise InvalidInput(f"{folder} is no folder", path=str(folder))
+        raise InvalidInput(f"{folder} is not a folder", path=str(folder))
     names = _data_names(folder)
     if not names:
         raise InvalidInput(f"{folder} holds no data files", path=str(folder))
@@ -152,7 +152,7 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder
 
 
 def _data_names(folder: Path) -> list[str]:
-    """The files of a folder that a manifest lists."""
+    """Return the files of a folder that a manifest lists."""
     names = {
         path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name) and not is_hidden(path.name)
     }
@@ -162,7 +162,7 @@ def _data_names(folder: Path) -> list[str]:
 
 
 def _holds_samples(path: Path) -> bool:
-    """Whether what a path holds is no token files but samples of any length: JSON lines or, in a folder, parquet."""
+    """Return whether a path holds samples of any length, in JSON lines or a folder of parquet files, and no tokens."""
     if not path.is_dir():
         return path.suffix == JSON_LINES_SUFFIX
     try:
@@ -224,7 +224,7 @@ def _first_sample(batch: TokenBatch) -> list[int]:
 
 
 def _decoded(tokens: list[int], tokenizer: Path | None) -> str | None:
-    """The sample as text: through a tokenizer, or as bytes where every token is one; None where neither holds."""
+    """Return the sample as text, by the tokenizer or, if every token is a byte, as UTF-8; None if neither works."""
     if tokenizer is None:
         if max(tokens, default=0) >= BYTES_VOCABULARY:
             return None
@@ -241,7 +241,7 @@ def _decoded(tokens: list[int], tokenizer: Path | None) -> str | None:
 
 
 def _printable(text: str) -> str:
-    """The text's beginning, without what would move a terminal's cursor."""
+    """Return the text's beginning, without characters that move a terminal's cursor."""
     return "".join(char if char.isprintable() or char == "\n" else "·" for char in text[:SAMPLE_CHARACTERS])
 
 

@@ -38,7 +38,7 @@ SAMPLES_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a replica is worth on some data.
+    """The loss of a replica on some data.
 
     Attributes:
         split: of the data; None where they have no splits.
@@ -85,7 +85,7 @@ def evaluate(
 
 
 async def evaluated(store: str, data: str | None, split: str | None, samples: int | None) -> Evaluation:
-    """The newest checkpoint's loss on one pass of a split.
+    """Compute the newest checkpoint's loss on one pass over a split.
 
     Args:
         store: URL of the place where the run is kept.

@@ -2,7 +2,7 @@
 
 What is kept is a parquet file with a row a packed row, which a run reads as preprocessed samples. It is written in
 parts: after each, the packer's state is saved beside them, so that a command that was interrupted goes on where the
-last whole part ended, and comes to the same rows.
+last whole part ended, and makes the same rows.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ from state.intervals import DataIds, coalesce
 STATE_NAME = "packing.json"
 SAMPLES_PER_REQUEST = 256
 PART_ROWS = 4096
-"""Rows of one file; what an interruption loses at the most."""
+"""Rows of one file: the most that an interruption loses."""
 _NAMED_RUN = "epochal data pack"
 
 
 class Method(StrEnum):
-    """As `packing.method`."""
+    """The values of `packing.method`."""
 
     ROLLING = "rolling"
     FIRST_FIT_DECREASING = "first_fit_decreasing"
@@ -57,7 +57,7 @@ class Method(StrEnum):
 
 
 class Oversized(StrEnum):
-    """As `packing.oversized`."""
+    """The values of `packing.oversized`."""
 
     ERROR = "error"
     TRUNCATE = "truncate"
@@ -67,7 +67,7 @@ class Oversized(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What packing came to. `fill` is the share of the rows' tokens that are samples'."""
+    """The result of packing. `fill` is the share of the rows' tokens that belong to samples."""
 
     location: str
     split: str
@@ -144,7 +144,7 @@ class _Work:
         self, provider: DataProvider, config: PackingConfig, context: EncoderContext, out: Path | None
     ) -> None:
         if provider.sequence_count is None:
-            raise InvalidInput("these data have no end, so there is no pass over them to pack")
+            raise InvalidInput("these data have no end, so they cannot be packed once")
         self.parts = 0
         self._total = provider.sequence_count
         self._provider = provider
@@ -158,7 +158,7 @@ class _Work:
         return self._packer.counts
 
     async def run(self) -> None:
-        """Packs what is left to pack."""
+        """Pack what is left to pack."""
         if self._out is not None:
             with _writing(self._out):
                 self._out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ class _Work:
         self.parts = parts
 
     async def _keep(self, rows: Sequence[TokenBatch]) -> None:
-        """Writes a part, then says that it is there; a part that is not in the saved state is written anew."""
+        """Write a part, then note it in the saved state; a part that is not noted there is written again."""
         if self._out is None or not rows:
             return
         with _writing(self._out):

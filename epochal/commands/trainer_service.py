@@ -78,17 +78,17 @@ def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
     if weights_dir is not None and not tinker:
         raise InvalidInput("--weights-dir goes with --tinker")
     if weights_dir is not None and weights_dir.exists() and not weights_dir.is_dir():
-        raise InvalidInput(f"--weights-dir {weights_dir} is no folder")
+        raise InvalidInput(f"--weights-dir {weights_dir} is not a folder")
     if tinker and importlib.util.find_spec("tinker") is None:
         raise InvalidInput("--tinker needs the SDK; install epochal[tinker]")
 
 
 @contextlib.asynccontextmanager
 async def serving_training(endpoint: Endpoint, options: TrainingServiceOptions) -> AsyncIterator[str]:
-    """A training service until the context is left; its URL.
+    """Serve until the context is left; yields the URL.
 
     Raises:
-        InvalidInput: it cannot listen there.
+        InvalidInput: the address cannot be listened on; the user's fault.
     """
     endpoint.check_exposure()
     allow_connections()

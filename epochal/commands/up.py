@@ -1,4 +1,4 @@
-"""`epochal up`: a whole run on this machine, live in the terminal, with its proof at the end."""
+"""`epochal up`: a whole run on this machine, live in the terminal, checked at the end."""
 
 import asyncio
 import json
@@ -15,7 +15,8 @@ from rich.table import Table
 
 from epochal.cli.shutdown import Interrupts
 from epochal.status_panel import status_line, status_panel
-from epochal.testnet.local_run import Report, Testnet, TestnetOptions
+from epochal.testnet.local_run import Testnet, TestnetOptions
+from epochal.testnet.report import Report
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 from trainers.registry import check_trainer_name
@@ -87,7 +88,7 @@ def _run_plain(options: TestnetOptions, console: Console) -> Report:
 
 
 def _run(testnet: Testnet) -> Report:
-    """Raises `EpochalError` after Ctrl-C or SIGTERM too, once every process of the testnet has ended."""
+    """Run the testnet. Raises `EpochalError` after Ctrl-C or SIGTERM too, once every process has ended."""
 
     async def main() -> Report:
         running = asyncio.current_task()

@@ -28,12 +28,12 @@ class Child:
         return self.process.returncode is None
 
     def kill(self) -> None:
-        """End it without warning, as a crash or a lost machine would."""
+        """End the process without warning, as a crash or a lost machine would."""
         if self.running:
             self.process.send_signal(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Ask the process to end, and kill it if it does not."""
         if self.running:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -44,7 +44,7 @@ class Child:
             await self.process.wait()
 
     async def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None when it is still running after the time."""
+        """Return the exit code, or None if the process still runs after the time."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.process.wait()
@@ -52,7 +52,7 @@ class Child:
             return None
 
     def log_tail(self) -> str:
-        """The end of its log, for a message."""
+        """Return the end of the process's log, for a message."""
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
 
@@ -96,7 +96,7 @@ class Children:
         """Start a command that serves, and wait for the address that it prints.
 
         Raises:
-            EpochalError: it ended, or printed none within `START_TIMEOUT_S`; the message ends with its log.
+            EpochalError: the command ended, or printed no address in `START_TIMEOUT_S`; the message ends with its log.
         """
         child = await self.start(name, *arguments)
         assert child.process.stdout is not None

@@ -17,10 +17,10 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 
 @dataclass(frozen=True, slots=True)
 class DemoData:
-    """A folder of `.bin` shards (uint16, one token per byte) and what is known of the text.
+    """A folder of `.bin` shards (uint16, one token per byte) and facts about the text.
 
     Attributes:
-        unigram_entropy: of the bytes, in nats per token: the loss of a model that only knows how frequent each byte is.
+        unigram_entropy: nats per token: the loss of a model that only knows how frequent each byte is.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class DemoData:
 
 
 def stdlib_text(max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """The standard library's sources in the order of their paths, up to `max_bytes` bytes."""
+    """Return the standard library's sources in the order of their paths, up to `max_bytes` bytes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     parts: list[bytes] = []
     total = 0
@@ -48,7 +48,7 @@ def stdlib_text(max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def unigram_entropy(tokens: npt.NDArray[np.uint16]) -> float:
-    """The entropy of the tokens' frequencies, in nats per token."""
+    """Return the entropy of the tokens' frequencies, in nats per token."""
     counts = np.bincount(tokens)
     shares = counts[counts > 0] / tokens.size
     return -math.fsum(float(share) * math.log(share) for share in shares)

@@ -1,4 +1,4 @@
-"""The state file of `epochal up`: `demo_state.toml`, fitted to what was asked for."""
+"""The state file of `epochal up`: `demo_state.toml`, with the options of the command."""
 
 from importlib.resources import files
 
@@ -11,7 +11,7 @@ SOURCE = "demo_state.toml"
 
 
 def demo_state(*, data_server: str, total_steps: int | None = None, client_count: int = 3) -> StateFile:
-    """The demo's state file, validated like any other.
+    """Return the demo's state file, validated like any other.
 
     Args:
         data_server: `host:port` of the TCP data server.

@@ -1,4 +1,4 @@
-"""A whole run on one machine, with real processes over loopback, and the proof of what it did.
+"""A whole run on one machine, with real processes over loopback, and the proof that it worked.
 
 One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
 killed without warning and another joins, both at given steps of the run. Afterwards nothing is believed: the journal is
@@ -6,7 +6,6 @@ audited, the parameters are recomputed from checkpoint and outcomes, and every c
 """
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import tomli_w
 
-from coordinator.audit import AuditReport, audit_store
+from coordinator.audit import audit_store
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demo_state import demo_state
+from epochal.testnet.report import Course, Report, report_of
 from runtime.retry import RetryPolicy
 from state.config.state_file import dump_state
 from state.documents import RunDocument
@@ -30,18 +30,14 @@ from state.messages import RunStatus
 from state.phases import RunState
 
 HOST = "127.0.0.1"
-WELL_BELOW_UNIGRAM = 0.85
-"""The last loss must lie below this share of the data's unigram entropy."""
 FINISH_TIMEOUT_S = 30.0
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
-LOSS_WINDOW = 3
-"""Rounds over which the first and the last loss are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestnetOptions:
-    """What `epochal up` was asked for.
+    """The options of `epochal up`.
 
     Attributes:
         chaos: whether a client is killed and another joins on the way.
@@ -58,38 +54,12 @@ class TestnetOptions:
     timeout_s: float = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened, and whether it is proved (`problems` is empty). Losses are in nats per token."""
-
-    clients: int
-    rounds: int
-    epochs: int
-    tokens: int
-    loss_first: float | None
-    loss_last: float | None
-    unigram_entropy: float
-    replicas_identical: bool
-    replica_digests_compared: int
-    duplicates: int
-    missing: int
-    quarantined: int
-    unapplied: int
-    replay_identical: bool
-    recomputed_steps: int
-    killed_at_step: int | None
-    joined_at_step: int | None
-    training_s: float
-    wall_s: float
-    problems: tuple[str, ...]
-
-
 Show = Callable[[RunStatus, list[str]], None]
-"""Called whenever there is something new to see: the status, and what was done to the run so far."""
+"""Called whenever there is something new to show: with the status, and with notes of what was done to the run."""
 
 
 class Testnet:
-    """Runs one. The run directory keeps everything: data, state files, logs, the coordinator's own directory."""
+    """A coordinator, a data server and clients on this machine. Its directory keeps data, files, logs and the run."""
 
     __test__ = False
 
@@ -107,7 +77,7 @@ class Testnet:
         return self._options.run_dir / TESTNET_FOLDER
 
     async def run(self) -> Report:
-        """Start everything, watch it to the end, and prove it.
+        """Start everything, watch it to the end, and check what came of it.
 
         Raises:
             InvalidInput: the run directory cannot be used.
@@ -133,7 +103,17 @@ class Testnet:
             training_s = time.monotonic() - training_s
             problems = await self._await_clients()
         audit = await audit_store(str(self.coordinator_dir), recompute=True)
-        return self._report(status, data, audit, problems, training_s, started_s)
+        course = Course(
+            computes=self._options.trainer != "null",
+            epochs=len(self._epochs),
+            killed_at_step=self._killed_at,
+            joined_at_step=self._joined_at,
+            training_s=training_s,
+            wall_s=time.monotonic() - started_s,
+            client_logs=[child.log_path for child in self._clients],
+            problems=problems,
+        )
+        return report_of(course, status, data, audit)
 
     def _prepare(self) -> DemoData:
         options = self._options
@@ -210,67 +190,6 @@ class Testnet:
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-
-    def _report(
-        self,
-        status: RunStatus,
-        data: DemoData,
-        audit: AuditReport,
-        problems: list[str],
-        training_s: float,
-        started_s: float,
-    ) -> Report:
-        losses = [loss for _, loss in status.loss_history]
-        first, last = _mean(losses[:LOSS_WINDOW]), _mean(losses[-LOSS_WINDOW:])
-        compared, differing = compare_digests([child.log_path for child in self._clients])
-        problems = [*problems, *audit.problems]
-        problems += [f"replica {step} differs between clients" for step in differing]
-        if not compared:
-            problems.append("no replica digests were logged")
-        if self._options.trainer != "null" and (last is None or last >= WELL_BELOW_UNIGRAM * data.unigram_entropy):
-            problems.append(f"the loss ended at {last}, not well below the unigram entropy {data.unigram_entropy:.3f}")
-        return Report(
-            clients=len(self._clients),
-            rounds=audit.rounds,
-            epochs=len(self._epochs),
-            tokens=status.tokens_applied,
-            loss_first=first,
-            loss_last=last,
-            unigram_entropy=data.unigram_entropy,
-            replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
-            replica_digests_compared=compared,
-            duplicates=audit.duplicates,
-            missing=audit.missing,
-            quarantined=audit.quarantined,
-            unapplied=audit.unapplied,
-            replay_identical=audit.replay_identical,
-            recomputed_steps=audit.recomputed_steps or 0,
-            killed_at_step=self._killed_at,
-            joined_at_step=self._joined_at,
-            training_s=round(training_s, 2),
-            wall_s=round(time.monotonic() - started_s, 2),
-            problems=tuple(problems),
-        )
-
-
-def compare_digests(log_paths: list[Path]) -> tuple[int, list[int]]:
-    """How many replica digests the clients' logs hold, and the steps at which they differ."""
-    by_step: dict[int, set[str]] = {}
-    count = 0
-    for path in log_paths:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a killed client's last line may be cut
-            if isinstance(event, dict) and event.get("event") == "replica_held":
-                count += 1
-                by_step.setdefault(event["step"], set()).add(event["replica_digest"])
-    return count, sorted(step for step, digests in by_step.items() if len(digests) > 1)
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _free_port() -> int:

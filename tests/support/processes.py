@@ -23,7 +23,7 @@ from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
 from epochal.cli.run import LISTENING
 from epochal.testnet.child_processes import Child, Children
-from epochal.testnet.local_run import compare_digests
+from epochal.testnet.report import compare_digests
 from runtime.retry import RetryPolicy
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable

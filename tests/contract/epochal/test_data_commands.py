@@ -182,7 +182,7 @@ def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path
         (["data", "pack", "absent", "--task-encoder", "enc"], "--task-encoder 'enc'; allowed: \"module:Class\""),
         (["data", "pack", "one.jsonl", "--task-encoder", "enc:QA"], "set PYTHONPATH to the folder that holds enc.py"),
         (["data", "verify", "absent"], "epochal-manifest.json"),
-        (["data", "manifest", "absent"], "absent is no folder"),
+        (["data", "manifest", "absent"], "absent is not a folder"),
     ],
 )
 def test_mistakes_are_one_clear_error(

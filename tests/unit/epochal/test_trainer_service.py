@@ -22,7 +22,7 @@ def test_help_names_the_extra_that_an_option_needs() -> None:
     [
         (["--weights-dir", "weights"], True, "--weights-dir goes with --tinker"),
         (["--tinker"], False, "install epochal[tinker]"),
-        (["--tinker", "--weights-dir", __file__], True, "is no folder"),
+        (["--tinker", "--weights-dir", __file__], True, "is not a folder"),
     ],
 )
 def test_trainer_service_option_that_is_wrong_is_said(
