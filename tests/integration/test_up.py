@@ -35,6 +35,8 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     assert report["killed_at_step"] >= 2
     assert report["joined_at_step"] >= 3
     assert "was killed without warning" in ran.out
+    audited = await run_command("audit", (tmp_path / "run").as_uri(), "--recompute", "--json")
+    assert (audited.code, json.loads(audited.out)["rounds"]) == (0, report["rounds"])
     again = await run_command("up", "--run-dir", str(tmp_path / "run"))
     assert again.code == 1
     assert "is not empty" in again.err

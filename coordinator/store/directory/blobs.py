@@ -95,7 +95,7 @@ class DirectoryBlobs:
             raise
 
     def _finish(self, sha256: Sha256, partial: Path, file: BinaryIO | None, rest: bytes) -> bool:
-        """Write the rest, make it durable, give it its name; whether it is new."""
+        """Write the rest, make the blob durable and give it its name; return whether it is new."""
         with file or partial.open("wb") as opened:
             self._disk.write(opened, rest)
             opened.flush()
@@ -180,7 +180,7 @@ def _remove(path: Path) -> int:
 
 
 async def _in_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Blocking work off the loop, with the disk's errors as the store's own."""
+    """Do blocking work in a thread; every failure of the disk is a `StoreFailed`."""
     try:
         return await asyncio.to_thread(work, *arguments)
     except Refused:
