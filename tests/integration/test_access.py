@@ -96,7 +96,7 @@ async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_pat
         assert "--tls-ca" in untrusting.err
         await run.start_client("--tls-ca", str(certificate))
         assert (await run.finish()).rounds == 2
-        assert (await run.command("status", run.url)).code == 1
+        assert (await run.command("status", run.url)).code == 2
         assert (await run.command("status", run.url, "--tls-ca", str(certificate))).code == 0
         assert (await run.command("status", run.url, "--tls-ca", str(key))).code == 2, "a key is no authority"
 
