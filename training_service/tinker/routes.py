@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NoReturn
 
-from fastapi import APIRouter, Depends, Header
-from fastapi import Request as HttpRequest
+from fastapi import APIRouter, Depends, Header, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
@@ -30,7 +29,7 @@ from training_service.tinker.messages import (
     read_message,
 )
 from training_service.tinker.models import base_models, parse_base_model, saved_base_model
-from training_service.tinker.requests import Request
+from training_service.tinker.requests import QueuedRequest
 from training_service.tinker.service import ServedModel, TinkerService, number_of
 
 PREFIX = "/api/v1"
@@ -103,7 +102,7 @@ class TinkerSessionRoutes:
         """Open a session."""
         return _json({"type": "create_session", "session_id": self._service.open()})
 
-    async def heartbeat(self, request: HttpRequest) -> Response:
+    async def heartbeat(self, request: Request) -> Response:
         """Keep a session."""
         self._service.sessions.use((await read_message(request, AboutSession)).session_id)
         return _json({"type": "session_heartbeat"})
@@ -113,7 +112,7 @@ class TinkerSessionRoutes:
         self._service.sessions.close(session_id)
         return _json({})
 
-    async def telemetry(self, request: HttpRequest) -> Response:
+    async def telemetry(self, request: Request) -> Response:
         """Take what the SDK tells its makers; nobody here reads it."""
         await read_body(request, MAX_TELEMETRY_BYTES)
         return _json({"status": "accepted"})
@@ -139,7 +138,7 @@ class TinkerModelRoutes:
         router.add_api_route("/optim_step", self.optim_step, methods=["POST"])
         router.add_api_route("/retrieve_future", self.retrieve_future, methods=["POST"])
 
-    async def create_model(self, request: HttpRequest) -> Response:
+    async def create_model(self, request: Request) -> Response:
         """Make a model."""
         message = await read_message(request, CreateModel)
         if message.optimizer_config.type != ADAMW:
@@ -151,9 +150,9 @@ class TinkerModelRoutes:
             served.model.initialise(message.seed)
             return _encoded({"type": "create_model", "model_id": served.model_id})
 
-        return _accepted(served, 0, Request(act))
+        return _accepted(served, 0, QueuedRequest(act))
 
-    async def load_weights(self, request: HttpRequest) -> Response:
+    async def load_weights(self, request: Request) -> Response:
         """Load saved weights."""
         message = await read_message(request, LoadWeights)
         if message.session_id is not None and message.model_seq_id is not None:
@@ -169,9 +168,9 @@ class TinkerModelRoutes:
             served.model.load(*self._service.saved_at(message.path), optimizer=message.optimizer)
             return _encoded({"type": "load_weights", "model_id": served.model_id, "path": message.path})
 
-        return _accepted(served, number, Request(act))
+        return _accepted(served, number, QueuedRequest(act))
 
-    async def save_weights(self, request: HttpRequest) -> Response:
+    async def save_weights(self, request: Request) -> Response:
         """Save a model's weights."""
         message = await read_message(request, SaveWeights)
         served = self._service.model(message.model_id)
@@ -181,14 +180,14 @@ class TinkerModelRoutes:
             served.model.save(self._service.folder_of(message.model_id), name, overwrite=message.overwrite)
             return _encoded({"type": "save_weights", "path": f"tinker://{message.model_id}/weights/{name}"})
 
-        return _accepted(served, message.seq_id, Request(act))
+        return _accepted(served, message.seq_id, QueuedRequest(act))
 
-    async def save_weights_for_sampler(self, request: HttpRequest) -> Response:
+    async def save_weights_for_sampler(self, request: Request) -> Response:
         """Refuse, at the request's turn."""
         message = await read_message(request, SaveForSampler)
-        return _accepted(self._service.model(message.model_id), message.seq_id, Request(_refuse_to_sample))
+        return _accepted(self._service.model(message.model_id), message.seq_id, QueuedRequest(_refuse_to_sample))
 
-    async def get_info(self, request: HttpRequest) -> Response:
+    async def get_info(self, request: Request) -> Response:
         """Say which model it is."""
         message = await read_message(request, AboutModel)
         model = self._service.model(message.model_id).model
@@ -196,13 +195,13 @@ class TinkerModelRoutes:
         info = {"type": "get_info", "model_id": message.model_id, "model_data": data}
         return _json({**info, "model_name": model.base_model, "is_lora": False})
 
-    async def forward_backward(self, request: HttpRequest) -> Response:
+    async def forward_backward(self, request: Request) -> Response:
         """Compute the loss of the examples in the body, and add its gradient unless only the loss is wanted."""
         body = await read_body(request, self._service.options.limits.wire_bytes)
         sent = await self._service.worker.run(partial(decode_request, body))
         served = self._service.model(sent.model_id)
         act = partial(self._learn, served, sent)
-        return _accepted(served, sent.seq_id, Request(act, PROTOBUF, len(body), not sent.forward_only))
+        return _accepted(served, sent.seq_id, QueuedRequest(act, PROTOBUF, len(body), not sent.forward_only))
 
     def _learn(self, served: ServedModel, sent: ForwardBackward) -> bytes:
         most = self._service.options.limits.items
@@ -214,7 +213,7 @@ class TinkerModelRoutes:
             self._service.metrics.learnt(sent.count, sum(example.predicted for example in examples.examples))
         return answer
 
-    async def optim_step(self, request: HttpRequest) -> Response:
+    async def optim_step(self, request: Request) -> Response:
         """Take an optimizer step."""
         message = await read_message(request, OptimStep)
         served, params = self._service.model(message.model_id), message.adam_params
@@ -222,9 +221,9 @@ class TinkerModelRoutes:
         def act() -> bytes:
             return _encoded({"metrics": served.model.optim_step(params.optimizer(), params.learning_rate)})
 
-        return _accepted(served, message.seq_id, Request(act))
+        return _accepted(served, message.seq_id, QueuedRequest(act))
 
-    async def retrieve_future(self, request: HttpRequest) -> Response:
+    async def retrieve_future(self, request: Request) -> Response:
         """Return a request's result, or ask to come again."""
         message = await read_message(request, RetrieveFuture)
         model_id, _, text = message.request_id.rpartition("/")
@@ -243,7 +242,7 @@ def _refuse_to_sample() -> NoReturn:
     raise Refused(Refusal.NOT_FOUND, "this service does not sample; train, save the weights, and sample elsewhere")
 
 
-def _accepted(served: ServedModel, number: int, request: Request) -> Response:
+def _accepted(served: ServedModel, number: int, request: QueuedRequest) -> Response:
     """Take a request and answer with its future; it is carried out once the answer is on its way.
 
     What is wrong with a request is said there too, since those after it wait for its number.

@@ -20,13 +20,15 @@ from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW
 from state.config.state_file import StateFile
+from state.errors import TrainerFailed
 from state.intervals import BatchId, DataIds
 from state.replica import Replica
 from state.tensors import Tensors
-from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner
+from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner, BagOfBytes
 from tests.support.heavy import need_module
 from tests.support.states import state_file
 from trainers.architectures import ARCHITECTURES
+from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
 from trainers.mesh.launcher import MeshOptions
 from trainers.protocol import TrainedRound, Trainer
@@ -88,6 +90,12 @@ async def test_trainer_lowers_the_loss_and_keeps_the_inner_state(state: StateFil
     assert losses[-1] < 0.9 * losses[0]
     assert found[0].difference[WEIGHT].tobytes() == afresh[0].difference[WEIGHT].tobytes()
     assert found[1].difference[WEIGHT].tobytes() != afresh[1].difference[WEIGHT].tobytes()
+
+
+async def test_loss_that_is_read_late_is_checked_all_the_same(state: StateFile) -> None:
+    trainer = LearnerTrainer(BagOfBytes(), None, False, InlineWorker())
+    with pytest.raises(TrainerFailed, match="step 1: the loss is inf"):
+        await trainer.train(PLAN, {WEIGHT: np.full((256, 256), 1e38, np.float32)}, samples(state))
 
 
 @pytest.mark.timeout(150)

@@ -13,7 +13,7 @@ from state.refusals import Refusal
 from tests.support.heavy import need_module
 from tests.support.virtual_time import VirtualClock, run_virtually
 from training_service.tinker import requests
-from training_service.tinker.requests import GAP_TIMEOUT_S, Request, RequestQueue
+from training_service.tinker.requests import GAP_TIMEOUT_S, QueuedRequest, RequestQueue
 
 
 class Log:
@@ -31,7 +31,7 @@ class Log:
                 raise error
             return b"x" * size
 
-        self.queue.submit(number, Request(act, "text/plain", size, is_part))
+        self.queue.submit(number, QueuedRequest(act, "text/plain", size, is_part))
         await self.queue.run()
 
 
