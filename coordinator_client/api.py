@@ -50,12 +50,26 @@ class ResultsQuery:
     wait_s: float
 
 
-class RunRequests(Protocol):
-    """The requests of a client that takes part in the run. A data server uses those that read."""
+class DocumentRequests(Protocol):
+    """The request that follows a run."""
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         """Return the run document once it is newer than `after` or of another lineage; None after `wait_s`."""
         ...
+
+
+class BlobRequests(Protocol):
+    """The requests that carry results and checkpoints."""
+
+    async def put_blob(self, sha256: Sha256, data: bytes) -> None: ...
+
+    async def get_blob(self, sha256: Sha256) -> bytes:
+        """Return the blob's bytes, unverified."""
+        ...
+
+
+class RunRequests(DocumentRequests, BlobRequests, Protocol):
+    """The requests of a client that takes part in the run. A data server uses those that read."""
 
     async def config(self, sha256: Sha256) -> StateFile:
         """Return the run's configuration of this digest, verified."""
@@ -82,12 +96,6 @@ class RunRequests(Protocol):
     async def report_checkpoint(self, report: CheckpointReport) -> Standing: ...
 
     async def report_failure(self, report: FailureReport) -> Standing: ...
-
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None: ...
-
-    async def get_blob(self, sha256: Sha256) -> bytes:
-        """Return the blob's bytes, unverified."""
-        ...
 
 
 class CoordinatorApi(RunRequests, Protocol):

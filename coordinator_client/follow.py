@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import TypeVar
 
-from coordinator_client.api import DocumentMark, RunRequests
+from coordinator_client.api import DocumentMark, DocumentRequests
 from state.documents import RunDocument
 from state.errors import InvalidDocument
 from state.wire import Sha256, canonical_json, parse_document, sha256_hex
@@ -31,7 +31,7 @@ class DocumentFeed:
         requests: the coordinator.
     """
 
-    def __init__(self, requests: RunRequests) -> None:
+    def __init__(self, requests: DocumentRequests) -> None:
         self._requests = requests
         self._mark: DocumentMark | None = None
         self._left: deque[str] = deque(maxlen=MAX_LEFT_LINEAGES)

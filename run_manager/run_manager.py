@@ -117,7 +117,7 @@ class RunManager:
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, worker, dependencies.observer)
             tentative = TentativeState(trainer, dependencies.observer)
-            keeper = ReplicaKeeper(session, exchange, merger, worker, tentative.settle, dependencies.observer)
+            keeper = ReplicaKeeper(session.outcome, exchange, merger, worker, tentative.settle, dependencies.observer)
             keeping = BackgroundTask(self._group, "replica")
             opened.push_async_callback(keeping.replace, None)
             context = StepContext(

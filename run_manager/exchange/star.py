@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from coordinator_client.api import RunRequests
+from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from runtime.worker_thread import Worker
 from state.errors import InvalidDocument
@@ -40,7 +40,7 @@ class StarExchange:
 
     def __init__(
         self,
-        requests: RunRequests,
+        requests: BlobRequests,
         worker: Worker,
         observer: Observer = ignore,
         cache_bytes: int = DEFAULT_CACHE_BYTES,

@@ -12,11 +12,10 @@ then its arithmetic differs.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from coordinator_client.api import RunRequests
 from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.protocol import Exchange
 from run_manager.replica.merger import Merger
@@ -53,7 +52,7 @@ class ReplicaKeeper:
     """Holds this client's replica. Keep `run` running in a task group.
 
     Args:
-        requests: asks the coordinator.
+        fetch_outcome: asks the coordinator for the outcome of a step.
         exchange: where checkpoints and results are.
         merger: applies outcomes.
         worker: decodes, off the event loop.
@@ -63,14 +62,14 @@ class ReplicaKeeper:
 
     def __init__(
         self,
-        requests: RunRequests,
+        fetch_outcome: Callable[[int], Awaitable[Outcome]],
         exchange: Exchange,
         merger: Merger,
         worker: Worker,
         on_outcome: Callable[[Outcome], None],
         observer: Observer,
     ) -> None:
-        self._requests = requests
+        self._fetch_outcome = fetch_outcome
         self._exchange = exchange
         self._merger = merger
         self._worker = worker
@@ -190,7 +189,7 @@ class ReplicaKeeper:
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1
         try:
-            outcome = await self._requests.outcome(step)
+            outcome = await self._fetch_outcome(step)
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:

@@ -10,13 +10,13 @@ import pytest
 
 from run_manager.agent import EndReason
 from state.phases import RunState
+from tests.support.simulated_client import SimulatedClient
 from tests.support.simulated_coordinator import SlowJournal
 from tests.support.simulated_network import Weather
 from tests.support.simulated_run import (
     BOUND_S,
     TOTAL_STEPS,
     SafetyBroken,
-    SimulatedClient,
     SimulatedRun,
     prove,
     repeatedly,
@@ -26,6 +26,7 @@ from tests.support.simulated_run import (
 from tests.support.virtual_time import run_virtually
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
+LOSSY = Weather(loss=0.1)
 
 
 async def restart_often(run: SimulatedRun) -> None:
@@ -69,9 +70,9 @@ async def come_and_go(run: SimulatedRun, number: int) -> None:
         await asyncio.sleep(run.chance.uniform(0, 30))
 
 
-async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int) -> None:
+async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weather: Weather = STORM) -> None:
     """Everything at once, until the lasting clients are at the end of the run."""
-    run.weather, run.data_loss = STORM, 0.02
+    run.weather, run.data_loss = weather, weather.loss * 0.4
     clients = run.start_clients(lasting, ("numpy", "null", "null", "null"))
     troubles = [
         run.tasks.create_task(restart_often(run)),
@@ -98,6 +99,16 @@ def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
             await weather_the_storm(run, lasting=10, passing=6)
             await prove(run)
             assert run.coordinator.starts > 1
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("seed", [3, 14, 159])
+def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
+    async def main() -> None:
+        async with simulated_run(small_state(batches=12), seed) as run:
+            await weather_the_storm(run, lasting=4, passing=2, weather=LOSSY)
+            await prove(run)
 
     run_virtually(main())
 

@@ -14,7 +14,7 @@ from state.intervals import BatchId
 from state.phases import RunState
 from state.wire import ClientId, Sha256, canonical_json, document_digest, to_plain
 from tests.support.data_http import HttpReply, HttpRequest, json_reply
-from tests.support.fake_documents import round_head, run_document
+from tests.support.documents import round_head, run_document
 
 CLIENTS = tuple(ClientId(f"{number:032x}") for number in range(3))
 

@@ -17,14 +17,17 @@ from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
 from coordinator.layout_cache import LayoutCache
+from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.records import RecordBody, SnapshotBody
+from coordinator.machine.run import Run
 from coordinator.opening import ServiceOptions
-from coordinator.service import CoordinatorService
-from coordinator.store.journal import JournalRecord, Snapshot
+from coordinator.service import CoordinatorService, ServiceEvent
+from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
 from runtime.broadcast import Broadcast
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
+from state.documents import Outcome, RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
 from state.wire import Sha256, parse_document
@@ -90,28 +93,48 @@ class SimulatedCoordinator:
         self.store = MemoryStore(state.blobs.max_total_bytes, self.journal)
         self.clock = VirtualClock()
         self.starts = 0
-        self.phases: list[RunState] = []
+        self.outcomes: list[Outcome] = []
         self._chance = chance
         self._key = SigningKey(chance.randbytes(32))
         self._life: _Life | None = None
         self._living: asyncio.Task[None] | None = None
+        self._is_restored = False
         self._news = Broadcast()
 
     @property
     def service(self) -> CoordinatorService:
         """The living process's service."""
-        assert self._life is not None, "the coordinator is down"
-        return self._life.handlers.service
+        return self.handlers().service
 
-    async def run(self) -> None:
+    @property
+    def run(self) -> Run:
+        """The run as it is kept."""
+        return self.service.run
+
+    @property
+    def document(self) -> RunDocument:
+        """The run document that is published."""
+        return self.service.published.document
+
+    def handlers(self) -> Handlers:
+        """The living process's handlers.
+
+        Raises:
+            CoordinatorUnreachable: there is no process.
+        """
+        if self._life is None:
+            raise CoordinatorUnreachable("the coordinator is down")
+        return self._life.handlers
+
+    async def live(self) -> None:
         """Lives until cancelled. After a kill it starts again when `start` is called."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._living = tasks.create_task(self._live())
-                await asyncio.wait({self._living})
-                if not self._living.cancelled():
-                    self._living.result()
-                await self._wait_for(lambda: self._living is None)
+                self._living = living = tasks.create_task(self._live())
+                await asyncio.wait({living})
+                if not living.cancelled():
+                    living.result()
+                await self.wait_for(lambda: self._living is None)
 
     def kill(self) -> None:
         """Ends the process at this instant; what is under way breaks off."""
@@ -120,9 +143,10 @@ class SimulatedCoordinator:
         if self._living is not None:
             self._living.cancel()
 
-    def start(self) -> None:
-        """Starts the process again."""
+    def start(self, *, is_restored: bool = False) -> None:
+        """Starts the process again; what its store holds may be a backup's."""
         self._living = None
+        self._is_restored = is_restored
         self._news.notify()
 
     async def restart_after(self, away_s: float) -> None:
@@ -131,37 +155,41 @@ class SimulatedCoordinator:
         await asyncio.sleep(away_s)
         self.start()
 
+    def backup(self) -> list[Segment]:
+        """The journal as it stands."""
+        return list(self.journal.segments)
+
+    def restore(self, backup: list[Segment]) -> None:
+        """Kills the process and starts it again on an older journal; blobs stay."""
+        self.kill()
+        self.journal.segments = list(backup)
+        self.outcomes.clear()
+        self.start(is_restored=True)
+
     async def _live(self) -> None:
         def new_seed() -> str:
             return self._chance.randbytes(32).hex()
 
         key, run_id = self._key.public_key_hex, self.state.run_id
-        service = await CoordinatorService.open(
-            ServiceOptions(self.store, self.clock, key, new_seed=new_seed), self.state
-        )
+        options = ServiceOptions(self.store, self.clock, key, new_seed=new_seed)
+        service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
+        service.watch(self._note)
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
         nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
         handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
-            tasks.create_task(self._watch(service))
             await service.started.wait()
             self.starts += 1
             self._life = _Life(handlers, tasks)
             self._news.notify()
 
-    async def _watch(self, service: CoordinatorService) -> None:
-        """Notes every phase that is published."""
-        version = -1
-        while True:
-            published = await service.readers.wait_published(version, None, 3600.0)
-            if published is not None:
-                version = published.version
-                if not self.phases or self.phases[-1] is not published.document.run_state:
-                    self.phases.append(published.document.run_state)
-                self._news.notify()
+    def _note(self, event: ServiceEvent) -> None:
+        if isinstance(event, OutcomeDecided) and event.outcome is not None:
+            self.outcomes.append(event.outcome)
+        self._news.notify()
 
-    async def ask(self, act: Callable[[Handlers], Awaitable[T]]) -> T:
+    async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
         """Lets the living process answer. A request outlives an asker who goes away, and dies with the process.
 
         Raises:
@@ -174,7 +202,7 @@ class SimulatedCoordinator:
 
         async def answer() -> T | EpochalError:
             try:
-                return await act(life.handlers)
+                return await request()
             except EpochalError as error:
                 return error
 
@@ -189,15 +217,14 @@ class SimulatedCoordinator:
 
     async def reached(self, phase: RunState, step: int = 0) -> None:
         """Returns when this phase of this step or a later one is published."""
+        await self.wait_for(lambda: self.document.run_state is phase and self.document.step >= step)
 
-        def there() -> bool:
-            if self._life is None:
-                return False
-            document = self.service.published.document
-            return document.run_state is phase and document.step >= step
-
-        await self._wait_for(there)
-
-    async def _wait_for(self, ready: Callable[[], bool]) -> None:
-        while not ready():
+    async def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Returns when `ready` is true of a living process; looks again whenever something is kept."""
+        while True:
+            try:
+                if ready():
+                    return
+            except CoordinatorUnreachable:
+                pass
             await self._news.wait()

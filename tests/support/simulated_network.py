@@ -3,35 +3,29 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
-from coordinator.handlers import Handlers
-from coordinator_client.api import CoordinatorApi, DocumentMark, ResultsQuery
+from coordinator_client.api import CoordinatorApi, DocumentMark, ForwardedRequests
 from coordinator_client.http import ANSWER_TIMEOUT_S
-from state.config.state_file import StateFile
-from state.documents import Outcome, Roster, RunDocument, WorkList
+from coordinator_client.in_process import InProcessCoordinator
+from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
-from state.messages import (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    ReadyReport,
-    ResultCommitment,
-    ResultsPage,
-    Session,
-    Standing,
-)
-from state.wire import ClientId, Sha256, parse_document
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Session
 from tests.support.simulated_coordinator import SimulatedCoordinator
 
 MAX_REPEAT_DELAY_S = 20.0
 UPLOAD_PIECES = 2
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Faults = Callable[[str, str], None]
+"""Called with a request's name, and `"request"` or `"answer"`: raises what comes instead."""
+
+
+def no_faults(name: str, leg: str) -> None:
+    """Lets everything through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,7 @@ class Weather:
 
     loss: float = 0.0
     repeat: float = 0.0
-    delay_s: tuple[float, float] = (0.001, 0.01)
+    delay_s: tuple[float, float] = (0.0005, 0.0005)
 
 
 @dataclass
@@ -48,30 +42,74 @@ class Link:
     """One client's way to the coordinator.
 
     Attributes:
-        cut: nothing gets through; whoever sends learns it at once, or only from his own timeout.
+        cut: nothing gets through; the sender learns it at once, or only from his own timeout.
+        faults: what becomes of single requests.
+        requests: the names of those that were sent.
     """
 
-    chance: random.Random
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
     weather: Weather = field(default_factory=Weather)
     cut: bool = False
+    faults: Faults = no_faults
+    requests: list[str] = field(default_factory=list)
 
-    async def pass_leg(self) -> None:
+    async def pass_leg(self, name: str, leg: str) -> None:
         """One way of one message.
 
         Raises:
             CoordinatorUnreachable: it was lost; sometimes known at once, sometimes only after the client's timeout.
         """
         await asyncio.sleep(self.chance.uniform(*self.weather.delay_s))
-        if self.cut or self.chance.random() < self.weather.loss:
+        if self._loses():
             await asyncio.sleep(self.chance.choice([0.0, ANSWER_TIMEOUT_S]))
             raise CoordinatorUnreachable("lost on the way")
+        self.faults(name, leg)
+
+    async def pieces(self, data: bytes) -> AsyncIterator[bytes]:
+        """An upload's bytes in pieces, each of which may be the last that gets through."""
+        size = max(1, -(-len(data) // UPLOAD_PIECES))
+        for start in range(0, len(data), size):
+            await asyncio.sleep(self.chance.uniform(*self.weather.delay_s))
+            if self._loses():
+                raise CoordinatorUnreachable("the upload broke off")
+            yield data[start : start + size]
 
     def repeats(self) -> bool:
         return self.chance.random() < self.weather.repeat
 
+    def _loses(self) -> bool:
+        return self.cut or self.chance.random() < self.weather.loss
 
-class SimulatedApi(CoordinatorApi):
-    """`CoordinatorApi` over a link to a `SimulatedCoordinator`.
+
+class ForwardedApi(ForwardedRequests):
+    """`CoordinatorApi` that hands every request on by way of `_carry`."""
+
+    def __init__(self, api: CoordinatorApi) -> None:
+        super().__init__(api)
+        self._api = api
+
+    @property
+    def run_id(self) -> str:
+        return self._api.run_id
+
+    def use_token(self, token: str | None) -> None:
+        self._api.use_token(token)
+
+    async def challenge(self, request: ChallengeRequest) -> Challenge:
+        return await self._carry(self._api.challenge, request)
+
+    async def join(self, request: JoinRequest) -> Session:
+        return await self._carry(self._api.join, request)
+
+    async def renew(self) -> Session:
+        return await self._carry(self._api.renew)
+
+    async def withdraw(self) -> None:
+        await self._carry(self._api.withdraw)
+
+
+class SimulatedApi(ForwardedApi):
+    """A client's requests over a link to a coordinator that may die.
 
     Args:
         tasks: where requests that the network repeats go on.
@@ -85,130 +123,33 @@ class SimulatedApi(CoordinatorApi):
         tasks: asyncio.TaskGroup,
         saw: Callable[[RunDocument], None],
     ) -> None:
+        super().__init__(InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces))
         self._coordinator = coordinator
         self._link = link
         self._tasks = tasks
         self._saw = saw
-        self._token: str | None = None
-
-    @property
-    def run_id(self) -> str:
-        return self._coordinator.state.run_id
-
-    def use_token(self, token: str | None) -> None:
-        self._token = token
-
-    async def _ask(self, act: Callable[[Handlers], Awaitable[T]]) -> T:
-        await self._link.pass_leg()
-        if self._link.repeats():
-            self._tasks.create_task(self._repeat(act))
-        answer = await self._coordinator.ask(act)
-        await self._link.pass_leg()
-        return answer
-
-    async def _repeat(self, act: Callable[[Handlers], Awaitable[object]]) -> None:
-        """The same request once more, later; nobody hears the answer."""
-        await asyncio.sleep(self._link.chance.uniform(0, MAX_REPEAT_DELAY_S))
-        try:
-            await self._coordinator.ask(act)
-        except EpochalError:
-            return
-
-    async def _as_member(self, act: Callable[[Handlers, ClientId], Awaitable[T]]) -> T:
-        token = self._token
-
-        async def authenticated(handlers: Handlers) -> T:
-            client_id = handlers.authenticate(token)
-            answer = await act(handlers, client_id)
-            handlers.service.heard(client_id)
-            return answer
-
-        return await self._ask(authenticated)
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
-        version, lineage = (-1, None) if after is None else (after.version, after.lineage)
-
-        async def act(handlers: Handlers, client_id: ClientId) -> RunDocument | None:
-            published = await handlers.wait_published(version, lineage, wait_s)
-            return None if published is None else published.document
-
-        document = await self._as_member(act)
+        document = await super().run_document(after, wait_s)
         if document is not None:
             self._saw(document)
         return document
 
-    async def challenge(self, request: ChallengeRequest) -> Challenge:
-        async def act(handlers: Handlers) -> Challenge:
-            return handlers.challenge(request)
+    async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        name, link = getattr(request, "__name__", ""), self._link
+        sent: Callable[P, Awaitable[T]] = getattr(copy(self._api), name)  # with the token of this moment
+        link.requests.append(name)
+        await link.pass_leg(name, "request")
+        if link.repeats():
+            self._tasks.create_task(self._repeat(lambda: sent(*args, **kwargs)))
+        answer = await self._coordinator.ask(lambda: sent(*args, **kwargs))
+        await link.pass_leg(name, "answer")
+        return answer
 
-        return await self._ask(act)
-
-    async def join(self, request: JoinRequest) -> Session:
-        return await self._ask(lambda handlers: handlers.join(request))
-
-    async def renew(self) -> Session:
-        async def act(handlers: Handlers, client_id: ClientId) -> Session:
-            return handlers.renew(client_id)
-
-        return await self._as_member(act)
-
-    async def withdraw(self) -> None:
-        await self._as_member(lambda handlers, client_id: handlers.withdraw(client_id))
-
-    async def config(self, sha256: Sha256) -> StateFile:
-        return await self._immutable(StateFile, sha256)
-
-    async def roster(self, sha256: Sha256) -> Roster:
-        return await self._immutable(Roster, sha256)
-
-    async def work(self, sha256: Sha256) -> WorkList:
-        return await self._immutable(WorkList, sha256)
-
-    async def _immutable(self, kind: type[T], sha256: Sha256) -> T:
-        async def act(handlers: Handlers) -> bytes:
-            return handlers.immutable(sha256)
-
-        return parse_document(kind, await self._ask(act))
-
-    async def outcome(self, step: int) -> Outcome:
-        async def act(handlers: Handlers) -> Outcome:
-            return handlers.outcome(step)
-
-        return await self._ask(act)
-
-    async def results(self, query: ResultsQuery) -> ResultsPage:
-        return await self._as_member(
-            lambda handlers, client_id: handlers.results(query.step, query.attempt, query.after, query.wait_s)
-        )
-
-    async def report_ready(self, report: ReadyReport) -> Standing:
-        return await self._as_member(lambda handlers, client_id: handlers.report_ready(client_id, report))
-
-    async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._as_member(lambda handlers, client_id: handlers.commit_result(client_id, commitment))
-
-    async def attest(self, attestation: Attestation) -> Standing:
-        return await self._as_member(lambda handlers, client_id: handlers.attest(client_id, attestation))
-
-    async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._as_member(lambda handlers, client_id: handlers.report_checkpoint(client_id, report))
-
-    async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._as_member(lambda handlers, client_id: handlers.report_failure(client_id, report))
-
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
-        await self._as_member(
-            lambda handlers, client_id: handlers.receive_blob(client_id, sha256, self._upload(data), len(data))
-        )
-
-    async def _upload(self, data: bytes) -> AsyncIterator[bytes]:
-        """The bytes in pieces, each of which may be the last that gets through."""
-        size = max(1, -(-len(data) // UPLOAD_PIECES))
-        for start in range(0, len(data), size):
-            await asyncio.sleep(self._link.chance.uniform(*self._link.weather.delay_s))
-            if self._link.cut or self._link.chance.random() < self._link.weather.loss:
-                raise CoordinatorUnreachable("the upload broke off")
-            yield data[start : start + size]
-
-    async def get_blob(self, sha256: Sha256) -> bytes:
-        return await self._as_member(lambda handlers, client_id: handlers.service.blobs.read(sha256))
+    async def _repeat(self, request: Callable[[], Awaitable[object]]) -> None:
+        """The same request once more, later; nobody hears the answer."""
+        await asyncio.sleep(self._link.chance.uniform(0, MAX_REPEAT_DELAY_S))
+        try:
+            await self._coordinator.ask(request)
+        except EpochalError:
+            return

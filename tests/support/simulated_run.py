@@ -6,33 +6,25 @@ document that no kept record vouches for, when a document goes back, or when two
 """
 
 import asyncio
-import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from coordinator.audit import AuditReport, audit
-from coordinator_client.client_key import ClientKey
-from coordinator_client.session import ClientProfile
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
-from run_manager.agent import Agent, ClientEnd
-from run_manager.context import ClientDependencies, RunAccess
+from run_manager.agent import ClientEnd
+from run_manager.context import RunAccess
 from run_manager.events import Event, ReplicaHeld
-from runtime.retry import RetryPolicy
-from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.intervals import DataIds
 from state.wire import Sha256, document_digest
-from tests.support.fake_clients import opener
+from tests.support.simulated_client import ClientSpec, SimulatedClient, simulated_client
 from tests.support.simulated_coordinator import SimulatedCoordinator, SlowJournal
-from tests.support.simulated_network import Link, SimulatedApi, Weather
+from tests.support.simulated_network import Faults, Link, SimulatedApi, Weather, no_faults
 from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock
-from trainers.registry import open_trainer
 
 RECONNECT_BOUND_S = 1_000_000.0
 CALM = Weather()
@@ -67,18 +59,23 @@ class Witness:
 
     def __init__(self, journal: SlowJournal) -> None:
         self._journal = journal
-        self._shown: dict[int, RunDocument] = {}
+        self._shown: dict[tuple[str, int], RunDocument] = {}
+        self._lineage = ""
         self.digests: dict[int, Sha256] = {}
         """The digest of each replica that anybody held."""
 
     def saw(self, document: RunDocument) -> None:
         """A client was shown this document."""
-        if document.version in self._shown:
-            if self._shown[document.version] != document:
+        name = (document.lineage, document.version)
+        if document.lineage != self._lineage:
+            self._lineage = document.lineage
+            self.digests.clear()
+        if name in self._shown:
+            if self._shown[name] != document:
                 raise SafetyBroken(f"version {document.version} was two different documents")
             return
         self._check_kept(document)
-        self._shown[document.version] = document
+        self._shown[name] = document
 
     def _check_kept(self, document: RunDocument) -> None:
         if self._journal.kept.get(document.version) != document_digest(document):
@@ -95,6 +92,8 @@ class Witness:
     def check(self) -> None:
         """Raises `SafetyBroken` if a document that was shown is not what the store vouches for now."""
         for document in self._shown.values():
+            if document.lineage != self._lineage:
+                continue
             self._check_kept(document)
 
 
@@ -113,23 +112,6 @@ class BadDataProvider(DummyDataProvider):
         return await super().get_samples(data_ids)
 
 
-@dataclass(eq=False)
-class SimulatedClient:
-    """One client process."""
-
-    number: int
-    agent: Agent
-    link: Link
-    events: list[Event]
-    task: asyncio.Task[ClientEnd] | None = None
-
-    def kill(self) -> None:
-        """Ends the process without a word."""
-        self.link.cut = True
-        if self.task is not None:
-            self.task.cancel()
-
-
 @dataclass
 class SimulatedRun:
     """A coordinator and its clients. Make one with `simulated_run`."""
@@ -142,33 +124,38 @@ class SimulatedRun:
     data_loss: float = 0.0
     clients: list[SimulatedClient] = field(default_factory=list)
 
-    def start_client(self, number: int, trainer: str = "null") -> SimulatedClient:
-        """A process that joins with the key of this number."""
-        chance = random.Random(self.chance.random())
-        link = Link(chance, self.weather)
-        events: list[Event] = []
+    def api(self, faults: Faults = no_faults) -> tuple[SimulatedApi, Link]:
+        """Another client's way to the coordinator."""
+        link = Link(random.Random(self.chance.random()), self.weather, faults=faults)
+        return SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw), link
 
-        def observe(event: Event) -> None:
-            events.append(event)
-            self.witness.event(event)
+    def client(self, number: int, spec: ClientSpec | None = None, faults: Faults = no_faults) -> SimulatedClient:
+        """A process with the key of this number, not yet started."""
+        spec = replace(spec or ClientSpec(), saw=(spec and spec.saw) or self.witness.event)
+        api, link = self.api(faults)
+        client = simulated_client(api, number, link, spec)
+        self.clients.append(client)
+        return client
+
+    def start(self, client: SimulatedClient) -> SimulatedClient:
+        """Starts a process, which must end without an error."""
+        client.task = self.tasks.create_task(client.agent.run())
+        return client
+
+    def start_client(self, number: int, trainer: str = "null") -> SimulatedClient:
+        """Starts a process whose data are as bad as `data_loss` says, and which never gives up."""
+        chance = random.Random(self.chance.random())
 
         async def open_provider(request: RunAccess) -> DataProvider:
             return BadDataProvider(request.state.model.LLM.max_seq_len, chance, self.data_loss)
 
-        dependencies = ClientDependencies(
-            retry_policy=RetryPolicy(VirtualClock(), chance.random, RECONNECT_BOUND_S),
-            new_worker=lambda name: InlineWorker(),
-            open_provider=open_provider,
-            open_trainer=opener(partial(open_trainer, trainer)),
-            observer=observe,
-        )
-        api = SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw)
-        key = ClientKey.from_seed(hashlib.sha256(b"client %d" % number).digest())
-        agent = Agent(api, ClientProfile(key), dependencies)
-        client = SimulatedClient(number, agent, link, events)
-        client.task = self.tasks.create_task(agent.run())
-        self.clients.append(client)
-        return client
+        spec = ClientSpec(trainer, open_provider=open_provider, reconnect_bound_s=RECONNECT_BOUND_S)
+        return self.start(self.client(number, spec))
+
+    async def play(self, *specs: ClientSpec) -> list[ClientEnd]:
+        """The whole run with one client per spec, numbered from 1."""
+        clients = [self.start(self.client(number, spec)) for number, spec in enumerate(specs, start=1)]
+        return await self.ends(clients, BOUND_S)
 
     def start_clients(self, count: int, trainers: tuple[str, ...] = ("null",)) -> list[SimulatedClient]:
         """Processes 0 to `count − 1`, which take the trainers in turn."""
@@ -194,7 +181,8 @@ async def simulated_run(
     coordinator = SimulatedCoordinator(state, chance, journal(chance))
     async with asyncio.TaskGroup() as tasks:
         run = SimulatedRun(coordinator, Witness(coordinator.journal), chance, tasks)
-        background = tasks.create_task(coordinator.run())
+        background = tasks.create_task(coordinator.live())
+        await coordinator.wait_for(lambda: coordinator.service.accepting)
         try:
             yield run
         finally:

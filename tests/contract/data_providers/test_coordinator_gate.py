@@ -27,7 +27,7 @@ from state.wire import ClientId
 from tests.support.data_coordinator import CLIENTS, PublishedRun
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_http import http_server
-from tests.support.fake_documents import round_head
+from tests.support.documents import round_head
 from tests.support.states import state_file
 
 RUN = "test-run"

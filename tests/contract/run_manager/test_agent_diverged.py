@@ -1,6 +1,5 @@
 """A run whose parameters grow beyond float32: every client ends with the step and the tensor in its error."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
@@ -13,8 +12,8 @@ from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.merging import Diverged
 from state.tensors import Float32Array
-from tests.support.fake_clients import ClientSpec, fake_client
-from tests.support.fake_coordinator import FakeCoordinator
+from tests.support.simulated_client import ClientSpec
+from tests.support.simulated_run import simulated_run
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 from trainers.architectures import open_model
@@ -53,16 +52,10 @@ def test_run_that_diverges_ends_every_client_with_the_step_and_the_tensor() -> N
     )
 
     async def main() -> int:
-        coordinator = FakeCoordinator(state)
-        async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(coordinator.serve())
-            client = fake_client(coordinator, 1, ClientSpec(open_trainer=open_runaway))
-            try:
-                with pytest.raises(Diverged, match=r"the outcome of step \d+ makes '.+' infinite"):
-                    await client.agent.run()
-            finally:
-                serving.cancel()
-        assert coordinator.run.members == {}, "it said goodbye"
-        return coordinator.run.step
+        async with simulated_run(state, seed=0) as run:
+            with pytest.raises(Diverged, match=r"the outcome of step \d+ makes '.+' infinite"):
+                await run.client(1, ClientSpec(open_trainer=open_runaway)).agent.run()
+            assert run.coordinator.run.members == {}, "it said goodbye"
+            return run.coordinator.run.step
 
     assert run_virtually(main()) > 2

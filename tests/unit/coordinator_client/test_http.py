@@ -1,35 +1,23 @@
-"""`coordinator_client.py` over httpx, and what stands between it and the agent: sessions, exchange, document feed."""
+"""`coordinator_client/http.py`: what a client sends and what it makes of each answer."""
 
-import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.machine.stimuli import ClientEjected
 from coordinator_client.api import DocumentMark, ResultsQuery
-from coordinator_client.client_key import load_or_create_key
-from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import connect_operator
-from coordinator_client.session import ClientProfile, CoordinatorSession, Joined
-from run_manager.events import Event
-from run_manager.exchange.star import StarExchange
 from runtime.retry import RetryPolicy
-from runtime.worker_thread import InlineWorker
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from state.messages import ReadyReport, Standing, join_message
+from state.messages import ReadyReport, Standing
 from state.phases import RunState
-from state.wire import Sha256, canonical_json, document_digest, sha256_hex
-from tests.support.fake_clients import key_of
-from tests.support.fake_coordinator import TOKEN_LIFE_S, FakeCoordinator, Faults, no_faults
-from tests.support.fake_documents import run_document
-from tests.support.states import state_file
+from state.wire import Sha256, canonical_json, document_digest
+from tests.support.documents import run_document
+from tests.support.simulated_client import key_of
 from tests.support.virtual_time import VirtualClock, run_virtually
 
 STANDING = Standing(key_of(1).client_id, True, False, 1, 0, None, False, None, False, False)
@@ -215,203 +203,6 @@ async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> N
     served.append(httpx.Response(502))
     with pytest.raises(CoordinatorUnreachable):
         await connect_operator("http://coordinator")
-
-
-def member(
-    coordinator: FakeCoordinator, faults: Faults = no_faults, bound_s: float = 60.0
-) -> tuple[CoordinatorSession, list[Event]]:
-    events: list[Event] = []
-    retry_policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s)
-    return CoordinatorSession(coordinator.api(faults), ClientProfile(key_of(1)), retry_policy, events.append), events
-
-
-def test_call_lost_requests_and_answers_are_repeated_until_one_gets_through() -> None:
-    async def main() -> None:
-        losses = [("withdraw", "request"), ("join", "answer"), ("renew", "answer"), ("renew", "request")]
-
-        def faults(name: str, leg: str) -> None:
-            if (name, leg) in losses:
-                losses.remove((name, leg))
-                raise CoordinatorUnreachable("lost")
-
-        coordinator = FakeCoordinator(state_file())
-        one, events = member(coordinator, faults)
-        await one.join()
-        await one.renew()
-        assert losses == [("withdraw", "request")]
-        assert len([event for event in events if isinstance(event, Joined)]) == 1
-
-    run_virtually(main())
-
-
-def test_call_without_answer_gives_up_after_the_bound() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator, bound_s=30)
-        await one.join()
-        coordinator.away = True
-        with pytest.raises(CoordinatorUnreachable):
-            await one.renew()
-        assert 30 <= asyncio.get_running_loop().time() < 40
-
-    run_virtually(main())
-
-
-def test_call_several_at_once_after_a_lost_session_join_once() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        coordinator.sessions.clear()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(5):
-                group.create_task(one.renew())
-        assert one.session_number == 2
-
-    run_virtually(main())
-
-
-def test_call_after_ejection_is_refused_for_good() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        coordinator.submit(ClientEjected(one.client_id))
-        with pytest.raises(Refused) as caught:
-            await one.renew()
-        assert caught.value.kind == "ejected"
-
-    run_virtually(main())
-
-
-def test_call_two_processes_with_one_key_do_not_fight_for_ever() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        other, _ = member(coordinator)
-        await one.join()
-
-        async def fight() -> None:
-            while True:
-                await other.renew()
-                await one.renew()
-
-        with pytest.raises(Refused) as caught:
-            await fight()
-        assert "same key" in caught.value.message
-
-    run_virtually(main())
-
-
-def test_keep_session_renews_at_half_the_tokens_age() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        ticket = one.data_ticket()
-        async with asyncio.TaskGroup() as group:
-            keeping = group.create_task(one.keep_session())
-            await asyncio.sleep(TOKEN_LIFE_S / 2 - 1)
-            assert one.data_ticket() == ticket
-            await asyncio.sleep(2)
-            assert one.data_ticket() != ticket
-            keeping.cancel()
-        assert one.session_number == 1
-
-    run_virtually(main())
-
-
-def test_join_signs_what_the_coordinator_asks_for() -> None:
-    key = key_of(7)
-    message = join_message("test-run", "nonce", key.public_key)
-    Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public_key)).verify(bytes.fromhex(key.sign(message)), message)
-
-
-def test_key_file_is_made_once(tmp_path: Path) -> None:
-    path = tmp_path / "keys" / "client.pem"
-    assert load_or_create_key(path).client_id == load_or_create_key(path).client_id
-
-
-@pytest.mark.parametrize("name", ["junk", "folder"])
-def test_key_file_that_is_none_is_the_users_mistake(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "junk").write_bytes(b"not a key")
-    with pytest.raises(InvalidInput, match=name):
-        load_or_create_key(tmp_path / name)
-
-
-def test_document_feed_older_documents_and_left_lineages_are_ignored() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        feed = DocumentFeed(one)
-        shown = [("ab", 5), ("ab", 3), ("cd", 1), ("ab", 9), ("cd", 2)]
-
-        async def show() -> None:
-            for lineage, version in shown:
-                coordinator.document = run_document(RunState.WARMUP, lineage=lineage * 8, version=version)
-                coordinator.publish_document()
-                await asyncio.sleep(10)
-
-        async with asyncio.TaskGroup() as group:
-            showing = group.create_task(show())
-            await asyncio.sleep(0)
-            found = [await feed.next(0.0) for _ in range(3)]
-            showing.cancel()
-        assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]
-
-    run_virtually(main())
-
-
-def test_exchange_concurrent_fetches_of_one_blob_ask_once() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        data = b"result"
-        coordinator.blobs[sha256_hex(data)] = data
-        exchange = StarExchange(one, InlineWorker())
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(exchange.fetch(sha256_hex(data))) for _ in range(4)]
-            await asyncio.sleep(0)
-            tasks[0].cancel()
-        assert [task.result() for task in tasks[1:]] == [data] * 3
-        assert await exchange.fetch(sha256_hex(data)) == data
-        assert sum(name == "get_blob" for _, name in coordinator.requests) == 2
-
-    run_virtually(main())
-
-
-def test_exchange_other_bytes_than_asked_for_are_never_returned() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        coordinator.blobs[sha256_hex(b"right")] = b"wrong"
-        with pytest.raises(InvalidDocument):
-            await StarExchange(one, InlineWorker()).fetch(sha256_hex(b"right"))
-
-    run_virtually(main())
-
-
-def test_exchange_cache_stays_within_its_bytes() -> None:
-    async def main() -> None:
-        coordinator = FakeCoordinator(state_file())
-        one, _ = member(coordinator)
-        await one.join()
-        blobs = [bytes([number]) * 40 for number in range(4)]
-        coordinator.blobs = {sha256_hex(data): data for data in blobs}
-        exchange = StarExchange(one, InlineWorker(), cache_bytes=100)
-        for data in (*blobs, blobs[3], blobs[2], blobs[0]):
-            assert await exchange.fetch(sha256_hex(data)) == data
-        assert sum(name == "get_blob" for _, name in coordinator.requests) == 5
-        exchange.forget([sha256_hex(blobs[0])])
-        await exchange.fetch(sha256_hex(blobs[2]))
-        await exchange.fetch(sha256_hex(blobs[0]))
-        assert sum(name == "get_blob" for _, name in coordinator.requests) == 6
-
-    run_virtually(main())
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,31 @@
 """Which step a document leads to, by `run_manager/step_table.py`, and how `step_state_machine.py` carries it out."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 import pytest
 
+from coordinator_client.api import DocumentMark
 from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
-from run_manager.context import RunAccess
-from run_manager.events import RoundTrained, StepEntered
+from data_providers.protocol import DatasetSpec, TokenBatch
+from run_manager.events import DocumentArrived, RoundTrained, StepEntered
 from run_manager.step_table import News, StepName, due_step, news_of
 from state.documents import RunDocument
 from state.errors import Desync
 from state.intervals import DataIds
 from state.phases import RunState
 from state.wire import ClientId, Seed
-from tests.support.fake_clients import ClientSpec, fake_client
-from tests.support.fake_coordinator import FakeCoordinator
-from tests.support.fake_documents import round_head, run_document
+from tests.support.documents import round_head, run_document
+from tests.support.simulated_client import ClientSpec, simulated_client, with_data
+from tests.support.simulated_network import ForwardedApi, SimulatedApi
+from tests.support.simulated_run import BOUND_S, simulated_run
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ME = ClientId("01" * 16)
 
 
@@ -138,67 +143,57 @@ class _HangingProvider(DummyDataProvider):
         return await super().get_samples(data_ids)
 
 
-def test_apply_state_overtaken_training_is_cancelled_and_the_next_round_trains() -> None:
+def test_apply_state_overtaken_training_is_cancelled() -> None:
     """One client's data hang, so the round's time runs out under it."""
 
     async def main() -> None:
-        coordinator = FakeCoordinator(
-            state_file(config__total_steps=2, config__max_round_train_time=10, config__round_witness_time=4)
-        )
-        provider = _HangingProvider()
-
-        async def open_provider(request: RunAccess) -> DataProvider:
-            return provider
-
-        slow = fake_client(coordinator, 1, ClientSpec(open_provider=open_provider))
-        other = fake_client(coordinator, 2)
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(coordinator.serve())
-            ends = [group.create_task(client.agent.run()) for client in (slow, other)]
-            async with asyncio.timeout(200):
-                digests = {(await end).replica_digest for end in ends}
-            serving.cancel()
-        assert len(digests) == 1
-        assert provider.cancelled == 1
-        assert [trained.step for trained in slow.of(RoundTrained)][:1] != [1]
-        assert {trained.step for trained in slow.of(RoundTrained)} >= {2}
-        steps = [entered.step_name for entered in slow.of(StepEntered)]
-        assert steps[steps.index("Training") :][:3] == ["Training", "Witness", "Training"]
+        state = state_file(config__total_steps=2, config__max_round_train_time=10, config__round_witness_time=4)
+        async with simulated_run(state, seed=0) as run:
+            data = _HangingProvider()
+            ends = await run.play(with_data(data), ClientSpec())
+            slow = run.clients[0]
+            assert data.cancelled == 1
+            assert len({end.replica_digest for end in ends}) == 1
+            steps = [entered.step_name for entered in slow.of(StepEntered)]
+            assert steps[steps.index("Training") :][:3] == ["Training", "Witness", "Training"]
+            trained = [event.step for event in slow.of(RoundTrained)]
+            assert trained[0] != 1
+            assert 2 in trained
 
     run_virtually(main())
 
 
-def test_apply_state_document_that_changes_nothing_for_the_step_leaves_it_alone() -> None:
+class RepetitiveApi(ForwardedApi):
+    """Shows every document once more, as a newer one that differs in nothing but its reason."""
+
+    def __init__(self, api: SimulatedApi) -> None:
+        super().__init__(api)
+        self._last: RunDocument | None = None
+
+    async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await request(*args, **kwargs)
+
+    async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
+        if self._last is not None and after is not None and after.version == 2 * self._last.version:
+            return replace(self._last, version=after.version + 1, reason="another reason")
+        known = None if after is None else DocumentMark(after.lineage, after.version // 2)
+        found = await super().run_document(known, wait_s)
+        self._last = found or self._last
+        return None if found is None else replace(found, version=2 * found.version)
+
+
+def test_apply_state_document_that_changes_nothing_is_ignored() -> None:
     async def main() -> None:
-        coordinator = FakeCoordinator(state_file(config__total_steps=1))
-        provider = _HangingProvider()
-
-        async def open_provider(request: RunAccess) -> DataProvider:
-            return provider
-
-        client = fake_client(coordinator, 1, ClientSpec(open_provider=open_provider))
-        other = fake_client(coordinator, 2)
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(coordinator.serve())
-            ends = [group.create_task(each.agent.run()) for each in (client, other)]
-            await coordinator.wait_for(lambda: coordinator.document.run_state is RunState.ROUND_TRAIN)
-            await asyncio.sleep(1)
-            version = coordinator.document.version
-            coordinator.document = run_document(
-                RunState.ROUND_TRAIN,
-                version=version + 1,
-                **{
-                    name: getattr(coordinator.document, name)
-                    for name in ("round", "checkpoint", "config_sha256", "cursor", "total_steps", "coordinator_key")
-                },
-                reason="another reason",
-            )
-            coordinator.publish(coordinator.run)
-            for end in ends:
-                await end
-            serving.cancel()
-        assert provider.cancelled == 0
-        assert len([entered for entered in client.of(StepEntered) if entered.step_name == "Training"]) == 1
-        assert [trained.step for trained in client.of(RoundTrained)] == [1]
+        async with simulated_run(state_file(config__total_steps=1), seed=0) as run:
+            data = _HangingProvider()
+            api, link = run.api()
+            client = run.start(simulated_client(RepetitiveApi(api), 1, link, with_data(data)))
+            other = run.start(run.client(2))
+            await run.ends([client, other], BOUND_S)
+            assert data.cancelled == 0
+            shown = [event.document for event in client.of(DocumentArrived)]
+            assert sum(document.reason == "another reason" for document in shown) >= 3
+            assert [entered.step_name for entered in client.of(StepEntered)].count("Training") == 1
+            assert [trained.step for trained in client.of(RoundTrained)] == [1]
 
     run_virtually(main())

@@ -1,0 +1,29 @@
+"""A coordinator's blobs without a coordinator, for tests of what fetches them."""
+
+from collections import Counter
+
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import Sha256, sha256_hex
+
+
+class HeldBlobs:
+    """`BlobRequests` over a dictionary.
+
+    Attributes:
+        blobs: what a digest is answered with, right or wrong.
+        asked: how often each blob was fetched.
+    """
+
+    def __init__(self, *blobs: bytes) -> None:
+        self.blobs = {sha256_hex(data): data for data in blobs}
+        self.asked: Counter[Sha256] = Counter()
+
+    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
+        self.blobs[sha256] = data
+
+    async def get_blob(self, sha256: Sha256) -> bytes:
+        self.asked[sha256] += 1
+        if sha256 not in self.blobs:
+            raise Refused(Refusal.NOT_FOUND, f"no blob {sha256}")
+        return self.blobs[sha256]

@@ -1,0 +1,138 @@
+"""Clients for tests: real agents in virtual time, on made-up data."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from coordinator_client.client_key import ClientKey
+from coordinator_client.session import ClientProfile
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, TokenBatch
+from run_manager.agent import Agent, ClientEnd
+from run_manager.context import ClientDependencies, RunAccess
+from run_manager.events import Event
+from runtime.retry import RetryPolicy
+from runtime.worker_thread import InlineWorker, Worker
+from state.config.state_file import StateFile
+from state.intervals import DataIds
+from state.messages import Capabilities
+from state.wire import ClientId
+from tests.support.simulated_network import ForwardedApi, Link
+from tests.support.virtual_time import VirtualClock
+from trainers.protocol import Trainer
+from trainers.registry import open_trainer
+
+E = TypeVar("E")
+
+
+async def open_dummy_provider(request: RunAccess) -> DataProvider:
+    return DummyDataProvider(DatasetSpec(2, request.state.model.LLM.max_seq_len))
+
+
+def key_of(number: int) -> ClientKey:
+    return ClientKey.from_seed(number.to_bytes(32))
+
+
+@dataclass
+class ClientSpec:
+    """What is special about a client.
+
+    Attributes:
+        open_trainer: opens its trainer; None for the one that is called `trainer`.
+        saw: told of every event.
+    """
+
+    trainer: str = "null"
+    open_trainer: Callable[[StateFile, Worker], Trainer] | None = None
+    new_worker: Callable[[str], Worker] = lambda name: InlineWorker()
+    open_provider: Callable[[RunAccess], Awaitable[DataProvider]] = open_dummy_provider
+    reconnect_bound_s: float = 3600.0
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    saw: Callable[[Event], None] | None = None
+
+
+@dataclass(eq=False)
+class SimulatedClient:
+    """One client process, and everything that it reported."""
+
+    number: int
+    agent: Agent
+    link: Link
+    events: list[Event]
+    task: asyncio.Task[ClientEnd] | None = None
+
+    @property
+    def client_id(self) -> ClientId:
+        return key_of(self.number).client_id
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def kill(self) -> None:
+        """Ends the process without a word."""
+        self.link.cut = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpec) -> SimulatedClient:
+    """A client with the key of this number, not yet running."""
+    events: list[Event] = []
+
+    def observe(event: Event) -> None:
+        events.append(event)
+        if spec.saw is not None:
+            spec.saw(event)
+
+    async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
+        return (spec.open_trainer or partial(open_trainer, spec.trainer))(access.state, worker)
+
+    dependencies = ClientDependencies(
+        retry_policy=RetryPolicy(VirtualClock(), link.chance.random, spec.reconnect_bound_s),
+        new_worker=spec.new_worker,
+        open_provider=spec.open_provider,
+        open_trainer=open_any_trainer,
+        observer=observe,
+    )
+    agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)
+    return SimulatedClient(number, agent, link, events)
+
+
+class FaultyData(DummyDataProvider):
+    """Made-up data, of which some indices are corrupt.
+
+    Attributes:
+        closed_count: how often it was closed.
+    """
+
+    def __init__(self, corrupt: frozenset[int] = frozenset(), fingerprint: str | None = None) -> None:
+        super().__init__(DatasetSpec(2, 16))
+        self._corrupt = corrupt
+        self._other_fingerprint = fingerprint
+        self.closed_count = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return self._other_fingerprint or super().fingerprint
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        if any(index in data_ids for index in self._corrupt):
+            raise CorruptData(f"a checksum differs in {data_ids}")
+        return await super().get_samples(data_ids)
+
+    async def aclose(self) -> None:
+        self.closed_count += 1
+        await super().aclose()
+
+
+def with_data(provider: DataProvider, **fields: Any) -> ClientSpec:
+    """A client of these data."""
+
+    async def open_provider(request: RunAccess) -> DataProvider:
+        assert request.ticket(), "a client has joined before it opens its data"
+        return provider
+
+    return ClientSpec(open_provider=open_provider, **fields)

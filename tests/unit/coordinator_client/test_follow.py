@@ -1,0 +1,28 @@
+"""`coordinator_client/follow.py`: documents that never go back."""
+
+from coordinator_client.api import DocumentMark
+from coordinator_client.follow import DocumentFeed
+from state.documents import RunDocument
+from state.phases import RunState
+from tests.support.documents import run_document
+from tests.support.virtual_time import run_virtually
+
+
+class ForgetfulRun:
+    """`DocumentRequests` that answers with these (lineage, version) one after the other, whatever is known."""
+
+    def __init__(self, *answers: tuple[str, int]) -> None:
+        self._answers = iter(answers)
+
+    async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
+        lineage, version = next(self._answers)
+        return run_document(RunState.WARMUP, lineage=lineage * 8, version=version)
+
+
+def test_feed_ignores_older_documents_and_lineages_that_were_left() -> None:
+    async def main() -> None:
+        feed = DocumentFeed(ForgetfulRun(("ab", 5), ("ab", 3), ("cd", 1), ("ab", 9), ("cd", 2)))
+        found = [await feed.next(0.0) for _ in range(3)]
+        assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]
+
+    run_virtually(main())

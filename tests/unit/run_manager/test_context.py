@@ -1,0 +1,40 @@
+"""`run_manager/context.py`: the fate of a trainer's inner state."""
+
+from run_manager.context import TentativeState
+from state.config.model import NgramConfig
+from state.documents import Outcome, OutcomeEntry
+from state.intervals import BatchId
+from state.wire import Seed, Sha256
+from tests.support.simulated_client import key_of
+from trainers.ngram.learner import NgramModel
+from trainers.null import NullTrainer
+
+
+class _CountingTrainer(NullTrainer):
+    def __init__(self) -> None:
+        super().__init__(NgramModel(NgramConfig()))
+        self.fate: list[str] = []
+
+    def commit_inner_state(self) -> None:
+        self.fate.append("commit")
+
+    def roll_back_inner_state(self) -> None:
+        self.fate.append("roll back")
+
+
+def _outcome(*results: str) -> Outcome:
+    entries = tuple(OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64)) for result in results)
+    digest = Sha256("00" * 32)
+    return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
+
+
+def test_tentative_state_is_kept_only_with_an_outcome_of_its_result() -> None:
+    trainer = _CountingTrainer()
+    tentative = TentativeState(trainer)
+    tentative.published(Sha256("a" * 64))
+    tentative.settle(_outcome("b", "a"))
+    tentative.settle(_outcome("a"))
+    tentative.published(Sha256("c" * 64))
+    tentative.settle(_outcome("b"))
+    tentative.settle(_outcome("c"))
+    assert trainer.fate == ["commit", "roll back", "roll back", "roll back"]
