@@ -23,16 +23,16 @@ class ClientKey:
 
     @classmethod
     def ephemeral(cls) -> "ClientKey":
-        """A fresh key that nobody keeps: a client with it is another client after a restart."""
+        """Return a fresh key that nobody keeps: a client with it is another client after a restart."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "ClientKey":
-        """The key of 32 secret bytes."""
+        """Return the key of 32 secret bytes."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     def sign(self, message: bytes) -> str:
-        """The signature as hex."""
+        """Return the signature as hex."""
         return self._private.sign(message).hex()
 
 

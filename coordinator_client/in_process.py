@@ -55,7 +55,7 @@ class _Service(Protocol):
 
 
 class CoordinatorHandlers(Protocol):
-    """What is asked of a coordinator's handlers; `coordinator.handlers.Handlers` has all of it."""
+    """The part of `coordinator.handlers.Handlers` that is asked here."""
 
     @property
     def service(self) -> _Service: ...

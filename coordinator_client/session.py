@@ -106,7 +106,7 @@ class CoordinatorSession(ForwardedRequests):
 
     @property
     def client_id(self) -> ClientId:
-        """Follows from the key."""
+        """Follow from the key."""
         return self._profile.key.client_id
 
     @property

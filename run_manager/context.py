@@ -31,7 +31,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunAccess:
-    """What a client's data provider and trainer are opened from.
+    """The run, as a client's data provider and trainer are opened from it.
 
     Attributes:
         state: the run's state file; `model.LLM.data_location` says where the data are.
@@ -44,7 +44,7 @@ class RunAccess:
 
 @dataclass(frozen=True, slots=True)
 class ClientDependencies:
-    """What a client brings from outside; a simulation brings its own.
+    """Everything that a client needs from outside; a simulation brings its own.
 
     Attributes:
         retry_policy: for how long anything that the run depends on is tried again; its clock is the client's.
@@ -93,7 +93,7 @@ class TentativeState:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What the steps work with. A change of the run's configuration makes another one, with another `state`.
+    """Everything that the steps work with. A change of the run's configuration makes another one, with another `state`.
 
     Attributes:
         worker: where blocking work other than training and merging runs.

@@ -155,5 +155,5 @@ Observer = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """An observer that does nothing."""
+    """Observe nothing."""
     del event

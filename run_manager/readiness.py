@@ -15,7 +15,7 @@ from state.refusals import Refusal
 
 
 class Readiness:
-    """What this client has reported.
+    """This client's reports that it holds the replica and the data.
 
     Args:
         session: asks the coordinator.
@@ -35,11 +35,11 @@ class Readiness:
         self._reporting = asyncio.Lock()
 
     def owe(self) -> None:
-        """The coordinator no longer takes this client for ready."""
+        """Note that the coordinator no longer takes this client for ready."""
         self._reported_session = None
 
     async def ensure(self, step: int) -> None:
-        """Reports replica `step`, once it is held, unless that is known already.
+        """Report replica `step`, once it is held, unless that is known already.
 
         Raises:
             Refused: `fingerprint-differs` (for good), or what passes with the next document (`behind`, `not-now`).
@@ -62,7 +62,7 @@ class Readiness:
                 self._observer(BecameReady(held.step))
 
     async def keep(self, step: int) -> None:
-        """Reports replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""
+        """Report replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""
         while True:
             await self.ensure(step)
             await self._session.session_after(self._reported_session or 0)

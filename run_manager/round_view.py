@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """What follows from a round's documents without asking anyone.
+    """Everything about a round that follows from its documents without asking anyone.
 
     Attributes:
         assignments: everyone's data assignment.

@@ -42,7 +42,6 @@ class StepStateMachine:
         self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
         self._due: DueStep | None = None
-        self._warmup: tuple[object, ...] | None = None
 
     async def apply_state(self, document: RunDocument) -> None:
         """Take the step that the document asks for.
@@ -67,7 +66,7 @@ class StepStateMachine:
     async def start_anew(self) -> None:
         """Forget every round that was seen; the next document is the first."""
         await self.stop()
-        self._due, self._last_round, self._results, self._warmup = None, None, None, None
+        self._due, self._last_round, self._results = None, None, None
 
     async def round_done(self) -> None:
         """Return when this client owes nothing more to the round under way: its result, or its attestation."""
@@ -95,10 +94,7 @@ class StepStateMachine:
     def _make(self, goal: StepName, document: RunDocument) -> Step | None:
         match goal:
             case StepName.WARMUP:
-                warmup = (document.lineage, document.epoch, document.phase_started_s)
-                if warmup != self._warmup:
-                    self._warmup = warmup
-                    self.context.readiness.owe()
+                self.context.readiness.owe()
                 return WarmupStep(self.context, document)
             case StepName.TRAINING:
                 self._training = TrainingStepMetadata(self.context, document)

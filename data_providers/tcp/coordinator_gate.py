@@ -165,7 +165,7 @@ class CoordinatorGate:
         )
 
     async def _eventually(self, probe: Callable[[], T | None]) -> T | None:
-        """What the probe finds, at once or after news from the coordinator; None when `CATCH_UP_S` is over first."""
+        """Return what the probe finds, now or after news from the coordinator; None if `CATCH_UP_S` passes first."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while (found := probe()) is None:

@@ -23,7 +23,7 @@ MAX_PENDING_FETCHES = 64
 
 
 class RoundResults:
-    """What this client holds of one round's results."""
+    """The results of one round that this client holds."""
 
     def __init__(self, context: StepContext, head: RoundHead) -> None:
         self._context = context
@@ -35,7 +35,7 @@ class RoundResults:
         self.finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Follows the round until its list is complete, fetches all of it, and attests if this client is a witness."""
+        """Follow the round until its list is complete, fetches all of it, and attests if this client is a witness."""
         try:
             complete = await self._follow()
             if complete and self._known and self._received == self._known:
@@ -48,7 +48,7 @@ class RoundResults:
             self.finished.set()
 
     async def attest_what_is_held(self) -> None:
-        """Attests the results that are held, if this client is a witness and has not attested the same before.
+        """Attest the results that are held, if this client is a witness and has not attested the same before.
 
         Raises:
             Refused: `stale-round`, when the round is over.
@@ -69,7 +69,7 @@ class RoundResults:
             context.dependencies.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
 
     async def _follow(self) -> bool:
-        """Whether the list was followed to its end."""
+        """Follow the list of results; return whether it was followed to its end."""
         slots = asyncio.Semaphore(MAX_PENDING_FETCHES)
         after = 0
         async with asyncio.TaskGroup() as group:

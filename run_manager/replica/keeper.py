@@ -89,17 +89,17 @@ class ReplicaKeeper:
         return self._held
 
     def aim(self, document: RunDocument) -> None:
-        """Moves towards the replica that this document asks for."""
+        """Move towards the replica that this document asks for."""
         self._aim = document
         self._missing = None
         self._changed.notify()
 
     def adopt(self, held: HeldReplica) -> None:
-        """Holds the run's initial replica, which this client made."""
+        """Hold the run's initial replica, which this client made."""
         self._hold(held, "initial")
 
     def distrust(self, reason: str) -> None:
-        """Throws the replica away, to rebuild it from checkpoint and outcomes.
+        """Throw the replica away, to rebuild it from checkpoint and outcomes.
 
         Raises:
             Desync: the same replica was rebuilt `MAX_REBUILDS_PER_STEP` times; this machine computes otherwise than
@@ -116,7 +116,7 @@ class ReplicaKeeper:
         self._drop(reason)
 
     def forget(self) -> None:
-        """Throws the replica away because the run's history changed."""
+        """Throw the replica away because the run's history changed."""
         self._history += 1
         self._distrusted = (-1, 0)
         self._drop("the run was restored")
@@ -130,7 +130,7 @@ class ReplicaKeeper:
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Moves towards the aim, until cancelled.
+        """Move towards the aim, until cancelled.
 
         Raises:
             Desync: see `distrust`.
@@ -142,7 +142,7 @@ class ReplicaKeeper:
                 await changed.wait()
 
     async def _advance(self, aim: RunDocument) -> bool:
-        """Takes one step towards the aim; False when there is none to take before something changes."""
+        """Take one step towards the aim; False when there is none to take before something changes."""
         held = self._held
         if held is None:
             self._rebuilt_for = _rebuild_of(aim)

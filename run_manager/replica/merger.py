@@ -25,7 +25,7 @@ class Merger:
         self._worker = worker
 
     async def verify(self) -> None:
-        """Returns if this process may merge; to be called before it joins a run.
+        """Return if this process may merge; to be called before it joins a run.
 
         Raises:
             UnsoundArithmetic: the merging thread does not compute IEEE float32; the machine's fault, do not retry.
@@ -33,7 +33,7 @@ class Merger:
         await self._worker.run(verify_arithmetic)
 
     async def merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:
-        """The replica after this outcome; see `state.merging.merge`.
+        """Return the replica after this outcome; see `state.merging.merge`.
 
         Raises:
             UnsoundArithmetic: as `verify`.
@@ -43,11 +43,11 @@ class Merger:
         return await self._worker.run(partial(self._merge, replica, contributions))
 
     async def digest(self, replica: Replica) -> str:
-        """The replica digest, hashed off the event loop."""
+        """Return the replica digest, hashed off the event loop."""
         return await self._worker.run(partial(replica_digest, replica))
 
     async def aclose(self) -> None:
-        """Ends the thread; bounded."""
+        """End the thread; bounded."""
         await self._worker.aclose()
 
     def _merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:

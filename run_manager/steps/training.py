@@ -120,7 +120,7 @@ class TrainingStepMetadata:
         return _Trained(trained, held, train_s, receiver.waited_s, total_batches(data_assignments))
 
     def _batched(self, data_assignments: tuple[BatchId, ...], receiver: BatchReceiver) -> AssignedBatches:
-        """What the trainer is given: the samples as they come, or packed into rows."""
+        """Return what the trainer is given: the samples as they come, or packed into rows."""
         packing = self._context.packing
         return receiver if packing is None else packing.rows_of(data_assignments, receiver)
 

@@ -44,7 +44,7 @@ class WarmupStep:
             await publish_checkpoint(context, held)
 
     async def _initial_replica(self, step: int) -> HeldReplica:
-        """The run's first replica, made or loaded by this client alone; nobody recomputes it."""
+        """Make or load the run's first replica. This client alone does so; nobody recomputes it."""
         context = self._context
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
@@ -68,7 +68,7 @@ def _first_replica(step: int, parameters: Tensors) -> HeldReplica:
 
 
 def load_parameters(path: Path) -> Tensors:
-    """The parameters in a safetensors file: a checkpoint of another run, or float32 tensors under the model's names.
+    """Return the parameters in a safetensors file: a run's checkpoint, or float32 tensors under the model's names.
 
     Raises:
         InvalidInput: no such file, or it holds something else; the fault of whoever wrote the state file.

@@ -10,8 +10,8 @@ from state.documents import RunDocument
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.5
-"""The part of the phase for which a witness waits until it holds everything, before it attests what it holds."""
+WAITING_SHARE = 0.5
+"""Share of the phase for which a witness waits for the missing results before it attests those that it holds."""
 
 
 class WitnessStep:
@@ -29,7 +29,7 @@ class WitnessStep:
             Refused: the round is over; nothing is lost by it.
         """
         try:
-            async with asyncio.timeout(PATIENCE * self._context.state.config.round_witness_time):
+            async with asyncio.timeout(WAITING_SHARE * self._context.state.config.round_witness_time):
                 await self._results.finished.wait()
         except TimeoutError:
             log.info("witness_time_short", extra={"step": self._head.step})
