@@ -6,15 +6,12 @@ from data_providers.protocol import DatasetSpec, TokenBatch, dataset_fingerprint
 from state.errors import InternalError
 from state.intervals import DataIds
 
-DUMMY_VOCABULARY = 256
-"""Tokens are below this number, so that a byte-level model can take them."""
-
 _MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
 
 
 class DummyDataProvider:
-    """A `DataProvider` without a source and without an end."""
+    """A `DataProvider` without a source and without an end; its tokens are bytes, below 256."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
