@@ -26,7 +26,7 @@ def fill_disk(run: RealRun, room_bytes: int) -> None:
 
 
 def bearer(hand: ByHand) -> dict[str, str]:
-    return {"Authorization": f"Bearer {hand.session.session_token}"}
+    return {"Authorization": f"Bearer {hand.token}"}
 
 
 async def test_full_disk_stops_the_coordinator_which_says_so_and_publishes_nothing_more(tmp_path: Path) -> None:

@@ -46,17 +46,17 @@ async def test_tokens_that_do_not_hold_are_unauthorized(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
         own = SessionTokens(await own_key(run), "test-run")
         now_s = (await run.watch.next()).phase_started_s
-        number = own.check_session(hand.session.session_token, 0.0).session
+        number = own.check_session(hand.token, 0.0).session
         expired = own.session_token(hand.client_id, number, now_s - 2 * SESSION_LIFETIME_S)
         foreign = SessionTokens(SigningKey(bytes(32)), "test-run").session_token(hand.client_id, number, now_s)
         another_run = SessionTokens(await own_key(run), "another").session_token(hand.client_id, number, now_s)
         stranger = own.session_token(ClientKey.from_seed(bytes([9]) * 32).client_id, 1, now_s)
-        earlier = hand.session.session_token
-        await hand.join_again()
+        earlier = hand.token
+        await hand.join()
         body = canonical_json(FailureReport(1, 0, "corrupt", "mine"))
-        for token in (None, "no token", expired, foreign, another_run, stranger, earlier, hand.session.data_ticket):
+        for token in (None, "no token", expired, foreign, another_run, stranger, earlier, hand.ticket):
             assert await post(run, "/failures", token, body) == {"kind": "unauthorized", "status": 401}
-        assert (await post(run, "/failures", hand.session.session_token, body))["kind"] == "late-result"
+        assert (await post(run, "/failures", hand.token, body))["kind"] == "late-result"
 
 
 async def test_replayed_join_and_a_nonce_of_another_key_are_refused(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_replayed_join_and_a_nonce_of_another_key_are_refused(tmp_path: Pa
 
 async def test_body_above_the_limit_is_refused_with_and_without_a_length(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
-        token = hand.session.session_token
+        token = hand.token
         assert await post(run, "/results", token, b" " * 200_000) == {"kind": "body-too-large", "status": 413}
 
         async def pieces() -> Any:

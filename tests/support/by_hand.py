@@ -5,13 +5,11 @@ It speaks HTTP with a key of its own, holds real replicas and publishes well-for
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from coordinator_client.api import ResultsQuery
-from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
@@ -24,52 +22,32 @@ from state.intervals import total_batches
 from state.merging import Contribution, OuterStep, merge
 from state.messages import (
     Attestation,
-    Capabilities,
-    ChallengeRequest,
     CheckpointReport,
-    JoinRequest,
     ReadyReport,
     ResultCommitment,
     ResultMetrics,
-    Session,
     Standing,
-    join_message,
 )
 from state.phases import RunState
-from state.replica import Replica, checkpoint_bytes, parse_checkpoint, replica_digest
-from state.results import ResultHeader, decode_result, encode_result
+from state.replica import Replica, parse_checkpoint, replica_digest
+from state.results import decode_result
 from state.tensors import Tensors
 from state.wire import ClientId, Sha256, sha256_hex
+from tests.support.hand_client import HandClient
 from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, retry_policy
 from trainers.ngram.model import initial_parameters
 
 NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
 
 
-@dataclass
-class ByHand:
-    """One member, by hand. Its watch of the run document is its heartbeat."""
+class ByHand(HandClient):
+    """One member of a real run, by hand. Its watch of the run document is its heartbeat."""
 
-    api: CoordinatorClient
-    key: ClientKey
-    watch: DocumentWatch
-    session: Session
-    state: StateFile
-    replica: Replica | None = None
-
-    @property
-    def client_id(self) -> ClientId:
-        return self.key.client_id
-
-    async def join_request(self, invitation: str | None = None) -> JoinRequest:
-        """A join that has not been sent, over a fresh nonce."""
-        return await _join_request(self.api, self.key, invitation)
-
-    async def join_again(self) -> None:
-        """Another session; the one before it is superseded."""
-        self.api.use_token(None)
-        self.session = await self.api.join(await self.join_request())
-        self.api.use_token(self.session.session_token)
+    def __init__(self, api: CoordinatorClient, number: int) -> None:
+        super().__init__(api, number)
+        self.watch = DocumentWatch(api)
+        self.replica: Replica | None = None
+        self.state: StateFile
 
     # Replicas
 
@@ -101,14 +79,6 @@ class ByHand:
             zeros = {name: np.zeros_like(values) for name, values in parameters.items()}
             await self.publish_checkpoint(Replica(document.step - 1, parameters, zeros))
         return await self.watch.until(lambda document: document.checkpoint is not None)
-
-    async def publish_checkpoint(self, replica: Replica) -> None:
-        """Claim a replica and upload its bytes."""
-        data = checkpoint_bytes(replica)
-        await self.api.report_checkpoint(
-            CheckpointReport(replica.step, Sha256(replica_digest(replica)), sha256_hex(data), len(data))
-        )
-        await self.api.put_blob(sha256_hex(data), data)
 
     async def cool_down(self, document: RunDocument) -> None:
         """What Cooldown asks of this client."""
@@ -142,16 +112,8 @@ class ByHand:
     ) -> tuple[bytes, ResultCommitment]:
         """A result for the document's round, of zeros unless a difference is given, and its commitment."""
         head, replica = round_of(document), await self.held(document)
-        fields: dict[str, Any] = {
-            "run_id": document.run_id,
-            "step": head.step,
-            "attempt": head.attempt,
-            "client_id": self.client_id,
-            "work_sha256": head.work_sha256,
-            "replica_digest": replica_digest(replica),
-        }
         tensors = self.difference(replica) if difference is None else difference
-        data = encode_result(ResultHeader(**(fields | header)), tensors)
+        data = self.encoded_result(head, replica, tensors, **header)
         return data, commitment(head, data)
 
     async def deliver(self, document: RunDocument) -> None:
@@ -207,22 +169,12 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 @contextlib.asynccontextmanager
 async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
     """A member with the key of this number. Leaving the context does not withdraw."""
-    api = await CoordinatorClient.connect(run.url, retry_policy(), verify)
-    try:
-        key = ClientKey.from_seed(bytes([number]) * 32)
-        session = await api.join(await _join_request(api, key, None))
-        api.use_token(session.session_token)
-        watch = DocumentWatch(api)
-        document = await watch.next()
-        yield ByHand(api, key, watch, session, await api.config(document.config_sha256))
-    finally:
-        await api.aclose()
-
-
-async def _join_request(api: CoordinatorClient, key: ClientKey, invitation: str | None) -> JoinRequest:
-    challenge = await api.challenge(ChallengeRequest(key.public_key))
-    signature = key.sign(join_message(api.run_id, challenge.nonce, key.public_key))
-    return JoinRequest(key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)
+    async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
+        hand = ByHand(api, number)
+        await hand.join()
+        document = await hand.watch.next()
+        hand.state = await api.config(document.config_sha256)
+        yield hand
 
 
 async def all_ready(hands: Sequence[ByHand]) -> None:

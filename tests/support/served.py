@@ -1,16 +1,14 @@
-"""A real coordinator in this process, over memory and ASGI, and a client that does by hand what a test tells it."""
+"""A real coordinator in this process, over memory and ASGI, and a client by hand that sees the HTTP."""
 
 import asyncio
 import contextlib
 import hashlib
-import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.app import create_app
 from coordinator.auth.admin import AdminToken
@@ -23,16 +21,17 @@ from coordinator.machine.run import current_checkpointer
 from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
+from coordinator_client.http import CoordinatorClient
 from runtime.clock import SystemClock
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
-from state.messages import Capabilities, JoinRequest, join_message
+from state.messages import ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
 from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
-from state.replica import Replica, checkpoint_bytes, replica_digest
-from state.results import ResultHeader, encode_result
+from state.replica import Replica, replica_digest
 from state.tensors import Tensors
-from state.wire import ClientId, Sha256, canonical_json, client_id_of, sha256_hex
+from state.wire import Sha256, canonical_json, sha256_hex
+from tests.support.hand_client import HandClient
 
 ADMIN = "the admin token"
 REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
@@ -69,43 +68,12 @@ async def served(state: StateFile) -> AsyncIterator[Served]:
         serving.cancel()
 
 
-@dataclass
-class HandClient:
-    """One client, by hand. `number` makes its key."""
+class WireClient(HandClient):
+    """A client by hand that shows what HTTP answers."""
 
-    served: Served
-    number: int
-    token: str = ""
-    ticket: str = ""
-    key: Ed25519PrivateKey = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.key = Ed25519PrivateKey.from_private_bytes(bytes([self.number]) * 32)
-
-    @property
-    def public_key(self) -> bytes:
-        return self.key.public_key().public_bytes_raw()
-
-    @property
-    def client_id(self) -> ClientId:
-        return client_id_of(self.public_key)
-
-    async def challenge(self) -> str:
-        answer = await self.send("POST", "/clients/challenge", {"public_key": self.public_key.hex()})
-        assert answer.status_code == 200, answer.text
-        nonce: str = answer.json()["nonce"]
-        return nonce
-
-    def join_request(self, nonce: str, **changes: Any) -> dict[str, Any]:
-        message = join_message(self.served.service.run.state_file.run_id, nonce, self.public_key.hex())
-        request = JoinRequest(self.public_key.hex(), nonce, self.key.sign(message).hex(), Capabilities())
-        plain: dict[str, Any] = json.loads(canonical_json(request))
-        return plain | changes
-
-    async def join(self) -> None:
-        answer = await self.send("POST", "/clients", self.join_request(await self.challenge()))
-        assert answer.status_code == 200, answer.text
-        self.token, self.ticket = answer.json()["session_token"], answer.json()["data_ticket"]
+    def __init__(self, served: Served, number: int) -> None:
+        super().__init__(CoordinatorClient(served.http, served.service.run.state_file.run_id), number)
+        self.served = served
 
     async def send(self, method: str, place: str, body: Any = None, token: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token or self.token}"} if token or self.token else {}
@@ -113,51 +81,23 @@ class HandClient:
         content = body if isinstance(body, bytes | None) else canonical_json(body)
         return await self.served.http.request(method, url, content=content, headers=headers)
 
-    async def publish_checkpoint(self, replica: Replica) -> None:
-        data = checkpoint_bytes(replica)
-        report = {
-            "step": replica.step,
-            "replica_digest": replica_digest(replica),
-            "blob_sha256": sha256_hex(data),
-            "size_bytes": len(data),
-        }
-        answer = await self.send("POST", "/checkpoints", report)
-        assert answer.status_code == 200, answer.text
-        answer = await self.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
-        assert answer.status_code == 201, answer.text
-
     async def ready(self, replica: Replica, fingerprint: str = "data") -> httpx.Response:
-        report = {
-            "step": replica.step,
-            "replica_digest": replica_digest(replica),
-            "data_fingerprint": fingerprint,
-        }
+        report = ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint)
         return await self.send("POST", "/ready", report)
 
     def result(self, replica: Replica, difference: Tensors, **header: Any) -> bytes:
         current = self.served.service.run.round
         assert current is not None
-        fields: dict[str, Any] = {
-            "run_id": self.served.service.run.state_file.run_id,
-            "step": current.step,
-            "attempt": current.attempt,
-            "client_id": self.client_id,
-            "work_sha256": current.work_sha256,
-            "replica_digest": replica_digest(replica),
-        }
-        return encode_result(ResultHeader(**(fields | header)), difference)
+        return self.encoded_result(current, replica, difference, **header)
 
     async def commit(self, data: bytes, sha256: Sha256 | None = None) -> httpx.Response:
         current = self.served.service.run.round
         assert current is not None
-        report = {
-            "step": current.step,
-            "attempt": current.attempt,
-            "result_sha256": sha256 or sha256_hex(data),
-            "size_bytes": len(data),
-            "metrics": {"loss": 1.0, "tokens": 1, "train_s": 0.1},
-        }
-        return await self.send("POST", "/results", report)
+        metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
+        sha256 = sha256 or sha256_hex(data)
+        return await self.send(
+            "POST", "/results", ResultCommitment(current.step, current.attempt, sha256, len(data), metrics)
+        )
 
 
 def problem(answer: httpx.Response) -> str:
@@ -178,9 +118,9 @@ async def phase(coordinator: Served, wanted: RunState) -> None:
             version = version if published is None else published.version
 
 
-async def training(coordinator: Served, count: int = 2) -> list[HandClient]:
+async def training(coordinator: Served, count: int = 2) -> list[WireClient]:
     """That many clients in the first RoundTrain."""
-    clients = [HandClient(coordinator, number) for number in range(1, count + 1)]
+    clients = [WireClient(coordinator, number) for number in range(1, count + 1)]
     for client in clients:
         await client.join()
     await phase(coordinator, RunState.WARMUP)

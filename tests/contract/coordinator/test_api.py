@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from tests.support.served import (
     ADMIN,
     DIFFERENCE,
     REPLICA,
-    HandClient,
     Served,
+    WireClient,
     phase,
     problem,
     served,
@@ -69,7 +70,7 @@ async def test_run_document_waits_for_something_newer_and_says_304_when_nothing_
             )
         )
         for number in (1, 2):
-            await HandClient(coordinator, number).join()
+            await WireClient(coordinator, number).join()
         answer = await waiting
     assert answer.json()["version"] > version
 
@@ -81,7 +82,7 @@ async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer
         for _ in range(50):  # until it waits
             await asyncio.sleep(0)
         for number in (1, 2):
-            await HandClient(coordinator, number).join()
+            await WireClient(coordinator, number).join()
         await phase(coordinator, RunState.WARMUP)
         answer = await waiting
     assert answer.status_code == 304
@@ -108,8 +109,8 @@ async def test_unknown_run_route_and_document_are_not_found(coordinator: Served)
 
 
 async def test_join_gives_a_session_and_a_replayed_one_is_refused(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
-    request = client.join_request(await client.challenge())
+    client = WireClient(coordinator, 1)
+    request = await client.join_request()
     first = await client.send("POST", "/clients", request)
     assert first.status_code == 200
     assert first.json()["client_id"] == client.client_id
@@ -117,8 +118,8 @@ async def test_join_gives_a_session_and_a_replayed_one_is_refused(coordinator: S
 
 
 async def test_two_joins_of_one_key_at_once_leave_one_session(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
-    requests = [client.join_request(await client.challenge()) for _ in range(2)]
+    client = WireClient(coordinator, 1)
+    requests = [await client.join_request() for _ in range(2)]
     async with asyncio.TaskGroup() as tasks:
         joins = [tasks.create_task(client.send("POST", "/clients", request)) for request in requests]
     refused, accepted = sorted((join.result() for join in joins), key=lambda answer: answer.status_code)[::-1]
@@ -129,19 +130,16 @@ async def test_two_joins_of_one_key_at_once_leave_one_session(coordinator: Serve
 
 
 async def test_join_with_a_wrong_signature_or_another_protocol_is_refused(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
-    nonce = await client.challenge()
-    assert (
-        problem(await client.send("POST", "/clients", client.join_request(nonce, signature="0" * 128)))
-        == "unauthorized"
-    )
-    capabilities = {"batches_per_round": 1, "trainer": "numpy", "protocol": 99}
-    request = client.join_request(nonce, capabilities=capabilities)
-    assert problem(await client.send("POST", "/clients", request)) == "unsupported-protocol"
+    client = WireClient(coordinator, 1)
+    request = await client.join_request()
+    unsigned = replace(request, signature="0" * 128)
+    assert problem(await client.send("POST", "/clients", unsigned)) == "unauthorized"
+    later = replace(request, capabilities=replace(request.capabilities, protocol=99))
+    assert problem(await client.send("POST", "/clients", later)) == "unsupported-protocol"
 
 
 async def test_reports_without_with_a_wrong_or_a_superseded_token_are_unauthorized(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     assert problem(await client.send("GET", "/clients/me")) == "unauthorized"
     assert problem(await client.send("GET", "/clients/me", token="a.b.c")) == "unauthorized"
     await client.join()
@@ -153,7 +151,7 @@ async def test_reports_without_with_a_wrong_or_a_superseded_token_are_unauthoriz
 
 
 async def test_expired_token_is_unauthorized(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     await client.join()
     long_ago = coordinator.service.now_s() - SESSION_LIFETIME_S - 1
     expired = coordinator.handlers.tokens.session_token(client.client_id, 1, long_ago)
@@ -161,7 +159,7 @@ async def test_expired_token_is_unauthorized(coordinator: Served) -> None:
 
 
 async def test_renewed_token_and_withdrawal(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     await client.join()
     renewed = await client.send("POST", "/clients/me/token")
     assert (await client.send("GET", "/clients/me", token=renewed.json()["session_token"])).status_code == 200
@@ -170,7 +168,7 @@ async def test_renewed_token_and_withdrawal(coordinator: Served) -> None:
 
 
 async def test_token_of_a_member_that_left_stays_unauthorized_when_it_joins_again(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     await client.join()
     earlier = client.token
     assert (await client.send("DELETE", "/clients/me")).status_code == 204
@@ -180,7 +178,7 @@ async def test_token_of_a_member_that_left_stays_unauthorized_when_it_joins_agai
 
 
 async def test_body_above_the_limit_is_refused(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     answer = await client.send("POST", "/clients/challenge", b'{"public_key": "' + b"a" * MAX_BODY_BYTES + b'"}')
     assert problem(answer) == "body-too-large"
 
@@ -189,7 +187,7 @@ async def test_body_above_the_limit_is_refused(coordinator: Served) -> None:
     "body", [b"", b"{", b"[]", b'{"public_key": 5}', b'{"public_key": "ab"}', b'{"unknown": 1}', b"\xff"]
 )
 async def test_malformed_body_is_refused_with_the_field_named(coordinator: Served, body: bytes) -> None:
-    assert problem(await HandClient(coordinator, 1).send("POST", "/clients/challenge", body)) == "invalid-body"
+    assert problem(await WireClient(coordinator, 1).send("POST", "/clients/challenge", body)) == "invalid-body"
 
 
 async def test_result_is_committed_delivered_checked_and_listed(coordinator: Served) -> None:
@@ -252,7 +250,7 @@ async def test_blob_that_does_not_match_its_commitment_is_refused(coordinator: S
     assert (await client.send("PUT", url, data)).status_code == 201
 
 
-def spoiled(client: HandClient, other: HandClient, how: str) -> bytes:
+def spoiled(client: WireClient, other: WireClient, how: str) -> bytes:
     match how:
         case "nan":
             return client.result(REPLICA, {"w": np.full((2, 3), math.nan, np.float32)})
@@ -307,7 +305,7 @@ async def test_report_for_a_round_that_is_over_is_refused_by_name(coordinator: S
 
 
 async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     await client.join()
     for place in ("/pause", "/resume", f"/clients/{client.client_id}/eject"):
         assert problem(await client.send("POST", place)) == "forbidden"
@@ -316,7 +314,7 @@ async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None
     assert coordinator.service.run.phase is RunState.PAUSED
     assert (await client.send("POST", "/resume", token=ADMIN)).status_code == 204
     assert (await client.send("POST", f"/clients/{client.client_id}/eject", token=ADMIN)).status_code == 204
-    assert problem(await client.send("POST", "/clients", client.join_request(await client.challenge()))) == "ejected"
+    assert problem(await client.send("POST", "/clients", await client.join_request())) == "ejected"
     assert problem(await client.send("POST", "/clients/nobody/eject", token=ADMIN)) == "not-found"
 
 

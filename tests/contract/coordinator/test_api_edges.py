@@ -18,7 +18,7 @@ from state.messages import ReadyReport
 from state.refusals import Refusal
 from state.replica import replica_digest
 from state.wire import sha256_hex
-from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, problem, served, training
+from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
 from tests.support.states import state_file
 from tests.support.virtual_time import run_virtually
 
@@ -118,7 +118,7 @@ def test_long_polls_beyond_a_bound_are_refused_and_places_are_given_back() -> No
 
 
 async def test_member_cannot_wait_more_often_than_its_bound(coordinator: Served) -> None:
-    client = HandClient(coordinator, 1)
+    client = WireClient(coordinator, 1)
     await client.join()
     version = coordinator.service.published.version
     answers: list[httpx.Response] = []
@@ -172,7 +172,7 @@ def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
     assert listed == {kind.value: str(kind.status) for kind in Refusal if kind is not Refusal.UNKNOWN}
 
 
-async def take_round(clients: list[HandClient], metrics: bytes) -> list[httpx.Response]:
+async def take_round(clients: list[WireClient], metrics: bytes) -> list[httpx.Response]:
     """Everyone commits to a result with these metrics, delivers, and attests; the answers to the commitments."""
     current = clients[0].served.service.run.round
     assert current is not None

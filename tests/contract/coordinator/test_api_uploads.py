@@ -14,7 +14,7 @@ from runtime.worker_thread import InlineWorker
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes
 from state.wire import sha256_hex
-from tests.support.served import DIFFERENCE, REPLICA, HandClient, Served, phase, problem, served, training
+from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, phase, problem, served, training
 from tests.support.states import state_file
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ async def coordinator() -> AsyncIterator[Served]:
         yield running
 
 
-async def deliver(client: HandClient, data: bytes) -> None:
+async def deliver(client: WireClient, data: bytes) -> None:
     assert (await client.commit(data)).status_code == 200
     assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
 
@@ -153,7 +153,7 @@ async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(
 async def test_first_checkpoint_that_is_none_is_refused_and_dropped_and_the_next_client_is_asked(
     coordinator: Served, spoiled: str
 ) -> None:
-    clients = [HandClient(coordinator, number) for number in (1, 2)]
+    clients = [WireClient(coordinator, number) for number in (1, 2)]
     for client in clients:
         await client.join()
     await phase(coordinator, RunState.WARMUP)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.api.limits import LongPolls
 from coordinator.api.metrics import CoordinatorMetrics
-from tests.support.served import HandClient, Served, served, training
+from tests.support.served import Served, WireClient, served, training
 from tests.support.states import state_file
 
 
@@ -29,7 +29,7 @@ async def test_scrape_makes_the_status_anew_only_after_the_run_changed(
 ) -> None:
     first = metrics.run.status_of(coordinator.service)
     assert metrics.run.status_of(coordinator.service) is first
-    await HandClient(coordinator, 1).join()
+    await WireClient(coordinator, 1).join()
     assert metrics.run.status_of(coordinator.service).member_count == 1
 
 

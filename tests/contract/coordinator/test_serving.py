@@ -14,7 +14,7 @@ from coordinator.serve import ServeOptions, serving
 from runtime.http_server import MAX_HEAD_BYTES, Endpoint
 from state.errors import InvalidInput
 from state.wire import canonical_json
-from tests.support.served import HandClient, Served
+from tests.support.served import Served, WireClient
 from tests.support.states import state_file
 
 POLLS = 40
@@ -86,7 +86,7 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
         async with asyncio.TaskGroup() as tasks:
             async with serving(state_file(config__init_min_clients=1), options) as running:
                 http.base_url = httpx.URL(running.url)
-                client = HandClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)
+                client = WireClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)
                 version = (await http.get("/v1/runs/test-run")).json()["version"]
                 url = "/v1/runs/test-run?wait_s=6&after="
                 first = [tasks.create_task(http.get(f"{url}{version}")) for _ in range(POLLS)]

@@ -1,0 +1,87 @@
+"""A client that does by hand what a test tells it: it signs, claims and publishes as a real one, and never trains."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from coordinator_client.client_key import ClientKey
+from coordinator_client.http import CoordinatorClient
+from state.messages import Capabilities, ChallengeRequest, CheckpointReport, JoinRequest, Session, join_message
+from state.replica import Replica, checkpoint_bytes, replica_digest
+from state.results import ResultHeader, encode_result
+from state.tensors import Float32Array
+from state.wire import ClientId, Sha256, sha256_hex
+
+
+class AnyRound(Protocol):
+    """What a result names of its round."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def work_sha256(self) -> Sha256: ...
+
+
+class HandClient:
+    """One client, by hand. `number` makes its key.
+
+    Attributes:
+        session: the last one that it joined; None before.
+    """
+
+    def __init__(self, api: CoordinatorClient, number: int) -> None:
+        self.api = api
+        self.key = ClientKey.from_seed(bytes([number]) * 32)
+        self.session: Session | None = None
+
+    @property
+    def client_id(self) -> ClientId:
+        return self.key.client_id
+
+    @property
+    def token(self) -> str:
+        """The session token; "" before the first join."""
+        return "" if self.session is None else self.session.session_token
+
+    @property
+    def ticket(self) -> str:
+        """The ticket for data servers; "" before the first join."""
+        return "" if self.session is None else self.session.data_ticket
+
+    async def join_request(self, invitation: str | None = None) -> JoinRequest:
+        """A join that has not been sent, over a fresh nonce."""
+        challenge = await self.api.challenge(ChallengeRequest(self.key.public_key))
+        signature = self.key.sign(join_message(self.api.run_id, challenge.nonce, self.key.public_key))
+        return JoinRequest(self.key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)
+
+    async def join(self) -> None:
+        """Open a session; the one before it is superseded."""
+        self.api.use_token(None)
+        self.session = await self.api.join(await self.join_request())
+        self.api.use_token(self.token)
+
+    async def publish_checkpoint(self, replica: Replica) -> None:
+        """Claim a replica and upload its bytes."""
+        data = checkpoint_bytes(replica)
+        sha256 = sha256_hex(data)
+        await self.api.report_checkpoint(
+            CheckpointReport(replica.step, Sha256(replica_digest(replica)), sha256, len(data))
+        )
+        await self.api.put_blob(sha256, data)
+
+    def encoded_result(
+        self, head: AnyRound, replica: Replica, difference: Mapping[str, Float32Array], **header: Any
+    ) -> bytes:
+        """A result for a round; `header` replaces what it says of itself."""
+        fields: dict[str, Any] = {
+            "run_id": self.api.run_id,
+            "step": head.step,
+            "attempt": head.attempt,
+            "client_id": self.client_id,
+            "work_sha256": head.work_sha256,
+            "replica_digest": replica_digest(replica),
+        }
+        return encode_result(ResultHeader(**(fields | header)), dict(difference))
