@@ -138,12 +138,12 @@ def lone_run(interrupted_at: int | None) -> str:
     return run_virtually(main())
 
 
-def test_run_whose_only_client_is_replaced_mid_epoch_ends_like_an_uninterrupted_one() -> None:
+def test_only_client_replaced_mid_epoch_ends_like_an_uninterrupted_run() -> None:
     uninterrupted = lone_run(None)
     assert [lone_run(step) for step in (2, 5)] == [uninterrupted] * 2
 
 
-def test_client_that_stops_answering_is_dropped_and_comes_back_to_the_same_replica() -> None:
+def test_client_that_stops_answering_comes_back_to_the_same_replica() -> None:
     async def main() -> None:
         async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6) as run:
             run.weather = SLOW
@@ -163,7 +163,7 @@ def test_client_that_stops_answering_is_dropped_and_comes_back_to_the_same_repli
     run_virtually(main())
 
 
-def test_half_of_the_clients_cut_off_makes_an_empty_outcome_and_their_work_is_done_later() -> None:
+def test_half_of_the_clients_cut_off_has_its_work_done_later() -> None:
     async def main() -> None:
         async with simulated_run(small_state(batches=8), seed=7) as run:
             run.weather = SLOW

@@ -114,7 +114,7 @@ def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_run_of_hundreds_of_clients_under_everything_at_once_is_finished_and_proved() -> None:
+def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
     async def main() -> None:
         async with simulated_run(small_state(batches=40), seed=2026) as run:
             await weather_the_storm(run, lasting=200, passing=40)
