@@ -38,7 +38,7 @@ async def test_runs_lists_the_one_run(coordinator: Served) -> None:
     assert (await coordinator.http.get("/v1/runs")).json() == {"runs": ["test-run"]}
 
 
-async def test_run_document_is_small_and_names_documents_that_hash_to_their_names(coordinator: Served) -> None:
+async def test_run_document_is_small_and_names_documents_by_their_digests(coordinator: Served) -> None:
     await training(coordinator)
     answer = await coordinator.http.get(coordinator.run_url)
     document = parse_document(RunDocument, answer.content)
@@ -57,7 +57,7 @@ async def test_run_document_is_small_and_names_documents_that_hash_to_their_name
             parse_document(kind, found.content)
 
 
-async def test_run_document_waits_for_something_newer_and_says_304_when_nothing_comes(coordinator: Served) -> None:
+async def test_run_document_waits_for_news_and_answers_304_without(coordinator: Served) -> None:
     first = await coordinator.http.get(coordinator.run_url)
     version = first.json()["version"]
     nothing = await coordinator.http.get(coordinator.run_url, params={"after": version, "wait_s": 0.01})
@@ -138,7 +138,7 @@ async def test_join_with_a_wrong_signature_or_another_protocol_is_refused(coordi
     assert problem(await client.send("POST", "/clients", later)) == "unsupported-protocol"
 
 
-async def test_reports_without_with_a_wrong_or_a_superseded_token_are_unauthorized(coordinator: Served) -> None:
+async def test_reports_without_a_valid_token_are_unauthorized(coordinator: Served) -> None:
     client = WireClient(coordinator, 1)
     assert problem(await client.send("GET", "/clients/me")) == "unauthorized"
     assert problem(await client.send("GET", "/clients/me", token="a.b.c")) == "unauthorized"
@@ -167,7 +167,7 @@ async def test_renewed_token_and_withdrawal(coordinator: Served) -> None:
     assert problem(await client.send("GET", "/clients/me")) == "unauthorized"
 
 
-async def test_token_of_a_member_that_left_stays_unauthorized_when_it_joins_again(coordinator: Served) -> None:
+async def test_token_of_a_member_that_left_stays_invalid_after_another_join(coordinator: Served) -> None:
     client = WireClient(coordinator, 1)
     await client.join()
     earlier = client.token

@@ -75,7 +75,7 @@ def references(value: Any) -> set[str]:
     return set().union(*(references(item) for item in value)) if isinstance(value, list) else set()
 
 
-async def test_openapi_describes_every_document_and_every_reference_leads_somewhere(coordinator: Served) -> None:
+async def test_openapi_describes_every_document_without_dangling_references(coordinator: Served) -> None:
     schema = (await coordinator.http.get("/openapi.json")).json()
     found = references(schema)
     assert "#/components/schemas/JoinRequest" in found
@@ -207,7 +207,7 @@ async def test_claimed_tokens_beyond_any_count_are_refused(coordinator: Served) 
     assert [problem(answer) for answer in await take_round(clients, metrics)] == ["invalid-body"] * 2
 
 
-async def test_claimed_loss_whose_mean_is_no_number_leaves_status_and_snapshot_readable(coordinator: Served) -> None:
+async def test_claimed_losses_without_a_finite_mean_leave_status_readable(coordinator: Served) -> None:
     clients = await training(coordinator)
     answers = await take_round(clients, b'{"loss":1e308,"tokens":1000,"train_s":1.0}')
     assert [answer.status_code for answer in answers] == [200, 200]

@@ -150,7 +150,7 @@ async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(
 
 
 @pytest.mark.parametrize("spoiled", ["garbage", "step", "not finite"])
-async def test_first_checkpoint_that_is_none_is_refused_and_dropped_and_the_next_client_is_asked(
+async def test_malformed_first_checkpoint_is_dropped_and_the_next_client_asked(
     coordinator: Served, spoiled: str
 ) -> None:
     clients = [WireClient(coordinator, number) for number in (1, 2)]
@@ -175,7 +175,7 @@ async def test_first_checkpoint_that_is_none_is_refused_and_dropped_and_the_next
     assert coordinator.service.run.checkpoint is not None
 
 
-async def test_claiming_the_kept_checkpoint_as_ones_own_delivery_does_not_lose_it(coordinator: Served) -> None:
+async def test_kept_checkpoint_claimed_as_a_delivery_is_not_lost(coordinator: Served) -> None:
     client, _ = await training(coordinator)
     kept = coordinator.service.run.checkpoint
     assert kept is not None

@@ -149,7 +149,7 @@ def test_invitation_of_another_client_cannot_be_taken_over() -> None:
         driver.join(3, invitation_sha256=first)
 
 
-def test_invitation_that_was_struck_from_the_file_admits_its_client_no_more() -> None:
+def test_invitation_struck_from_the_file_admits_nobody() -> None:
     first, second = digest_of("first"), digest_of("second")
     invited = {"access__mode": "invitations"}
     driver = Driver(state_file(**invited, access__invitations=[first, second]))

@@ -46,7 +46,7 @@ def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:
     assert any(isinstance(item, SegmentEnded) for item in driver.instructions)
 
 
-def test_waiting_with_too_few_members_stays_and_extra_time_counts_from_enough() -> None:
+def test_waiting_extra_time_counts_from_enough_members() -> None:
     driver = Driver(state_file(config__init_min_clients=2, config__waiting_for_members_extra_time=5))
     driver.join(1)
     driver.pass_time(100)
