@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a registry for each service, how it is shown, and what every HTTP server measures.
+"""Metrics for Prometheus: a registry for each service, its route, and what every HTTP server measures.
 
 The rules kept here: no registry is global, so that several services may live in one process; and the labels have few
 values, never a client's id or a URL, so that no stranger can make the metrics grow. Names follow
@@ -7,17 +7,14 @@ https://prometheus.io/docs/practices/naming/; docs/metrics.md lists them.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from itertools import accumulate
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    make_asgi_app,
-)
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics, make_asgi_app
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,21 +24,22 @@ from state.refusals import Refusal
 
 LOOPBACK = "127.0.0.1"
 MAX_SCRAPES = 16
-"""Connections that a server of metrics alone takes at a time."""
+"""Maximum number of connections of a server that shows metrics alone."""
 LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
 """For answers and writes."""
+BUCKET_LABELS = (*map(str, LATENCY_BUCKETS_S), "+Inf")
 DURATION_BUCKETS_S = (0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
 """For phases, rounds, training and transfers."""
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 REFUSAL_IN_SCOPE = "epochal.refusal"
-"""Where the ASGI scope of a refused request holds its `Refusal`."""
+"""Key in the ASGI scope of a refused request under which its `Refusal` stands."""
 UNKNOWN_LABEL = "(none)"
-"""The route of a request that met none, and the method of one that HTTP does not define."""
+"""Route of a request that matches none, and the method of one that HTTP does not define."""
 
 
 def new_registry() -> CollectorRegistry:
     """Return a registry that holds the process's own metrics: CPU, memory, open files."""
-    # A second series for each counter, of which Prometheus makes nothing.
+    # `_created` doubles the series of each counter, and Prometheus does not use it.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -67,94 +65,105 @@ def metrics_route(registry: CollectorRegistry) -> Route:
 
 @contextlib.asynccontextmanager
 async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LOOPBACK) -> AsyncIterator[str]:
-    """Serve a registry until the context is left, for a process that serves no HTTP; yields the URL to read.
+    """Serve a registry from a process that serves no HTTP otherwise, to everyone who reaches the port; yield its URL.
 
     Args:
-        registry: what is shown, to everyone who reaches the port.
-        port: where to listen; 0 picks a free port.
-        host: this machine alone, unless the operator names another address.
+        port: 0 picks a free port.
 
     Raises:
         InvalidInput: it cannot listen there.
     """
-    endpoint = Endpoint(host, port)
     app = Starlette(routes=[metrics_route(registry)])
-    async with serving_app(endpoint, app, max_connections=MAX_SCRAPES) as url:
+    async with serving_app(Endpoint(host, port), app, max_connections=MAX_SCRAPES) as url:
         yield url + MetricsEndpoint.path
 
 
 class HttpMetrics:
-    """What an HTTP server measures of its requests."""
+    """Measures an HTTP server's requests: a collector of plain numbers, which become metrics when they are read.
+
+    Adding a request takes 1 µs; with the library's counters, each of which locks, it takes 4. All calls come from the
+    event loop's thread, so no lock is needed.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._duration = Histogram(
-            "epochal_http_request_duration_seconds",
-            "Time from a request's head to the end of its answer; a long poll's wait is part of it.",
-            ("method", "route", "status"),
-            registry=registry,
-            buckets=LATENCY_BUCKETS_S,
-        )
-        self._received = Counter(
-            "epochal_http_request_body_bytes", "Bytes received in requests' bodies.", ("route",), registry=registry
-        )
-        self._sent = Counter(
-            "epochal_http_response_body_bytes", "Bytes sent in answers' bodies.", ("route",), registry=registry
-        )
         self._refused = Counter(
             "epochal_http_refusals", "Requests refused, by the problem's type.", ("reason",), registry=registry
         )
-        self._counts: dict[tuple[str, str, int], _Counts] = {}
+        self._totals: defaultdict[tuple[str, str, int], _Totals] = defaultdict(_Totals)
+        registry.register(self)
 
     def add(self, scope: Scope, answer: "Answer") -> None:
         """Count one request that was answered."""
         route = getattr(scope.get("route") or scope.get("endpoint"), "path", UNKNOWN_LABEL)
         method = scope["method"] if scope["method"] in METHODS and route != UNKNOWN_LABEL else UNKNOWN_LABEL
-        key = (method, route, answer.status // 100)
-        counts = self._counts.get(key) or self._counts.setdefault(key, self._counts_of(*key))
-        counts.duration.observe(answer.duration_s)
-        if answer.received_bytes:
-            counts.received.inc(answer.received_bytes)
-        if answer.sent_bytes:
-            counts.sent.inc(answer.sent_bytes)
+        totals = self._totals[method, route, answer.status // 100]
+        duration_s = time.perf_counter() - answer.started_s
+        totals.request_counts[bisect_left(LATENCY_BUCKETS_S, duration_s)] += 1
+        totals.duration_s += duration_s
+        totals.received_bytes += answer.received_bytes
+        totals.sent_bytes += answer.sent_bytes
         refusal: Refusal | None = Refusal.INTERNAL if answer.failed else scope.get(REFUSAL_IN_SCOPE)
         if refusal is not None:
             self._refused.labels(refusal.value).inc()
 
-    def _counts_of(self, method: str, route: str, status_class: int) -> "_Counts":
-        duration = self._duration.labels(method, route, f"{status_class}xx")
-        return _Counts(duration, self._received.labels(route), self._sent.labels(route))
+    def describe(self) -> tuple[HistogramMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+        """Return the metrics without values."""
+        return (
+            HistogramMetricFamily(
+                "epochal_http_request_duration_seconds",
+                "Time from a request's head to the end of its answer, including the wait of a long poll.",
+                labels=("method", "route", "status"),
+            ),
+            CounterMetricFamily(
+                "epochal_http_request_body_bytes", "Bytes received in requests' bodies.", labels=("route",)
+            ),
+            CounterMetricFamily(
+                "epochal_http_response_body_bytes", "Bytes sent in answers' bodies.", labels=("route",)
+            ),
+        )
+
+    def collect(self) -> tuple[Metric, ...]:
+        """Return the metrics with their values."""
+        duration, received, sent = self.describe()
+        received_bytes, sent_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
+        for (method, route, status_class), totals in self._totals.items():
+            buckets = list(zip(BUCKET_LABELS, accumulate(totals.request_counts), strict=True))
+            duration.add_metric((method, route, f"{status_class}xx"), buckets, totals.duration_s)
+            received_bytes[route] += totals.received_bytes
+            sent_bytes[route] += totals.sent_bytes
+        for metric, counted in ((received, received_bytes), (sent, sent_bytes)):
+            for route, count in counted.items():
+                metric.add_metric((route,), count)
+        return duration, received, sent
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """What a request of one method, route and status class adds to; kept, because looking it up by labels is slow."""
+@dataclass(slots=True)
+class _Totals:
+    """Totals of the requests of one method, route and status class; they are counted by `LATENCY_BUCKETS_S`."""
 
-    duration: Histogram
-    received: Counter
-    sent: Counter
+    request_counts: list[int] = field(default_factory=lambda: [0] * len(BUCKET_LABELS))
+    duration_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class Answer:
-    """One request as it is answered: wraps `receive` and `send`.
+    """One request as it is answered: counts what passes through `receive` and `send`.
 
     Attributes:
+        started_s: when the request's head arrived, by `time.perf_counter`.
         status: HTTP status code; 0 until the answer begins.
         failed: whether the application raised an exception.
     """
 
-    __slots__ = ("_receive", "_send", "_started_s", "failed", "received_bytes", "sent_bytes", "status")
+    __slots__ = ("_receive", "_send", "failed", "received_bytes", "sent_bytes", "started_s", "status")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._started_s = time.perf_counter()
+        self.started_s = time.perf_counter()
         self.status = self.received_bytes = self.sent_bytes = 0
         self.failed = False
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds since the request's head arrived."""
-        return time.perf_counter() - self._started_s
 
     async def receive(self) -> Message:
         """Pass on a message from the client."""
@@ -162,13 +171,13 @@ class Answer:
         self.received_bytes += len(message.get("body", b""))
         return message
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass on a message to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
             self.sent_bytes += len(message.get("body", b""))
-        await self._send(message)
+        return self._send(message)
 
 
 class MeasuredRequests:
