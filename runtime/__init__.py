@@ -1,1 +1,1 @@
-"""Plumbing that every program shares: clock, retries, threads, durable files, HTTP. Imports only `state`."""
+"""Plumbing that all programs share: clocks, retries, threads, durable files, HTTP. Imports only `state`."""

@@ -1,4 +1,4 @@
-"""One background activity at a time, which the next one replaces."""
+"""A slot for one background task at a time."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,14 +7,11 @@ from typing import Any
 from state.errors import InternalError
 
 STOP_TIMEOUT_S = 30.0
-"""An activity that was cancelled and does not end within this is our bug: arithmetic runs elsewhere (`Worker`)."""
+"""An activity that takes longer to end after its cancellation is a bug of ours: arithmetic runs in a `Worker`."""
 
 
 class BackgroundTask:
-    """Runs at most one coroutine at a time, in a task group that outlives it.
-
-    An error that the coroutine raises is the task group's: it ends everything in the group.
-    """
+    """Runs at most one coroutine at a time, in a task group. An error that it raises ends the whole group."""
 
     def __init__(self, group: asyncio.TaskGroup, name: str) -> None:
         self._group = group
@@ -23,14 +20,14 @@ class BackgroundTask:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the activity still runs."""
+        """Whether an activity is running."""
         return self._task is not None and not self._task.done()
 
     async def replace(self, activity: Coroutine[Any, Any, None] | None) -> None:
-        """End what runs, and only then start `activity`; with None, nothing follows.
+        """Cancel the running activity, wait for its end, then start `activity` unless it is None.
 
         Raises:
-            InternalError: what runs does not let itself be cancelled.
+            InternalError: the running activity does not end.
         """
         try:
             await self._stop()

@@ -1,13 +1,13 @@
-"""Telling everyone who waits that something has changed."""
+"""Wakes all tasks that wait for a change."""
 
 import asyncio
 
 
 class Broadcast:
-    """Wakes every waiter at each notification; whoever waits later waits for the next one.
+    """Wakes all waiting tasks at each notification; a task that waits after it waits for the next one.
 
-    No notification is missed by a caller that looks at what may have changed and then waits, with no other `await` in
-    between. Where there is one, take `next` first, look, and wait for what was taken.
+    A caller misses no notification if it checks its condition and then waits, without an `await` in between. With one
+    in between: take `next`, check the condition, then wait for the event taken.
     """
 
     def __init__(self) -> None:
@@ -16,20 +16,20 @@ class Broadcast:
 
     @property
     def next(self) -> asyncio.Event:
-        """The event that is set by the next notification."""
+        """Event that the next notification sets."""
         return self._event
 
     async def wait(self) -> None:
-        """Return at the next notification. Callers bound the wait."""
+        """Return at the next notification. The caller sets a timeout."""
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake everyone who waits."""
+        """Wake all waiting tasks."""
         self._event.set()
         if not self._is_closed:
             self._event = asyncio.Event()
 
     def close(self) -> None:
-        """Wake everyone who waits, and let every later wait return at once."""
+        """Wake all waiting tasks, and let every later wait return at once."""
         self._is_closed = True
         self._event.set()

@@ -1,4 +1,4 @@
-"""Where every program gets time from (a simulation brings its own), and a run's time, which never goes back."""
+"""Clocks: the system's, which simulations replace, and a run's, which never goes back."""
 
 import time
 from typing import Protocol
@@ -8,16 +8,14 @@ class Clock(Protocol):
     """A source of time."""
 
     def wall_s(self) -> float:
-        """Return the seconds since 1970 by the machine's clock, which may jump."""
-        ...
+        """Return the seconds since 1970 by the system clock, which may jump."""
 
     def monotonic_s(self) -> float:
-        """Return the seconds from some start; they never go back."""
-        ...
+        """Return the seconds since an arbitrary start; they never go back."""
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The system's clocks."""
 
     def wall_s(self) -> float:
         return time.time()
@@ -27,12 +25,12 @@ class SystemClock:
 
 
 class RunClock:
-    """The run's time: wall time when it is opened, but never before `not_before_s`; monotonic from there on."""
+    """A run's time: starts at the wall time, or at `not_before_s` if that is later, and is monotonic from then on."""
 
     def __init__(self, clock: Clock, *, not_before_s: float) -> None:
         self._clock = clock
         self._base_s = max(clock.wall_s(), not_before_s) - clock.monotonic_s()
 
     def now_s(self) -> float:
-        """Return the seconds on the run's clock."""
+        """Return the run's time in seconds since 1970."""
         return self._base_s + self._clock.monotonic_s()

@@ -1,7 +1,4 @@
-"""Files that are written whole or not at all, and that survive a crash once they are written.
-
-Every write goes through a `Disk`, so that a test can make it fail as a disk does.
-"""
+"""Writing files atomically and durably. Every write goes through a `Disk`, so that a test can let it fail."""
 
 import os
 import secrets
@@ -13,7 +10,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """How bytes reach the disk. Both raise `OSError` when it is full or fails."""
+    """The system calls that write and sync. Both raise `OSError` when the disk is full or fails."""
 
     write: Callable[[BinaryIO, bytes], object] = lambda file, data: file.write(data)
     sync: Callable[[int], None] = os.fsync
@@ -22,11 +19,11 @@ class Disk:
 REAL_DISK = Disk()
 PUBLIC_MODE = 0o666
 PRIVATE_MODE = 0o600
-"""For files that nobody but their owner may read."""
+"""For files that only their owner may read."""
 
 
 def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
-    """Make a rename or a new name in the folder durable."""
+    """Make the names in the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         disk.sync(descriptor)
@@ -35,7 +32,7 @@ def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
 
 
 def make_folder(folder: Path, disk: Disk = REAL_DISK, mode: int = 0o777) -> None:
-    """Make the folder, and those that it lies in, unless they are there; the names of new ones are durable."""
+    """Create the folder and its missing parents, durably."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode, exist_ok=True)
@@ -43,7 +40,7 @@ def make_folder(folder: Path, disk: Disk = REAL_DISK, mode: int = 0o777) -> None
 
 
 def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:
-    """Write the file whole or not at all: a crash leaves the old one or the new one."""
+    """Write a file atomically: a crash leaves the old content or the new one."""
     fresh = path.with_name(path.name + ".new")
     _write(fresh, data, disk, mode)
     fresh.replace(path)
@@ -51,11 +48,7 @@ def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PU
 
 
 def create_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:
-    """Write a file that is not there yet, whole or not at all.
-
-    Raises:
-        FileExistsError: it is there; another process may have been first.
-    """
+    """Create a file atomically. Raise `FileExistsError` if it exists, perhaps made by another process just before."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         _write(fresh, data, disk, mode)
@@ -63,7 +56,7 @@ def create_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUB
             os.link(fresh, path)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             fresh.rename(path)
         sync_folder(path.parent, disk)
     finally:

@@ -1,4 +1,4 @@
-"""Reading requests and writing responses: bounded bodies, strict parsing, bytes that are serialised once."""
+"""HTTP requests and responses: bounded bodies, strict parsing, and descriptions for OpenAPI."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -16,10 +16,10 @@ from state.wire import canonical_json, parse_document
 MAX_BODY_BYTES = 64 * 1024
 IMMUTABLE = "public, max-age=31536000, immutable"
 BODY_PIECE_TIMEOUT_S = 30.0
-"""A sender that is silent for longer in the middle of a body is refused."""
+"""Maximum time between two pieces of a body."""
 MESSAGE_TIMEOUT_S = 60.0
-"""Maximum time for a whole message, which is small: a sender that drips it, byte by byte, is refused, too."""
-SCHEMAS = "#/components/schemas/"
+"""Maximum time for a whole message: also refuses senders that send byte by byte."""
+_SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
 T = TypeVar("T")
@@ -35,8 +35,7 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
     """Yield the request's body as it arrives.
 
     Raises:
-        Refused: `body-incomplete` when the sender goes away, `body-timeout` when it sends nothing for
-            `BODY_PIECE_TIMEOUT_S`.
+        Refused: `body-incomplete` if the connection ends, `body-timeout` after `BODY_PIECE_TIMEOUT_S` without a piece.
     """
     pieces = request.stream()
     while True:
@@ -44,28 +43,24 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
             async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
                 piece = await anext(pieces, None)
         except TimeoutError:
-            raise Refused(Refusal.BODY_TIMEOUT, f"no more of the body came for {BODY_PIECE_TIMEOUT_S:g} s") from None
+            raise Refused(Refusal.BODY_TIMEOUT, f"no part of the body arrived for {BODY_PIECE_TIMEOUT_S:g} s") from None
         except ClientDisconnect:
-            raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended before the body did") from None
+            raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended in the middle of the body") from None
         if piece is None:
             return
         yield piece
 
 
 def content_length(request: Request) -> int | None:
-    """Return the length that the request announces for its body, or None."""
+    """Return the value of the `Content-Length` header, or None."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the request's whole body.
-
-    Raises:
-        Refused: `body-too-large` for more than `max_bytes`, and those of `body_pieces`.
-    """
+    """Return the request's body. Raise `Refused` if it is longer than `max_bytes`, or as `body_pieces` does."""
     body = bytearray()
-    too_large = Refused(Refusal.BODY_TOO_LARGE, f"a body of more than {max_bytes} bytes")
+    too_large = Refused(Refusal.BODY_TOO_LARGE, f"the body has more than {max_bytes} bytes")
     if (content_length(request) or 0) > max_bytes:
         raise too_large
     async for piece in body_pieces(request):
@@ -79,14 +74,14 @@ async def read_message(request: Request, kind: type[T]) -> T:
     """Return the request's body as a message of type `kind`, of at most `MAX_BODY_BYTES`.
 
     Raises:
-        Refused: `body-timeout` when it is not whole after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
-        InvalidDocument: the body is no such message.
+        Refused: `body-timeout` after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
+        InvalidDocument: the body is not such a message.
     """
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
             body = await read_body(request, MAX_BODY_BYTES)
     except TimeoutError:
-        raise Refused(Refusal.BODY_TIMEOUT, f"the body was not whole after {MESSAGE_TIMEOUT_S:g} s") from None
+        raise Refused(Refusal.BODY_TIMEOUT, f"the body was not complete after {MESSAGE_TIMEOUT_S:g} s") from None
     return parse_document(kind, body)
 
 
@@ -96,67 +91,63 @@ def document_response(document: Any, cache: str = "no-store") -> Response:
 
 
 def json_response(body: bytes, cache: str = "no-store") -> Response:
-    """Return a response with JSON bytes that are serialised already."""
+    """Return a response with serialised JSON."""
     return Response(body, headers={"Cache-Control": cache}, media_type="application/json")
 
 
 def whole_number(request: Request, name: str, default: int) -> int:
-    """Return a query parameter that is a whole number.
-
-    Raises:
-        Refused: `invalid-parameter`.
-    """
+    """Return a query parameter, parsed by `parse_whole`."""
     text = request.query_params.get(name)
     return default if text is None else parse_whole(name, text)
 
 
 def parse_whole(name: str, text: str) -> int:
-    """Return the number, -1 or greater (clients that know nothing yet ask for what follows version -1)."""
+    """Return a whole number from -1, the version before the first; raise `Refused` for any other text."""
     try:
         number = int(text)
     except ValueError:
         number = -2
     if not -1 <= number < 2**63:
-        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a whole number from -1")
+        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a whole number of at least -1")
     return number
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Return a bounded number of seconds."""
+    """Return a number of seconds from 0 to 10⁹; raise `Refused` for any other text."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a number of seconds")
+        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a number of seconds, at least 0")
     return seconds
 
 
 def seconds(request: Request, name: str, default: float) -> float:
-    """Return a query parameter that is a number of seconds."""
+    """Return a query parameter, parsed by `parse_seconds`."""
     text = request.query_params.get(name)
     return default if text is None else parse_seconds(name, text)
 
 
 def openapi_body(kind: Any) -> dict[str, Any]:
-    """Return OpenAPI's description of a message, which our own code parses."""
+    """Return the OpenAPI description of a request's message."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
 def openapi_answer(kind: Any) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's description of an answer."""
+    """Return the OpenAPI description of an answer."""
     return {200: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
 def _schema_ref(kind: Any) -> dict[str, str]:
-    return {"$ref": f"{SCHEMAS}{kind.__name__}"}
+    return {"$ref": f"{_SCHEMAS}{kind.__name__}"}
 
 
 def openapi_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
-    """Return the schemas that `openapi_body` and `openapi_answer` refer to, and those that these refer to, by name."""
+    """Return, by name, the schemas to which `openapi_body` and `openapi_answer` refer, with all nested ones."""
     schemas: dict[str, Any] = {}
     for kind in kinds:
-        schema = TypeAdapter(kind).json_schema(ref_template=f"{SCHEMAS}{{model}}")
+        schema = TypeAdapter(kind).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
         schemas |= schema.pop("$defs", {})
         schemas[kind.__name__] = schema
     return schemas

@@ -1,8 +1,8 @@
-"""How every program of ours asks an HTTP server: whom it trusts, how it reads an answer, what went wrong.
+"""What all HTTP clients of the project share: TLS trust, reading answers, explaining failures.
 
-The rule kept here: an answer is closed even if its reader is cancelled. httpcore does not guard that moment against
-`Task.cancel`: the connection would count as busy for ever, and a few dozen of them are the whole pool. A step that is
-overtaken is often cancelled just then. So every answer is streamed, and closed under a shield.
+The rule kept here: an answer is closed even if its reader is cancelled. Steps of a client are often cancelled while
+they read, and httpcore then never returns the connection to its pool, which a few dozen of them exhaust. So every
+answer is streamed, and closed under a shield.
 """
 
 import asyncio
@@ -21,21 +21,16 @@ from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
 
 Trust: TypeAlias = bool | str | ssl.SSLContext
-"""Whether to verify TLS certificates, or a file with the authorities to trust, or how else to trust."""
+"""Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
 
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""What OpenSSL says of a server that answers a TLS handshake in plain text."""
+"""OpenSSL's errors when a server answers a TLS handshake in plain text."""
 _PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "message", "self"})
-"""Members of a problem that are no context, or would pass for arguments of `Refused`."""
+"""Members of a problem that are not context, or have the name of a parameter of `Refused`."""
 
 
 def check_url(url: str, server: str) -> None:
-    """Raise `InvalidInput` unless a server can be at the URL.
-
-    Args:
-        url: the server's base URL.
-        server: what the message calls it, such as "coordinator".
-    """
+    """Raise `InvalidInput` unless this is the base URL of a `server`, such as "coordinator", over HTTP."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -45,15 +40,10 @@ def check_url(url: str, server: str) -> None:
 
 
 def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.AsyncClient:
-    """Return a client for one server. The caller closes it.
-
-    Args:
-        url, server: as `check_url`.
-        trust: whom to trust.
-        options: further ones of `httpx.AsyncClient`.
+    """Return a client for one server, with further options of `httpx.AsyncClient`. The caller closes it.
 
     Raises:
-        InvalidInput: no server can be at the URL, or the file has no certificate authorities; the user's fault.
+        InvalidInput: the URL is invalid, or the file of `trust` holds no certificates; the user's fault.
     """
     check_url(url, server)
     try:
@@ -65,7 +55,7 @@ def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.As
 
 @asynccontextmanager
 async def streamed(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-    """The answer, its body still to be read. Raise `httpx.HTTPError` if there is none."""
+    """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if there is none."""
     answer = await client.send(request, stream=True)
     try:
         yield answer
@@ -74,15 +64,15 @@ async def streamed(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIt
 
 
 def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:
-    """Return the body of a streamed answer, to be read in pieces. A break in it leaves the closing to `streamed`."""
+    """Return the body of a streamed answer, to be read in pieces, without decoding; `streamed` closes it."""
     assert isinstance(answer.stream, httpx.AsyncByteStream)
     return answer.stream
 
 
 async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
     """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
-    async with streamed(client, request) as coming:
-        return await read_whole(coming)
+    async with streamed(client, request) as answer:
+        return await read_whole(answer)
 
 
 async def read_whole(answer: httpx.Response) -> httpx.Response:
@@ -92,18 +82,17 @@ async def read_whole(answer: httpx.Response) -> httpx.Response:
 
 
 def reason_of(error: Exception, url: str) -> str:
-    """Return why a server did not answer, in the error's words, and what a user may have got wrong."""
+    """Return why a server did not answer, with a hint if the URL's scheme may be wrong."""
     reason = str(error) or type(error).__name__
     is_silent = isinstance(error, httpx.RemoteProtocolError) and "without sending a response" in reason
     return f"{reason} (does it serve https:// there?)" if is_silent and url.startswith("http:") else reason
 
 
 def user_mistake(error: BaseException, url: str) -> str | None:
-    """Return what is wrong with the URL or the trust, if that is why nobody was reached: no attempt would end better.
+    """Return what is wrong with the URL or the trust if that caused the error, so that no attempt can succeed.
 
     Args:
-        error: httpx's, or one that was raised from it.
-        url: the server's base URL.
+        error: httpx's, or one raised from it.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -116,9 +105,9 @@ def user_mistake(error: BaseException, url: str) -> str | None:
 
 
 def refusal_in(answer: httpx.Response) -> Refused | None:
-    """Return the refusal that an answer holds as problem+json (RFC 9457); None if it holds none.
+    """Return the refusal in an answer of problem+json (RFC 9457), or None.
 
-    Its context has the problem's own members, and `retry_after_s` where the server asks to wait.
+    Its context holds the problem's further members, and `retry_after_s` if the server asks to wait.
     """
     if answer.headers.get("Content-Type", "").partition(";")[0].strip() != PROBLEM_JSON:
         return None
@@ -133,5 +122,4 @@ def refusal_in(answer: httpx.Response) -> Refused | None:
     asked = answer.headers.get("Retry-After")
     if asked is not None:
         context["retry_after_s"] = retry_after_s(asked, time.time())
-    kind = Refusal.of(name)
-    return Refused(kind, str(problem.get("detail") or problem.get("title") or name), **context)
+    return Refused(Refusal.of(name), str(problem.get("detail") or problem.get("title") or name), **context)

@@ -1,4 +1,4 @@
-"""How every HTTP server of ours is started: where it listens, with TLS or without, and bounded against strangers."""
+"""What all HTTP servers of the project share: where they listen, TLS, and limits on connections and requests."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
 MAX_CONNECTIONS = 32_768
 HEAD_TIMEOUT_S = 20.0
-"""Maximum time for a request's line and headers, from the connection or from their first byte."""
+"""Maximum time for a request's line and headers, from the start of the connection or from their first byte."""
 MAX_HEAD_BYTES = 256 * 1024
-"""Maximum length of a request's line and headers, roughly: what arrives with them is counted too."""
+"""Approximate maximum length of a request's line and headers: bytes that arrive with them are counted too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Endpoint:
 
     Attributes:
         port: 0 picks a free one.
-        insecure: serve beyond loopback without TLS; what travels can then be read on the way.
+        insecure: serve other machines without TLS, so that the network can read the traffic.
     """
 
     host: str = "127.0.0.1"
@@ -45,9 +45,9 @@ class Endpoint:
     insecure: bool = False
 
     def check_exposure(self) -> None:
-        """Raise `InvalidInput` for half a TLS configuration, or for plain HTTP beyond loopback without `insecure`."""
+        """Raise `InvalidInput` if only half of TLS is configured, or if plain HTTP would leave this machine."""
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidInput("--tls-cert and --tls-key are given together or not at all")
+            raise InvalidInput("--tls-cert and --tls-key must be given together")
         if self.tls_cert is not None or self.insecure:
             return
         try:
@@ -56,14 +56,14 @@ class Endpoint:
             loopback = False
         if not loopback:
             raise InvalidInput(
-                f"--host {self.host} is not this machine alone: tokens and results would travel unprotected; "
+                f"--host {self.host} lets other machines connect, and tokens and results would travel unencrypted; "
                 "give --tls-cert and --tls-key, put a TLS proxy in front, or accept it with --insecure"
             )
 
     def bind(self) -> socket.socket:
-        """Return a socket that listens. Raise `InvalidInput` if the address cannot be used."""
+        """Return a listening socket. Raise `InvalidInput` if the address cannot be used."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        # asyncio sets TCP_NODELAY only on sockets that say they are TCP; without it every answer may wait 40 ms.
+        # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer may wait 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +82,7 @@ class Endpoint:
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
     def server(self, app: Any) -> "HttpServer":
-        """Return a server of an ASGI app. Raise `InvalidInput` unless the TLS files hold a certificate and its key."""
+        """Return a server for an ASGI app. Raise `InvalidInput` unless the TLS files are a certificate and its key."""
         config = uvicorn.Config(
             app,
             http=BoundedHeads,
@@ -106,7 +106,7 @@ class Endpoint:
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """Uvicorn's connection, closed when a request's head takes too long or too much; uvicorn itself bounds neither."""
+    """A connection that is closed if a request's head is too slow or too long; uvicorn limits neither."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -131,7 +131,7 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _awaits_head(self) -> bool:
-        """Return whether no request is under way, with an answer still owed or a body still coming."""
+        """Return whether no request is being received or answered."""
         return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
 
     def _head_is_late(self) -> None:
@@ -147,7 +147,7 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: signals belong to the command line."""
+    """Uvicorn without its signal handlers: the command line handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,10 +156,10 @@ class HttpServer(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
-    """Serve an ASGI app until the context is left; yields the base URL.
+    """Serve an ASGI app until the context is left; yield the base URL.
 
     Raises:
-        InvalidInput: it cannot listen there, or the TLS files are none.
+        InvalidInput: it cannot listen there, or the TLS files are not a certificate and its key.
     """
     server = endpoint.server(app)
     server.config.limit_concurrency = max_connections
@@ -174,11 +174,11 @@ async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_C
 
 
 def allow_connections() -> None:
-    """Let the process open as many files as the system allows; many allow 1,024 until they are asked."""
+    """Raise the process's limit of open files, often 1,024, towards `MAX_CONNECTIONS`."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # the system's own bound is lower than it says
+        with contextlib.suppress(OSError, ValueError):  # the system's limit is lower than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

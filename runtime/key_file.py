@@ -1,10 +1,10 @@
-"""An Ed25519 private key in a file that its owner alone can read."""
+"""An Ed25519 private key in a file that only its owner can read."""
 
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from runtime.durable_files import PRIVATE_MODE, create_file, make_folder
 
@@ -13,13 +13,9 @@ RAW_KEY_BYTES = 32
 
 
 def load_or_create_private_key(path: Path) -> Ed25519PrivateKey:
-    """Return the key in the file; where there is no file, a fresh key is written there first (PEM, mode 0600).
+    """Return the key in the file, PEM (PKCS #8) or 32 raw bytes; if there is no file, create one (PEM, mode 0600).
 
-    Of several processes that create it at once, one does, and all return its key. A file is never left half written: it
-    would stop every later start.
-
-    Args:
-        path: a PEM file (PKCS #8), or one of 32 raw bytes.
+    If several processes create it at once, all return the same key. The file is created whole or not at all.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -29,9 +25,7 @@ def load_or_create_private_key(path: Path) -> Ed25519PrivateKey:
         return _load(path)
     except FileNotFoundError:
         private = Ed25519PrivateKey.generate()
-        pem = private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         make_folder(path.parent)
         try:
             create_file(path, pem, mode=PRIVATE_MODE)
@@ -46,7 +40,7 @@ def _load(path: Path) -> Ed25519PrivateKey:
     if len(data) == RAW_KEY_BYTES:
         return Ed25519PrivateKey.from_private_bytes(data)
     try:
-        private = serialization.load_pem_private_key(data, password=None)
+        private = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError("it is neither a PEM private key nor 32 raw bytes") from error
     if not isinstance(private, Ed25519PrivateKey):

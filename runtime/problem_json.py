@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457). Each refusal brings its own HTTP status."""
+"""Errors as `application/problem+json` (RFC 9457). Each `Refusal` has its HTTP status."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
-"""What the framework refuses by itself."""
+"""Refusals by the web framework."""
 MAX_REASONS = 5
 
 
@@ -37,7 +37,7 @@ class ProblemResponse(Response):
 
 
 def problem_of(error: Exception) -> Refused:
-    """Return the refusal with which a request is answered that raised this error."""
+    """Return the refusal that answers a request whose handling raised this error."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, InvalidInput):
@@ -47,7 +47,7 @@ def problem_of(error: Exception) -> Refused:
         return Refused(Refusal.INVALID_PARAMETER, places)
     if isinstance(error, HTTPException) and error.status_code in KIND_OF_HTTP_STATUS:
         return Refused(KIND_OF_HTTP_STATUS[error.status_code], "there is no such route, or not with this method")
-    return Refused(Refusal.INTERNAL, "the service failed at this request; its log says more")
+    return Refused(Refusal.INTERNAL, "the server failed to handle this request; its log says more")
 
 
 def problem_response(error: Exception) -> Response:
@@ -68,12 +68,12 @@ def problem_response(error: Exception) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if refused.kind == Refusal.BODY_TIMEOUT:
-        headers["Connection"] = "close"  # or what still drips in would keep it (RFC 9110, 15.5.9)
+        headers["Connection"] = "close"  # the rest of the body would keep it open (RFC 9110, 15.5.9)
     if refused.kind == Refusal.RANGE_NOT_SATISFIABLE:
         headers["Content-Range"] = f"bytes */{refused.context['size_bytes']}"
     return ProblemResponse(refused.kind, body, headers)
 
 
 async def handle_error(_: Request, error: Exception) -> Response:
-    """Handle any exception, for Starlette."""
+    """Return the error as an HTTP response; an exception handler for Starlette."""
     return problem_response(error)

@@ -1,7 +1,7 @@
-"""When to attempt something again: exponential backoff with jitter and a bound, in time that a simulation can replace.
+"""Retries: exponential backoff with jitter and a bound, in time that a simulation can replace.
 
-The rule kept here: every retry goes through `Backoff`, so a coordinator or a data server that comes back is met by
-clients that spread out, no retry goes on for ever, and what the other side asks for (`Retry-After`) is respected.
+The rule kept here: every retry goes through `Backoff`, so that clients do not all return to a restarted server at once,
+every retry ends, and `Retry-After` is respected.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from runtime.clock import Clock, SystemClock
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 DEFAULT_BOUND_S = 3600.0
-"""A coordinator that is away for minutes is normal; after an hour without an answer a client gives up."""
+"""A coordinator may well be unreachable for minutes; after an hour a client gives up."""
 _MAX_DIGITS, _MAX_DOUBLINGS = 9, 60
 
 Jitter = Callable[[], float]
-"""Where a client's randomness comes from: a number in [0, 1)."""
+"""Returns a random number in [0, 1)."""
 
 system_jitter: Jitter = secrets.SystemRandom().random
 """Random numbers of the operating system."""
@@ -31,14 +31,14 @@ _SYSTEM_CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long something is attempted again.
+    """How often and for how long something is attempted again.
 
     Attributes:
-        clock, jitter, sleep: time and chance; a simulation or a test brings its own.
-        bound_s: Seconds after the first failure from which on no further attempt is made.
-        attempts: Maximum number of attempts that fail in a row, the first one included.
-        first_delay_s, max_delay_s: The n-th wait is `first_delay_s · 2ⁿ`, at most `max_delay_s`, times [½, 1).
-        max_asked_s: Maximum number of seconds that the other side is granted when it asks for a longer wait.
+        clock, jitter, sleep: replaced by simulations and tests.
+        bound_s: seconds after the first failure within which attempts are made.
+        attempts: maximum number of failed attempts in a row, including the first.
+        first_delay_s, max_delay_s: the n-th wait (from 0) is `first_delay_s · 2ⁿ`, at most `max_delay_s`, times [½, 1).
+        max_asked_s: maximum number of seconds to wait because the server asks for it.
     """
 
     clock: Clock = _SYSTEM_CLOCK
@@ -51,19 +51,19 @@ class RetryPolicy:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def begin(self, max_delay_s: float = math.inf) -> "Backoff":
-        """Return the waits of one undertaking, none of them longer than `max_delay_s` unless the other side asks."""
+        """Return the waits of one operation, each at most `max_delay_s` unless the server asks for more."""
         return Backoff(replace(self, max_delay_s=min(max_delay_s, self.max_delay_s)))
 
 
 class Backoff:
-    """The waits between the attempts of one undertaking."""
+    """The waits between the attempts of one operation."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.reset()
 
     def reset(self) -> None:
-        """Forget the failures so far: an attempt brought something."""
+        """Forget the failures so far, because an attempt succeeded."""
         self._failures = 0
         self._failed_since_s = 0.0
 
@@ -72,11 +72,11 @@ class Backoff:
 
         Args:
             error: why the last attempt failed.
-            at_least_s: how long the other side asks to wait (`retry_after_s`).
+            at_least_s: how long the server asks to wait (`retry_after_s`).
 
         Raises:
             Exception: `error` itself, once `attempts` have failed in a row or `bound_s` has passed since the first
-                failure, or will have before the other side wants to be asked again.
+                failure, or will have passed after the wait that the server asks for.
         """
         policy, now_s = self._policy, self._policy.clock.monotonic_s()
         if not self._failures:
@@ -91,11 +91,11 @@ class Backoff:
 
 
 def retry_after_s(header: object, now_s: float) -> float:
-    """Return how many seconds a `Retry-After` header asks to wait; 0 unless it is a number or a date.
+    """Return the seconds that a `Retry-After` header asks to wait (RFC 9110, 10.2.3); 0 if it is invalid.
 
     Args:
-        header: the header's value (RFC 9110, 10.2.3).
-        now_s: seconds since 1970, with which a date is compared.
+        header: its value, a number of seconds or a date, or None.
+        now_s: seconds since 1970.
     """
     text = str(header or "").strip()
     if text.isascii() and text.isdigit():
@@ -103,5 +103,5 @@ def retry_after_s(header: object, now_s: float) -> float:
     try:
         at = parsedate_to_datetime(text)
         return max(0.0, at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now_s)
-    except (ValueError, OverflowError):  # no date, or a year or a zone that no clock shows
+    except (ValueError, OverflowError):  # not a date, or with an impossible year or zone
         return 0.0

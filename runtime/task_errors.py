@@ -1,10 +1,10 @@
-"""The one error to tell of when several tasks of a group have failed."""
+"""The error to report when several tasks of a group have failed."""
 
 
 def first_error(group: BaseExceptionGroup[BaseException], wanted: type[BaseException] = BaseException) -> BaseException:
-    """Return the first error of type `wanted`, looked for depth first; where there is none, the first error.
+    """Return the first error of type `wanted`, in depth-first order; if there is none, the first error of any type.
 
-    A task group cancels its other tasks after the first failure, so the others mostly follow from the first one.
+    A task group cancels its other tasks after the first failure, so later errors mostly follow from the first.
     """
     found = (group.subgroup(wanted) or group).exceptions[0]
     return first_error(found, wanted) if isinstance(found, BaseExceptionGroup) else found

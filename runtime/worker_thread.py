@@ -1,8 +1,6 @@
-"""Where blocking work runs: in one thread of its own, in the event loop's threads, or inline where time is virtual.
+"""Where blocking calls run: in one thread, in the event loop's shared threads, or inline where time is virtual.
 
-The rule kept by `WorkerThread`: one call at a time, in the order of the calls, always in the same thread; so what a
-call leaves behind (buffers, the thread's floating-point mode) is there for the next. Cancelling the caller does not
-stop a call that is already running: whoever needs that gives the call a flag to look at.
+Cancelling the caller does not stop a call that is already running; a call that must be stoppable checks a flag.
 """
 
 import asyncio
@@ -15,23 +13,24 @@ _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long `aclose` waits for a call that is still running."""
+"""Maximum time that `aclose` waits for a running call."""
 
 
 class Worker(Protocol):
     """Runs blocking calls."""
 
     async def run(self, call: Callable[[], _T]) -> _T:
-        """Return the call's own result, or raise what it raises."""
-        ...
+        """Return the call's result, or raise its exception."""
 
     async def aclose(self) -> None:
-        """Return when the calls made so far have ended, or after a bound; no call may follow. May be called again."""
-        ...
+        """Wait for the calls made so far, with a timeout. No call may follow, except `aclose` again."""
 
 
 class WorkerThread:
-    """A `Worker` with one thread, started at the first call and named `name`."""
+    """A `Worker` that runs one call at a time, in order, always in the same thread, started at the first call.
+
+    So a call finds the buffers and the floating-point mode that the one before left in the thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,20 +55,20 @@ class WorkerThread:
 
 
 class SharedThreads:
-    """A `Worker` over the event loop's own threads, for calls that need no order."""
+    """A `Worker` that runs calls side by side in the event loop's thread pool."""
 
     async def run(self, call: Callable[[], _T]) -> _T:
         return await asyncio.to_thread(call)
 
     async def aclose(self) -> None:
-        """The threads are not this worker's to end."""
+        """Do nothing: the threads belong to the event loop."""
 
 
 class InlineWorker:
-    """A `Worker` that runs each call right away on the event loop's own thread."""
+    """A `Worker` that runs each call at once in the event loop's thread."""
 
     async def run(self, call: Callable[[], _T]) -> _T:
         return call()
 
     async def aclose(self) -> None:
-        """Nothing runs between two calls."""
+        """Do nothing: no call is running."""

@@ -71,7 +71,7 @@ async def test_example_too_large_alone_fails_the_step_and_the_client_goes_on() -
     data = samples(6)
     async with service(limits=ServiceLimits(items=9, size=10**6, wire_bytes=700)) as (url, _):
         trainer = remote(url)
-        with pytest.raises(TrainerFailed, match="413 a body of more than 700 bytes"):
+        with pytest.raises(TrainerFailed, match="413 the body has more than 700 bytes"):
             await trainer.train(plan_of(7, 2), start, arriving(data + large))
         found = await trainer.train(plan_of(6), start, arriving(data))
         await trainer.aclose()
