@@ -131,7 +131,7 @@ async def audit(store: StoreReader, *, recompute: bool) -> AuditReport:
     if last is None:
         raise StoreFailed("there is no journal to audit, or its first segment does not replay")
     steps, replicas_identical = await _recompute(last.run, store.blobs, ledger) if recompute else (None, None)
-    return _report(last.run, ledger, first_batch, identical, store.torn_bytes, steps, replicas_identical)
+    return _report(last.run, ledger, first_batch, identical, store.journal.torn_bytes, steps, replicas_identical)
 
 
 def _first_batch(segment: Segment) -> int:

@@ -75,8 +75,8 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
             return OpenedRun(await RunJournal.begin(store.journal, run), (CoordinatorStarted(),))
         except StoreConflict:  # another coordinator has begun the run meanwhile
             return await open_run(options, state_file, is_restored=is_restored)
-    if store.torn_bytes:
-        log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.torn_bytes})
+    if store.journal.torn_bytes:
+        log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.journal.torn_bytes})
     _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
     stimuli: list[Stimulus] = [CoordinatorStarted()]
     if is_restored:

@@ -308,7 +308,7 @@ class CoordinatorService:
             liveness=self._liveness,
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
-            journal_bytes=self._options.store.journal_bytes,
+            journal_bytes=self._options.store.journal.size_bytes,
         )
 
     @property

@@ -1,1 +1,1 @@
-"""Where a run is kept: one set of protocols, a run directory (the default) and memory (simulations)."""
+"""Where a run is kept: protocols, the run directory (the default) and memory (for simulations)."""

@@ -1,22 +1,26 @@
-"""The blobs of a run: results and checkpoints, immutable bytes named by their SHA-256."""
+"""The blobs of a run: results and checkpoints, immutable bytes named by their SHA-256, and the rules for them."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import Sha256
+
+STREAM_BYTES = 256 * 1024
+"""A blob is read and sent in pieces of at most this size."""
 
 
 class BlobReader(Protocol):
-    """Blobs that are only read; a coordinator may add and delete some meanwhile."""
+    """Blobs that are only read; meanwhile a coordinator may add and delete some."""
 
     async def read(self, sha256: Sha256) -> bytes:
         """Return the whole blob.
 
         Raises:
-            Refused: `not-found`, when it is not held.
+            Refused: `not-found`.
             StoreFailed: the medium failed.
         """
-        ...
 
 
 class BlobStore(BlobReader, Protocol):
@@ -24,37 +28,53 @@ class BlobStore(BlobReader, Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """How many bytes the blobs take up, unfinished uploads included."""
-        ...
+        """Size of all blobs, including unfinished uploads."""
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         """Keep the streamed bytes durably if they are `size_bytes` long and hash to `sha256`; else keep nothing.
 
         Receiving a blob that is already held reads the body and changes nothing. A new one must leave `spare_bytes` of
-        the bound free.
+        the store's maximum size free.
 
         Raises:
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
             StoreFailed: the medium failed.
         """
-        ...
-
-    async def contains(self, sha256: Sha256) -> bool:
-        """Return whether the blob is held."""
-        ...
 
     async def size(self, sha256: Sha256) -> int | None:
-        """Return the blob's size in bytes, or None when it is not held."""
-        ...
+        """Return the blob's size in bytes, or None if it is not held."""
 
     def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        """Return the bytes `[start, stop)` in pieces. Raise `Refused(Refusal.NOT_FOUND)` when the blob is not held."""
-        ...
+        """Return the bytes `[start, stop)` in pieces. Raise `Refused(Refusal.NOT_FOUND)` if the blob is not held."""
 
     async def delete(self, sha256: Sha256) -> None:
-        """Forget the blob; no error when it is not held."""
-        ...
+        """Delete the blob if it is held."""
 
     async def held(self) -> frozenset[Sha256]:
-        """Return the digests of all blobs held."""
-        ...
+        """Return the digests of all blobs."""
+
+
+def check_growth(received_bytes: int, size_bytes: int) -> None:
+    """Raise `Refused(Refusal.BLOB_TOO_LARGE)` if more bytes have arrived than were announced."""
+    if received_bytes > size_bytes:
+        raise Refused(Refusal.BLOB_TOO_LARGE, f"the blob is longer than the announced {size_bytes} bytes")
+
+
+def check_content(sha256: Sha256, size_bytes: int, received_bytes: int, received_sha256: Sha256) -> None:
+    """Raise `Refused(Refusal.BLOB_MISMATCH)` unless length and digest are as announced."""
+    if received_bytes != size_bytes:
+        raise Refused(Refusal.BLOB_MISMATCH, f"the blob has {received_bytes} bytes; {size_bytes} were announced")
+    if received_sha256 != sha256:
+        raise Refused(Refusal.BLOB_MISMATCH, f"the blob hashes to {received_sha256}; {sha256} was announced")
+
+
+def check_room(needed_bytes: int, max_total_bytes: int) -> None:
+    """Raise `Refused(Refusal.BLOBS_FULL)` if the store would exceed its maximum size."""
+    if needed_bytes > max_total_bytes:
+        limit = f"[blobs] max_total_bytes is {max_total_bytes}"
+        raise Refused(Refusal.BLOBS_FULL, f"the blobs would need {needed_bytes} bytes; {limit}")
+
+
+def blob_not_found(sha256: Sha256) -> Refused:
+    """Return the refusal for a blob that is not held."""
+    return Refused(Refusal.NOT_FOUND, f"no blob {sha256} is held")

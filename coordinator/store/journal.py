@@ -1,8 +1,8 @@
-"""The journal of a run: records in order, cut into segments, each opened by a snapshot of the whole run.
+"""The journal of a run: numbered records, cut into segments, each of which begins with a snapshot of the whole run.
 
-The rule kept here: when `append` or `open_segment` returns, what was given survives a loss of power; when it raises
-`StoreFailed`, the caller assumes nothing and stops accepting. A sequence number is a compare-and-swap: whoever appends
-says which record it believes to be the last.
+The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
+raises `StoreFailed`, the caller assumes nothing and stops accepting messages. Appending is a compare-and-swap: it fails
+unless the record's number follows the last one.
 """
 
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole run as of `sequence`, as JSON. It opens a segment; the records after it follow."""
+    """The whole run after record `sequence`, as JSON."""
 
     sequence: int
     body: bytes
@@ -28,10 +28,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of the journal: its opening snapshot and the records after it.
+    """A snapshot and the records after it.
 
     Attributes:
-        number: counts segments from 0; each epoch begins one, and so does a long epoch in its middle.
+        number: counts segments from 0. Each epoch begins one; a long epoch has several.
     """
 
     number: int
@@ -40,42 +40,46 @@ class Segment:
 
 
 class JournalReader(Protocol):
-    """A journal that is only read; a coordinator may append to it meanwhile."""
+    """A journal that is only read; meanwhile a coordinator may append to it."""
+
+    @property
+    def torn_bytes(self) -> int:
+        """Size of an incomplete last record that the latest reading found and left out."""
 
     def history(self) -> AsyncIterator[Segment]:
-        """Return every segment from the first, oldest first.
+        """Return all segments, oldest first.
 
         Raises:
             StoreFailed: a record is damaged, or the medium cannot be read.
         """
-        ...
 
 
 class Journal(JournalReader, Protocol):
     """A journal that a coordinator appends to."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of all segments."""
+
     async def load(self) -> Segment | None:
-        """Return the newest segment, or None for a run that was never started.
+        """Return the newest segment, or None if the run was never started.
 
         Raises:
             StoreFailed: a record is damaged, or the medium cannot be read.
         """
-        ...
 
     async def append(self, record: JournalRecord) -> None:
-        """Keep one record durably; it must follow the last one directly.
+        """Keep one record durably; it must directly follow the last one.
 
         Raises:
             StoreConflict: another coordinator has appended, or the sequence does not follow. Nothing was kept.
             StoreFailed: it may not have been kept (full disk, failing fsync). Every later call fails too.
         """
-        ...
 
     async def open_segment(self, snapshot: Snapshot) -> None:
-        """Start a new segment whose snapshot covers everything so far, and more than the snapshot before it.
+        """Start a new segment with a snapshot of the run after the last record, which is newer than the last snapshot.
 
         Raises:
             StoreConflict: another coordinator has appended or opened a segment. Nothing was kept.
             StoreFailed: it may not have been kept. Every later call fails too.
         """
-        ...

@@ -9,19 +9,16 @@ ADMIN_TOKEN_DIGEST_BYTES = 32
 
 
 class CoordinatorKeys(Protocol):
-    """Kept with the run, so that tokens hold after a restart and at every coordinator of the run.
+    """Secrets kept with the run, so that tokens stay valid after a restart and at all coordinators of the run.
 
-    Every method raises `StoreFailed` when the medium fails or holds something else.
+    Every method raises `StoreFailed` if the medium fails or holds something else.
     """
 
     async def private_key(self) -> bytes:
-        """Return the coordinator's Ed25519 private key (32 raw bytes), made at the first call."""
-        ...
+        """Return the coordinator's Ed25519 private key (32 raw bytes), created at the first call."""
 
     async def admin_token_sha256(self) -> bytes | None:
         """Return the SHA-256 of the operator's token, or None before there is one."""
-        ...
 
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
-        """Keep the SHA-256 of the operator's token in place of the one before."""
-        ...
+        """Replace the SHA-256 of the operator's token."""

@@ -1,13 +1,9 @@
-"""A run in memory: for tests and simulations, and for a run that leaves nothing behind.
-
-It passes the same contract suites as the run directory and needs no threads. Nothing here survives the process;
-`MemoryJournal.segments` is what a simulated restart would find.
-"""
+"""A store in memory, for tests and simulations. It passes the same contract tests as the run directory."""
 
 import os
 from collections.abc import AsyncIterator
 
-from coordinator.store.blob_rules import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from coordinator.store.keys import PRIVATE_KEY_BYTES
 from state.errors import StoreConflict
@@ -15,10 +11,17 @@ from state.wire import Sha256, sha256_hex
 
 
 class MemoryJournal:
-    """The `Journal` protocol over a list of segments."""
+    """The `Journal` protocol over a list of segments, which a simulated restart finds again."""
+
+    torn_bytes = 0
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+
+    @property
+    def size_bytes(self) -> int:
+        snapshots = sum(len(segment.snapshot.body) for segment in self.segments)
+        return snapshots + sum(len(record.body) for segment in self.segments for record in segment.records)
 
     async def load(self) -> Segment | None:
         return self.segments[-1] if self.segments else None
@@ -68,9 +71,6 @@ class MemoryBlobs:
         self._blobs[sha256] = bytes(held)
         self._total_bytes += len(held)
 
-    async def contains(self, sha256: Sha256) -> bool:
-        return sha256 in self._blobs
-
     async def size(self, sha256: Sha256) -> int | None:
         return len(self._blobs[sha256]) if sha256 in self._blobs else None
 
@@ -109,9 +109,7 @@ class MemoryKeys:
 
 
 class MemoryStore:
-    """The `Store` protocol over the three above. Several may share one journal, as replicas share a database."""
-
-    torn_bytes = 0
+    """The `Store` protocol in memory. Several may share one journal, as coordinators share a database."""
 
     def __init__(self, max_blob_bytes: int, journal: MemoryJournal | None = None) -> None:
         self.journal = journal or MemoryJournal()
@@ -119,15 +117,8 @@ class MemoryStore:
         self.keys = MemoryKeys()
         self.state_file = ""
 
-    @property
-    def journal_bytes(self) -> int:
-        return sum(
-            len(segment.snapshot.body) + sum(len(record.body) for record in segment.records)
-            for segment in self.journal.segments
-        )
-
     async def save_state_file(self, text: str) -> None:
         self.state_file = text
 
     async def aclose(self) -> None:
-        """Nothing is locked."""
+        """Do nothing: there is no lock."""

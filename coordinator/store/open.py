@@ -1,7 +1,4 @@
-"""The place where a run is kept, as a whole, and how it is opened: a store is a URL.
-
-A folder is the only kind yet (`coordinator/store/directory`). `MemoryStore` offers the same to tests and simulations.
-"""
+"""A store keeps a whole run, and is opened by its URL; only folders are supported yet."""
 
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +14,7 @@ ALLOWED = "a folder, or file:///PATH/OF/A/FOLDER"
 
 
 class StoreReader(Protocol):
-    """A run that is only read; a coordinator may serve it meanwhile."""
+    """A run that is only read; meanwhile a coordinator may serve it."""
 
     @property
     def journal(self) -> JournalReader: ...
@@ -25,14 +22,9 @@ class StoreReader(Protocol):
     @property
     def blobs(self) -> BlobReader: ...
 
-    @property
-    def torn_bytes(self) -> int:
-        """How many bytes of an unfinished last record were found when the journal was read, and left out."""
-        ...
-
 
 class Store(StoreReader, Protocol):
-    """A run that a coordinator serves. Opening it takes an exclusive lock where the medium has one."""
+    """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
 
     @property
     def journal(self) -> Journal: ...
@@ -43,29 +35,22 @@ class Store(StoreReader, Protocol):
     @property
     def keys(self) -> CoordinatorKeys: ...
 
-    @property
-    def journal_bytes(self) -> int:
-        """How many bytes the journal takes up."""
-        ...
-
     async def save_state_file(self, text: str) -> None:
-        """Replace the kept `state.toml` as a whole. Raise `StoreFailed` when the medium fails."""
-        ...
+        """Replace the kept `state.toml` atomically. Raise `StoreFailed` if the medium fails."""
 
     async def aclose(self) -> None:
         """Release the lock. May be called again."""
-        ...
 
 
 async def open_store(url: str, max_blob_bytes: int) -> Store:
-    """Open the store of a run to serve it; one that does not exist is created.
+    """Open a store to serve its run, and create it if it does not exist.
 
     Args:
-        url: a folder or its `file:` URL: a run directory, or the folder of `epochal up`, which holds one.
-        max_blob_bytes: the bound of all blobs together.
+        url: a run directory or the folder of `epochal up`, which contains one, as a path or a `file:` URL.
+        max_blob_bytes: maximum size of all blobs together.
 
     Raises:
-        InvalidInput: the URL is of no known kind.
+        InvalidInput: the URL is not supported.
         StoreFailed: the store cannot be created, read or written, or another coordinator serves it.
     """
     folder, run_dir = _folders_of(url)
@@ -73,24 +58,20 @@ async def open_store(url: str, max_blob_bytes: int) -> Store:
 
 
 def open_store_reader(url: str) -> StoreReader:
-    """Open the store of a run to read it, without a lock and without changing it.
-
-    Args:
-        url: as for `open_store`.
+    """Open a store to read its run, without a lock and without changing it.
 
     Raises:
-        InvalidInput: the URL is of no known kind, or no run is kept there.
+        InvalidInput: the URL is not supported, or there is no run.
     """
     _, run_dir = _folders_of(url)
     if run_dir is None:
-        raise InvalidInput(
-            f"{url} holds no run; allowed: a run directory such as runs/RUN_ID, or the folder of `epochal up`"
-        )
+        allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
+        raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
     return RunDirectoryReader(run_dir)
 
 
 def _folders_of(url: str) -> tuple[Path, Path | None]:
-    """Return the folder that the URL names and the run directory that it is or holds, if it does."""
+    """Return the folder at the URL, and the run directory that it is or contains, or None."""
     folder = _folder_of(url)
     try:
         return folder, run_directory_in(folder)

@@ -1,4 +1,4 @@
-"""Blobs in a folder: streamed in, hashed on the way, kept whole or not at all, named by their SHA-256."""
+"""Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from coordinator.store.blob_rules import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
 from runtime.durable_files import REAL_DISK, Disk, make_folder, sync_folder
-from state.errors import Refused, StoreFailed
+from state.errors import StoreFailed
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
 MAX_IN_MEMORY_BYTES = 1024 * 1024
-"""A blob up to this size is gathered in memory and written in one go; a larger one is written as it comes."""
+"""A blob up to this size is written at once; a larger one is written as it arrives."""
 _PARTIAL = "partial"
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ class DirectoryBlobs:
         self._total_bytes = total_bytes
         self._numbers = itertools.count()
         self._naming = threading.Lock()
-        """Held while a blob gets its name, so that of several equal uploads in several threads one is counted."""
+        """Held while a blob is named, so that equal uploads in several threads are counted once."""
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
-        """Return the blobs of a run directory; what interrupted uploads left is removed.
+        """Return the blobs of a run directory, and delete interrupted uploads.
 
         Raises:
             StoreFailed: the folder cannot be read or created.
@@ -47,7 +47,7 @@ class DirectoryBlobs:
 
     @classmethod
     def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
-        """Return the blobs of a run directory that another process may be serving; none can be received."""
+        """Return the blobs of a run directory that another process may be serving; it receives none."""
         return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0)
 
     @property
@@ -58,7 +58,7 @@ class DirectoryBlobs:
         return self._folder / sha256[:2] / sha256
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
-        if await self.contains(sha256):
+        if self._path(sha256).exists():
             received = 0
             async for piece in body:
                 received += len(piece)
@@ -95,7 +95,7 @@ class DirectoryBlobs:
             raise
 
     def _finish(self, sha256: Sha256, partial: Path, file: BinaryIO | None, rest: bytes) -> bool:
-        """Write the rest, make the blob durable and give it its name; return whether it is new."""
+        """Write the rest, name the blob durably, and return whether it is new."""
         with file or partial.open("wb") as opened:
             self._disk.write(opened, rest)
             opened.flush()
@@ -107,9 +107,6 @@ class DirectoryBlobs:
             partial.replace(path)
         sync_folder(path.parent, self._disk)
         return is_new
-
-    async def contains(self, sha256: Sha256) -> bool:
-        return self._path(sha256).exists()
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
@@ -157,15 +154,15 @@ def _blob_paths(folder: Path) -> list[Path]:
 def _prepare(folder: Path, disk: Disk) -> int:
     partial = folder / _PARTIAL
     make_folder(partial, disk)
-    sync_folder(folder, disk)  # a process that was killed may have made folders in it just before
+    sync_folder(folder, disk)  # a killed process may have made folders in it just before
     for stale in partial.iterdir():
         stale.unlink()
     return sum(path.stat().st_size for path in _blob_paths(folder))
 
 
 def _discard(partial: Path, file: BinaryIO | None) -> None:
-    with contextlib.suppress(OSError):  # closing a file on a full disk fails once more; the first error is raised
-        if file is not None:
+    if file is not None:
+        with contextlib.suppress(OSError):  # closing a file on a full disk fails again; the first error is raised
             file.close()
     partial.unlink(missing_ok=True)
 
@@ -180,10 +177,8 @@ def _remove(path: Path) -> int:
 
 
 async def _in_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Do blocking work in a thread; every failure of the disk is a `StoreFailed`."""
+    """Return what blocking work returns, done in a thread; raise every `OSError` as `StoreFailed`."""
     try:
         return await asyncio.to_thread(work, *arguments)
-    except Refused:
-        raise
     except OSError as error:
         raise StoreFailed(f"a blob could not be kept or read: {error.strerror or error}") from error

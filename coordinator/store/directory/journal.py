@@ -1,17 +1,20 @@
-"""The journal in a run directory: one file for each segment, of which only the last is appended to."""
+"""The journal in a run directory: one file for each segment."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from coordinator.store.directory.segments import MAGIC, ParsedSegment, encode_entry, parse_segment
-from coordinator.store.directory.writing_thread import WritingThread
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from runtime.durable_files import Disk, replace_file
+from runtime.worker_thread import WorkerThread
 from state.errors import StoreConflict, StoreFailed
 
 JOURNAL_FOLDER = "journal"
+
+T = TypeVar("T")
 
 
 def segment_paths(run_dir: Path) -> list[Path]:
@@ -19,12 +22,50 @@ def segment_paths(run_dir: Path) -> list[Path]:
     return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.log"))
 
 
-class DirectoryHistory:
-    """The `JournalReader` protocol over a run directory, without its lock and without changing it.
+class WritingThread:
+    """The thread that writes a run directory's journal and state file, in order.
 
-    Attributes:
-        torn_bytes: bytes of an unfinished last record, found when the journal was read last.
+    After a failed write or sync it writes nothing more, because the content of the disk is unknown until the journal is
+    read again, after a restart.
     """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._worker = WorkerThread("journal")
+        self._failed: str | None = None
+        self._is_closed = False
+
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """Return what the work returns.
+
+        Raises:
+            StoreFailed: it failed, or earlier work has, or the thread is closed.
+        """
+        if self._is_closed:
+            raise StoreFailed(f"{self._run_dir} is closed")
+        return await self._worker.run(partial(self._guarded, work, *arguments))
+
+    def _guarded(self, work: Callable[..., T], *arguments: object) -> T:
+        if self._failed is not None:
+            raise StoreFailed(self._failed)
+        try:
+            return work(*arguments)
+        except StoreFailed as error:
+            self._failed = str(error)
+            raise
+        except OSError as error:
+            self._failed = f"{self._run_dir}: {error.strerror or error}"
+            raise StoreFailed(self._failed) from error
+
+    async def aclose(self, last: Callable[[], None]) -> None:
+        """Do the last work after everything before it, even after a failure."""
+        self._is_closed = True
+        await self._worker.run(last)
+        await self._worker.aclose()
+
+
+class DirectoryHistory:
+    """The `JournalReader` protocol over a run directory, without its lock and without changing it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -33,7 +74,7 @@ class DirectoryHistory:
     async def history(self) -> AsyncIterator[Segment]:
         paths = segment_paths(self._run_dir)
         for path in paths:
-            parsed = await asyncio.to_thread(_read_segment, path, path == paths[-1])
+            parsed = await asyncio.to_thread(_read_segment, path, is_last=path == paths[-1])
             self.torn_bytes = parsed.torn_bytes
             yield parsed.as_segment(int(path.stem))
 
@@ -48,7 +89,7 @@ class DirectoryJournal(DirectoryHistory):
         self._file: BinaryIO | None = None
         self._sequence = 0
         self._is_opening = False
-        """Whether the last segment holds nothing but its snapshot."""
+        """Whether the last segment has no record yet."""
         self.size_bytes = sum(path.stat().st_size for path in segment_paths(run_dir))
 
     async def load(self) -> Segment | None:
@@ -109,7 +150,7 @@ class DirectoryJournal(DirectoryHistory):
             self._file.close()
 
 
-def _read_segment(path: Path, is_last: bool) -> ParsedSegment:
+def _read_segment(path: Path, *, is_last: bool) -> ParsedSegment:
     try:
         data = path.read_bytes()
     except OSError as error:

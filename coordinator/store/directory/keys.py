@@ -1,4 +1,4 @@
-"""The coordinator's secrets as files of the run directory, readable by their owner alone."""
+"""The coordinator's secrets as files that only their owner can read."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,13 +36,11 @@ class DirectoryKeys:
 
 
 def _naming(path: Path, work: Callable[[Path], T]) -> T:
-    """Do the work on a file; every failure is a `StoreFailed` that names it."""
+    """Return what work on a file returns; raise every failure as a `StoreFailed` that names the file."""
     try:
         return work(path)
-    except OSError as error:
-        raise StoreFailed(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise StoreFailed(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise StoreFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _load_or_create_key(path: Path) -> bytes:
@@ -55,7 +53,7 @@ def _read_digest(path: Path) -> bytes | None:
         return None
     digest = bytes.fromhex(path.read_text(encoding="ascii").strip())
     if len(digest) != ADMIN_TOKEN_DIGEST_BYTES:
-        raise ValueError(f"it holds {len(digest)} bytes, no SHA-256")
+        raise ValueError(f"it holds {len(digest)} bytes, not a SHA-256")
     return digest
 
 

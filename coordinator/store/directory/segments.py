@@ -1,12 +1,11 @@
-"""The journal's file format: segments of checksummed records; a torn end is cut off, other damage is an error.
+"""The journal's file format: segments of checksummed records.
 
 A segment file holds an 8-byte magic with the format's version, then records. A record is a header of 20 bytes
 (little-endian: u32 body length, u64 sequence, 8 bytes of BLAKE2b over length, sequence and body) and the body. The
 first record is the snapshot that opens the segment.
 
-The rule kept here: a record counts when it is whole. The last one of the last segment may be torn, because the machine
-stopped while it was written and nobody was told that it is kept; then it is dropped and reported. Anything else that
-does not check is damage, and never passed over.
+The rule kept here: the last record of the last segment may be torn, because the machine stopped while writing it and no
+one was told that it was kept; it is dropped and reported. Any other record with a wrong checksum is damage, an error.
 """
 
 import hashlib
@@ -29,31 +28,22 @@ def _checksum(sequence: int, body: bytes) -> bytes:
 
 
 def encode_entry(sequence: int, body: bytes) -> bytes:
-    """Return one record's bytes in a segment file.
-
-    Raises:
-        StoreFailed: the body is longer than `MAX_RECORD_BYTES`.
-    """
+    """Return one record as bytes. Raise `StoreFailed` if its body is longer than `MAX_RECORD_BYTES`."""
     if len(body) > MAX_RECORD_BYTES:
-        raise StoreFailed(f"journal entry {sequence} has {len(body)} bytes, above {MAX_RECORD_BYTES}")
+        raise StoreFailed(f"journal record {sequence} has {len(body)} bytes; the maximum is {MAX_RECORD_BYTES}")
     return _HEAD.pack(len(body), sequence, _checksum(sequence, body)) + body
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedSegment:
-    """The entries of a segment file, and where the last whole one ends.
-
-    Attributes:
-        kept_bytes: the file's length without its torn end.
-        torn_bytes: bytes after that.
-    """
+    """The entries of a segment file: sequence numbers and bodies. `torn_bytes` follow the first `kept_bytes`."""
 
     entries: tuple[tuple[int, bytes], ...]
     kept_bytes: int
     torn_bytes: int
 
     def as_segment(self, number: int) -> Segment:
-        """Return what was kept, as a segment of the journal."""
+        """Return the entries as a segment of the journal."""
         (sequence, body), *records = self.entries
         return Segment(number, Snapshot(sequence, body), tuple(JournalRecord(later, text) for later, text in records))
 
@@ -63,14 +53,14 @@ def parse_segment(data: bytes, name: str, *, is_last: bool) -> ParsedSegment:
 
     Args:
         data: the whole file.
-        name: for messages.
+        name: its name in messages.
         is_last: whether this is the journal's last segment, whose end may be torn.
 
     Raises:
-        StoreFailed: the file is no segment, or is damaged elsewhere than at the end of the last segment.
+        StoreFailed: the file is not a segment, or is damaged elsewhere than at the end of the last segment.
     """
     if data[: len(MAGIC)] != MAGIC:
-        raise StoreFailed(f"{name} does not begin as a journal segment of this version does")
+        raise StoreFailed(f"{name} is not a journal segment of this version")
     entries: list[tuple[int, bytes]] = []
     offset = len(MAGIC)
     while offset < len(data):
@@ -81,7 +71,7 @@ def parse_segment(data: bytes, name: str, *, is_last: bool) -> ParsedSegment:
         offset += _HEAD.size + len(entry[1])
     torn_bytes = len(data) - offset
     if torn_bytes and (not is_last or not entries or _any_whole_entry_after(data, offset, entries[-1][0])):
-        raise StoreFailed(f"{name} is damaged at byte {offset}; what follows there was kept once", offset=offset)
+        raise StoreFailed(f"{name} is damaged at byte {offset}, before its end", offset=offset)
     if not entries:
         raise StoreFailed(f"{name} has no snapshot")
     return ParsedSegment(tuple(entries), offset, torn_bytes)
@@ -99,7 +89,7 @@ def _entry_at(data: bytes, offset: int) -> tuple[int, bytes] | None:
 
 
 def _any_whole_entry_after(data: bytes, offset: int, last_sequence: int) -> bool:
-    """Whether a later record is whole: then the damage is not a torn end. Looks at every byte, cheaply first."""
+    """Return whether a whole record follows, so that the damage is not a torn end."""
     furthest = last_sequence + 1 + (len(data) - offset) // _HEAD.size
     for start in range(offset, len(data) - _HEAD.size + 1):
         sequence = int.from_bytes(data[start + 4 : start + 12], "little")

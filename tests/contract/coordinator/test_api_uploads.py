@@ -46,7 +46,7 @@ async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) 
     data = client.result(REPLICA, {"w": np.full((2, 3), np.inf, np.float32)})
     await client.commit(data)
     assert problem(await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
-    assert not await coordinator.service.blobs.contains(sha256_hex(data))
+    assert await coordinator.service.blobs.size(sha256_hex(data)) is None
     again = await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
     assert (problem(again), again.json()["rule"]) == ("result-invalid", "finite")
 
@@ -169,7 +169,7 @@ async def test_malformed_first_checkpoint_is_dropped_and_the_next_client_asked(
     report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
     assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
     assert problem(await writer.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
-    assert not await coordinator.service.blobs.contains(sha256_hex(data))
+    assert await coordinator.service.blobs.size(sha256_hex(data)) is None
     assert current_checkpointer(coordinator.service.run) == other.client_id
     await other.publish_checkpoint(REPLICA)
     assert coordinator.service.run.checkpoint is not None

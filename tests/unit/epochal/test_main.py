@@ -69,7 +69,7 @@ def test_known_error_is_one_message_and_exit_code_1(
     segment.parent.mkdir()
     segment.write_text("no journal")
     assert run_main(monkeypatch, "audit", str(tmp_path)) == 1
-    told = f"epochal: {segment} does not begin as a journal segment of this version does\n"
+    told = f"epochal: {segment} is not a journal segment of this version\n"
     assert capsys.readouterr().err == told
 
 

@@ -32,7 +32,7 @@ async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: P
     again = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
     loaded = await again.journal.load()
     assert loaded is not None
-    assert again.torn_bytes == 4
+    assert again.journal.torn_bytes == 4
     await again.journal.append(JournalRecord(2, b"two"))
     await again.aclose()
     (found,) = [item async for item in RunDirectoryReader(tmp_path).journal.history()]
@@ -47,7 +47,7 @@ async def test_run_directory_read_meanwhile_leaves_a_torn_record_where_it_is(tmp
     path.write_bytes(torn)
     reader = RunDirectoryReader(tmp_path)
     assert [segment.records async for segment in reader.journal.history()] == [()]
-    assert reader.torn_bytes == 4
+    assert reader.journal.torn_bytes == 4
     assert path.read_bytes() == torn
     await store.aclose()
 
