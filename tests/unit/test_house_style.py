@@ -1,0 +1,93 @@
+"""The rules of CONTRIBUTING.md that no linter knows: sizes, names, and pages that name files."""
+
+import ast
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "batching",
+    "coordinator",
+    "coordinator_client",
+    "data_providers",
+    "epochal",
+    "run_manager",
+    "runtime",
+    "state",
+    "trainers",
+    "training_service",
+)
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 70
+MAX_TEST_NAME_CHARS = 70
+VAGUE_FIRST_WORDS = ("What", "Nothing", "Whoever")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def modules(*folders: str) -> dict[Path, ast.Module]:
+    """Return the parsed modules below the folders, by path."""
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_modules_stay_within_their_size() -> None:
+    sizes = {path: (ROOT / path).read_text(encoding="utf-8").count("\n") for path in modules(*PACKAGES)}
+    assert {path: size for path, size in sizes.items() if size > MAX_MODULE_LINES} == {}
+
+
+def test_functions_stay_within_their_size() -> None:
+    long = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in modules(*PACKAGES).items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    places = defaultdict(list)
+    for path, tree in modules(*PACKAGES).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_docstrings_do_not_begin_with_a_riddle() -> None:
+    vague = [
+        f"{path}:{node.lineno} {text.splitlines()[0]}"
+        for path, tree in modules(*PACKAGES).items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)) and (text := ast.get_docstring(node))
+        if text.startswith(VAGUE_FIRST_WORDS)
+    ]
+    assert vague == []
+
+
+def test_names_of_tests_can_be_read_at_a_glance() -> None:
+    long = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in modules("tests").items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME_CHARS
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "concepts.md", "data-providers.md", "batching.md", "merging.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = re.findall(rf"`((?:{'|'.join((*PACKAGES, 'tests'))})/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`", text)
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_unit_tests_mirror_the_packages() -> None:
+    folders = {path.parts[2] for path in modules("tests/unit") if len(path.parts) > 3}
+    assert folders <= set(PACKAGES)
