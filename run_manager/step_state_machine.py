@@ -11,10 +11,10 @@ import logging
 
 from run_manager.context import Step, StepContext
 from run_manager.events import StepEntered, StepRefused
-from run_manager.exchange.round_results import RoundResults
 from run_manager.round_view import round_of
 from run_manager.step_table import DueStep, StepName, due_step
 from run_manager.steps.cooldown import CooldownStep
+from run_manager.steps.round_results import RoundResults
 from run_manager.steps.training import TrainingStepMetadata
 from run_manager.steps.warmup import WarmupStep
 from run_manager.steps.witness import WitnessStep

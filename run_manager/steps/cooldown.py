@@ -1,7 +1,7 @@
 """The Cooldown step: the epoch's checkpoint. Everybody claims a digest, the elected checkpointer uploads the bytes."""
 
 from run_manager.context import StepContext
-from run_manager.replica.checkpoint import claim_replica, publish_checkpoint
+from run_manager.steps.checkpoint import claim_replica, publish_checkpoint
 from state.documents import RunDocument
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from run_manager.context import StepContext
-from run_manager.replica.checkpoint import publish_checkpoint
 from run_manager.replica.keeper import HeldReplica
+from run_manager.steps.checkpoint import publish_checkpoint
 from state.config.model import LocalCheckpoint
 from state.documents import RunDocument
 from state.errors import InvalidDocument, InvalidInput

@@ -4,8 +4,8 @@ import asyncio
 import logging
 
 from run_manager.context import StepContext
-from run_manager.exchange.round_results import RoundResults
 from run_manager.round_view import round_of
+from run_manager.steps.round_results import RoundResults
 from state.documents import RunDocument
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""`run_manager/exchange/round_results.py`: what a witness attests."""
+"""`run_manager/steps/round_results.py`: what a witness attests."""
 
 from run_manager.events import Attested
 from state.errors import CoordinatorUnreachable
