@@ -71,7 +71,9 @@ def parse_immutable(kind: type[T], sha256: Sha256, content: bytes) -> T:
         InvalidDocument: it has another digest, or is no such document; the coordinator's fault.
     """
     document = parse_document(kind, content)
-    found = sha256_hex(canonical_json(json.loads(content)))
+    found = sha256_hex(content)
+    if found != sha256:  # a proxy may have written the same document in another way
+        found = sha256_hex(canonical_json(json.loads(content)))
     if found != sha256:
         raise InvalidDocument(f"{kind.__name__} {sha256} came with digest {found}", expected=sha256, found=found)
     return document

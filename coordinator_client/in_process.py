@@ -1,7 +1,8 @@
 """The coordinator in the same process: `InProcessCoordinator`, for tests and simulations.
 
-The rule kept here: only the transport differs from HTTP. Messages and answers pass through their encoding, the same
-checks precede them, and an error arrives as the problem that HTTP would make of it.
+The rule kept here: only the transport differs from HTTP. Messages and answers pass through their encoding (but pages of
+results, which are long and many), the same checks precede them, and an error arrives as the problem that HTTP would
+make of it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -183,7 +184,7 @@ class InProcessCoordinator:
             page = await handlers.results(query.step, query.attempt, query.after, query.wait_s)
             if client_id is not None:
                 handlers.service.heard(client_id)
-        return _encoded(page)
+        return page
 
     async def report_ready(self, report: ReadyReport) -> Standing:
         return await self._report(report, lambda handlers: handlers.report_ready)
