@@ -1,6 +1,6 @@
-"""Builds the documentation: fills in what is generated from code, and checks every link and anchor.
+"""Build the documentation: write the parts that are generated from code, and check every link and anchor.
 
-`python -m docs.build` fails when a page is stale or a link leads nowhere; `--write` brings the pages up to date.
+`python -m docs.build` fails when a page is stale or a link is broken; `--write` updates the pages.
 """
 
 import re
@@ -18,13 +18,13 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
 def generated_blocks() -> dict[str, str]:
-    """Every block that code writes, by the name in its comment."""
+    """Return every generated block by the name in its comment."""
     tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News), "reference": reference()}
     return tables | metrics_tables.blocks()
 
 
 def with_generated(text: str) -> str:
-    """The page's text with its generated blocks up to date."""
+    """Return the page's text with its generated blocks up to date."""
     for name, block in generated_blocks().items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
         text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)  # type: ignore[misc]
@@ -32,12 +32,12 @@ def with_generated(text: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """The anchor that a heading gets: lower case, punctuation dropped, spaces as hyphens."""
+    """Return the anchor of a heading: lower case, without punctuation, with hyphens for spaces."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """The page's links to files or headings that do not exist."""
+    """Return the page's links to files or headings that do not exist."""
     broken = []
     for target in _LINK.findall(_FENCE.sub("", text)):
         path_text, _, fragment = target.partition("#")
@@ -52,14 +52,9 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check or write; the exit code."""
+    """Check or write the pages; return the exit code."""
     problems: list[str] = []
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-    ]
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         text = page.read_text(encoding="utf-8")
         fresh = with_generated(text)

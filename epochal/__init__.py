@@ -1,4 +1,4 @@
-"""The public API: the names that data providers, task encoders, trainers and training loops are built with.
+"""The public API: the names for building data providers, task encoders, trainers and training loops.
 
     import epochal
 
@@ -8,11 +8,11 @@ A name is imported from the module that defines it when it is first used, so `im
 `docs/reference.md` describes every name. The modules behind them may change without notice.
 """
 
-# ruff: noqa: I001 (`name as name` says that a name is exported; one import for each would be three times as long)
+# ruff: noqa: I001 (`name as name` marks an exported name; one import for each would be three times as long)
 import importlib
 
-TYPE_CHECKING = False  # `typing` would take longer to import than all of this
-if TYPE_CHECKING:  # for editors and type checkers: what `_EXPORTS` says, as imports
+TYPE_CHECKING = False  # not from `typing`, which would take longer to import than this module
+if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as imports
     # fmt: off
     from batching.chunking.columns import ColumnChunk as ColumnChunk, chunk_columns as chunk_columns
     from batching.chunking.datums import (
@@ -116,7 +116,7 @@ _EXPORTS = {
 MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 __all__ = ["__version__", *MODULE_OF]
 
-if not TYPE_CHECKING:  # a type checker is to know no other names than those above
+if not TYPE_CHECKING:  # type checkers would take this to allow every name
 
     def __getattr__(name):
         if name not in MODULE_OF:

@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: one panel, redrawn as the run goes on."""
+"""A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -55,12 +55,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     if status.members:
         parts.append(_members(status.members, status.member_count))
     parts.extend(Text(note, style="dim") for note in notes)
-    return Panel(Group(*parts), title=_as_it_is(f"Epochal · run {status.run_id}"), subtitle=_as_it_is(status.reason))
-
-
-def _as_it_is(text: str) -> Text:
-    """Return text that somebody else wrote, without markup and without what a terminal obeys."""
-    return Text(visible(text))
+    title = Text(visible(f"Epochal · run {status.run_id}"))
+    return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
 
 
 def _members(members: Sequence[MemberView], total: int) -> Table:
@@ -71,7 +67,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
         heard = f"{member.silent_s:.0f} s ago"
-        table.add_row(member.client_id[:12], state, _as_it_is(member.trainer), str(member.share), loss, heard)
+        table.add_row(member.client_id[:12], state, Text(visible(member.trainer)), str(member.share), loss, heard)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table

@@ -18,7 +18,7 @@ from run_manager.events import (
 log = logging.getLogger(__name__)
 
 QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated)
-"""Events that are many, or of which others tell as well."""
+"""Events that occur often, or that repeat what other events say."""
 
 
 def log_event(event: Event) -> None:

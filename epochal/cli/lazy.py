@@ -1,8 +1,7 @@
 """Commands that are imported when they run, so that `epochal --help` and each command load only what they need."""
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
@@ -10,44 +9,41 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """A command whose function is imported when it runs.
+def lazy_app(commands: Mapping[str, str], **settings: Any) -> typer.Typer:
+    """Return a Typer application of these commands, none of which is imported yet.
 
-    Attributes:
-        target: `module:function`, below `epochal.commands`. The function's signature and docstring make the command.
-        summary: First paragraph of the function's docstring, for the list of commands.
+    Args:
+        commands: the first paragraph of each command's docstring, by its `module:function` below `epochal.commands`.
+            The function's name, signature and docstring make the command.
+        settings: arguments of `typer.Typer`.
     """
-
-    name: str
-    target: str
-    summary: str
-
-    def function(self) -> Callable[..., Any]:
-        """Import the module and return the function."""
-        module, _, name = self.target.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(f"epochal.commands.{module}"), name)
-        return function
-
-    def stand_in(self) -> type[TyperCommand]:
-        """Return a command class that is listed as this command and imports the function when it is called."""
-
-        class StandIn(TyperCommand):
-            def make_context(stand_in, *args: Any, **options: Any) -> Any:  # noqa: N805
-                app = typer.Typer(add_completion=False)
-                app.command(self.name)(self.function())
-                return get_command(app).make_context(*args, **options)
-
-        return StandIn
-
-
-def lazy_app(commands: Iterable[LazyCommand], **settings: Any) -> typer.Typer:
-    """Return a Typer application of these commands, none of which is imported yet."""
     app = typer.Typer(no_args_is_help=True, **settings)
-    for command in commands:
-        app.command(command.name, cls=command.stand_in(), help=command.summary)(_not_imported)
+    for target, summary in commands.items():
+        app.command(command_name(target), cls=_importing_command(target), help=summary)(_not_imported)
     return app
 
 
+def command_name(target: str) -> str:
+    """Return the name of the command that `module:function` makes."""
+    return target.partition(":")[2].replace("_", "-")
+
+
+def command_function(target: str) -> Callable[..., Any]:
+    """Import the module of `module:function` and return the function."""
+    module, _, name = target.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"epochal.commands.{module}"), name)
+    return function
+
+
+def _importing_command(target: str) -> type[TyperCommand]:
+    class ImportingCommand(TyperCommand):
+        def make_context(self, *args: Any, **options: Any) -> Any:
+            app = typer.Typer(add_completion=False)
+            app.command(command_name(target))(command_function(target))
+            return get_command(app).make_context(*args, **options)
+
+    return ImportingCommand
+
+
 def _not_imported() -> None:
-    raise AssertionError("a stand-in runs nothing")
+    raise AssertionError("an ImportingCommand makes the context of the command that it imports")

@@ -1,81 +1,51 @@
-"""The `epochal` command: the list of its commands, and the exit code of an error."""
+"""The `epochal` command: the list of its commands (each with the first paragraph of its docstring), and exit codes."""
 
 import sys
 
 import typer
 
 from epochal import __version__
-from epochal.cli.lazy import LazyCommand, lazy_app
+from epochal.cli.lazy import lazy_app
 from state.errors import EpochalError, InvalidInput, Unsupported
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 SUMMARY = "Train one model together on machines that nobody owns together."
 
-COMMANDS = (
-    LazyCommand(
-        "up",
-        "up:up",
-        "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails).",
+COMMANDS = {
+    "up:up": (
+        "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."
     ),
-    LazyCommand(
-        "coordinator",
-        "coordinator:coordinator",
-        "Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run.",
+    "coordinator:coordinator": (
+        "Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."
     ),
-    LazyCommand(
-        "data-server",
-        "data_server:data_server",
-        "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it.",
+    "data_server:data_server": (
+        "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
     ),
-    LazyCommand(
-        "trainer-service",
-        "trainer_service:trainer_service",
-        "Compute for clients that cannot train themselves: they send examples, this machine trains on them.",
+    "trainer_service:trainer_service": (
+        "Compute for clients that cannot train themselves: they send examples, this machine trains on them."
     ),
-    LazyCommand(
-        "client",
-        "client:client",
-        "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once.",
+    "client:client": (
+        "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
-    LazyCommand(
-        "check",
-        "check:check",
-        "Check a state file, and a data file with it. Every mistake is reported at once (exit code 2).",
+    "check:check": "Check a state file, and a data file with it. Every mistake is reported at once (exit code 2).",
+    "operator:status": "Show a run: phase, progress, clients, loss.",
+    "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
+    "operator:resume": "Let a paused run continue.",
+    "operator:eject": "Remove a client from a run. Its key cannot join again.",
+    "audit:audit": (
+        "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
-    LazyCommand("status", "operator:status", "Show a run: phase, progress, clients, loss."),
-    LazyCommand("pause", "operator:pause", "Pause a run: finish the round, save a checkpoint, and wait."),
-    LazyCommand("resume", "operator:resume", "Let a paused run continue."),
-    LazyCommand("eject", "operator:eject", "Remove a client from a run. Its key cannot join again."),
-    LazyCommand(
-        "audit",
-        "audit:audit_command",
-        "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1).",
+    "evaluate:evaluate": "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
+}
+DATA_COMMANDS = {
+    "data:inspect": "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.",
+    "data:manifest": (
+        "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
-    LazyCommand(
-        "evaluate",
-        "evaluate:evaluate",
-        "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
-    ),
-)
-DATA_COMMANDS = (
-    LazyCommand(
-        "inspect",
-        "data:inspect",
-        "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.",
-    ),
-    LazyCommand(
-        "manifest",
-        "data:manifest",
-        "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch.",
-    ),
-    LazyCommand("verify", "data:verify", "Compare every byte of a folder's files with its manifest."),
-    LazyCommand(
-        "pack",
-        "pack:pack",
-        "Pack each sample of a location once; show how full the rows are, and save them with --out.",
-    ),
-)
+    "data:verify": "Compare every byte of a folder's files with its manifest.",
+    "pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
+}
 
 app = lazy_app(
     COMMANDS,
@@ -84,7 +54,7 @@ app = lazy_app(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(lazy_app(DATA_COMMANDS, help="Look into a data location, and check it."), name="data")
+app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings that they take from the environment."""
+"""Options that several commands share, and the settings that they read from the environment."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,14 @@ from epochal.cli.logs import LogFormat
 from state.errors import InvalidInput
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
+RUNS_FOLDER = Path("runs")
+"""Folder for runs that are given no other place."""
 
+UrlArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log as short lines of text or as JSON.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -29,13 +36,13 @@ InsecureOption = Annotated[
 MetricsHostOption = Annotated[
     str,
     typer.Option(
-        "--metrics-host", help="Address of --metrics-port. Others than the default can be reached from other machines."
+        "--metrics-host", help="Address of --metrics-port. The default cannot be reached from other machines."
     ),
 ]
 
 
 def trusted(tls_ca: Path | None) -> bool | str:
-    """Return what to verify a server's certificate with: the system's authorities, or the given file's."""
+    """Return what to verify a server's certificate with: the file, or True for the system's authorities."""
     return True if tls_ca is None else str(tls_ca)
 
 
@@ -43,9 +50,9 @@ def trainer_token() -> str | None:
     """Return the training service's token from the environment, or None if the variable is not set.
 
     Raises:
-        InvalidInput: The variable is empty or holds what no HTTP header can carry.
+        InvalidInput: the variable is empty or holds characters that no HTTP header can carry.
     """
     token = os.environ.get(TRAINER_TOKEN_VARIABLE)
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
-        raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty, or no token; allowed: printable ASCII, or unset")
+        raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty or not a token; allowed: printable ASCII, or unset")
     return token

@@ -1,4 +1,4 @@
-"""Helpers of commands: print at once, run a coroutine to its end and raise one known error."""
+"""How commands print a line and run a coroutine."""
 
 import asyncio
 import sys
@@ -11,17 +11,17 @@ from runtime.task_errors import first_error
 from state.errors import EpochalError
 
 LISTENING = "listening on "
-"""What a server prints before its address, once it accepts connections."""
+"""Text that a server prints before its address, once it accepts connections."""
 
 
 def say(text: str) -> None:
-    """Print a line on standard output and flush it: the process that started this one may wait for the line."""
+    """Print a line and flush it, because the process that started this one may wait for the line."""
     typer.echo(text)
     sys.stdout.flush()
 
 
 def run_to_end(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine. However many of its tasks fail, one known error is raised."""
+    """Run a coroutine. If several of its tasks fail, raise the first known error."""
     try:
         asyncio.run(main)
     except BaseExceptionGroup as group:

@@ -11,7 +11,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from coordinator_client.api import RunRequests
-from coordinator_client.follow import DocumentFeed
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.metrics import DataServerMetrics
@@ -30,7 +29,7 @@ class DataServerOptions:
     """The options of a data server.
 
     Attributes:
-        host, port: where to listen; None for what the run's `data_location` says.
+        host, port: address to listen on; None for the run's `data_location`.
     """
 
     config_path: Path
@@ -39,7 +38,7 @@ class DataServerOptions:
 
 
 def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
-    """Return a context that trusts the holder of this certificate under any name: for a process that asks itself."""
+    """Return a context that trusts this certificate's holder under any name, for a process's requests to itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -48,7 +47,7 @@ def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
 
 
 def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str, int]:
-    """Return where to listen: as the options say, else at the run's data location (on all interfaces, unless loopback).
+    """Return the address of the options, else of the run's data location (on all interfaces, unless it is loopback).
 
     Raises:
         InvalidInput: the run's data do not come from a data server, and no port was given.
@@ -68,26 +67,20 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def run_configuration(coordinator: RunRequests) -> StateFile:
-    """Return the configuration of the run that a coordinator serves."""
-    document = await DocumentFeed(coordinator).next(0.0)
-    return await coordinator.config(document.config_sha256)
-
-
 @contextlib.asynccontextmanager
 async def serving_data(
     state: StateFile, options: DataServerOptions, coordinator: RunRequests, registry: CollectorRegistry
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve data until the context is left; gives the host and port.
+    """Serve data until the context is left; yield the host and port.
 
     Args:
         state: the run's configuration.
-        options: what to serve, and where.
-        coordinator: what says who may read what.
-        registry: where the data server's metrics are added.
+        options: the files to serve, and the address.
+        coordinator: decides which client may read which samples.
+        registry: the data server adds its metrics to it.
 
     Raises:
-        InvalidInput: the data file is wrong or does not fit the run, or the address cannot be had.
+        InvalidInput: the data file is wrong or does not fit the run, or the address is taken.
         DataError: the data cannot be read.
     """
     config = read_data_config(options.config_path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM. Use inside a running loop; `restore` when done."""
+    """Handles SIGINT and SIGTERM in a running event loop, until `restore` is called."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,7 +29,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def interruption() -> Iterator[asyncio.Event]:
-    """Give an event that the first SIGINT or SIGTERM sets. Enter before printing that the process serves."""
+    """Yield an event that SIGINT and SIGTERM set. Enter before printing that the process is ready."""
     stop = asyncio.Event()
     interrupts = Interrupts(stop.set, stop.set)
     try:

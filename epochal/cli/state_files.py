@@ -18,7 +18,7 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidInput(f"{path}: larger than {MAX_CONFIG_BYTES} bytes, which no such file is", path=str(path))
+            raise InvalidInput(f"{path}: larger than {MAX_CONFIG_BYTES} bytes, the maximum", path=str(path))
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror or error}", path=str(path)) from error
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
 
 
 def read_state(path: Path) -> StateFile:
-    """Return the validated state file. Raises `InvalidInput` with every mistake."""
+    """Return the validated state file. Raise `InvalidInput` with every mistake."""
     return parse_state(read_text(path), str(path))
 
 
@@ -39,5 +39,5 @@ def read_supported_state(path: Path) -> StateFile:
 
 
 def read_data_config(path: Path) -> DataConfig:
-    """Return the validated data file. Raises `InvalidInput` with every mistake."""
+    """Return the validated data file. Raise `InvalidInput` with every mistake."""
     return parse_data_config(read_text(path), str(path))

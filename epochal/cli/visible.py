@@ -1,4 +1,4 @@
-"""Text from others, made safe to show: a terminal would obey the characters that this module replaces."""
+"""Text from other machines, made safe to print: without characters that control a terminal."""
 
 
 def visible(text: str) -> str:

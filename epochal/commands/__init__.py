@@ -1,1 +1,1 @@
-"""One module per group of commands; `epochal/cli/main.py` puts them together."""
+"""One module per group of commands; `epochal/cli/main.py` lists them."""

@@ -14,7 +14,7 @@ from coordinator.audit import AuditReport, audit_store
 from epochal.cli.options import JsonOption, StoreArgument
 
 
-def audit_command(
+def audit(
     store: StoreArgument,
     as_json: JsonOption = False,
     recompute: Annotated[

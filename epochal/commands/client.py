@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,7 +21,14 @@ from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import LogFormatOption, MetricsHostOption, VerboseOption, trainer_token, trusted
+from epochal.cli.options import (
+    LogFormatOption,
+    MetricsHostOption,
+    UrlArgument,
+    VerboseOption,
+    trainer_token,
+    trusted,
+)
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts
 from run_manager.agent import Agent, EndReason
@@ -46,136 +52,113 @@ TRAINER_BOUND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerChoice:
-    """Which trainer to open: by its name, and with the options of a remote one or of a mesh."""
-
-    name: str
-    remote: RemoteOptions | None = None
-    mesh: MeshOptions | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DataChoice:
-    """Where the run's data are for this client (None: where the state file says), and where to keep them."""
+    """Where the run's data are for this client (None: where the state file says), and where to cache them."""
 
     location: str | None
     cache_dir: Path | None
     cache_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """The options of `epochal client`, checked as far as they can be without a coordinator."""
-
-    url: str
-    key_path: Path | None
-    capabilities: Capabilities
-    invitation: str | None
-    trainer: TrainerChoice
-    data: DataChoice
-    verify: bool | str
-    reconnect_bound_s: float
-    metrics_address: tuple[int, str] | None
-
-
-class ChunkPolicyOption(StrEnum):
-    """The names of `batching.chunking.policies.POLICIES`."""
-
-    BYTES = "bytes"
-    NUMBERS = "numbers"
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with this client's private key, created if missing. A client that returns with its key keeps its"
+        " place in the run. Default: a new key each time."
+    ),
+]
+TrainerOption = Annotated[
+    str, typer.Option(help="What computes: numpy, remote (a training service), or null (nothing; for tests).")
+]
+TrainerUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Address of the training service of --trainer remote. Its token is read from EPOCHAL_TRAINER_TOKEN.",
+    ),
+]
+ChunkPolicyOption = Annotated[
+    Literal["bytes", "numbers"],
+    typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOCATION",
+        help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
+        " Default: where the run's state file says.",
+    ),
+]
+MeshOption = Annotated[
+    str | None,
+    typer.Option(metavar="AXES", help="Train as several processes whose devices form a mesh, such as data=2,tensor=2."),
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option(help="Number of processes of --mesh. Default: one for each device.")
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
+]
+ShareOption = Annotated[int, typer.Option(min=1, help="With 2, this client gets twice as many batches as one with 1.")]
+InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trust this certificate, or these authorities (PEM), for the coordinator and the training service."
+    ),
+]
+ReconnectOption = Annotated[
+    float, typer.Option("--reconnect", min=1, help="Seconds to keep trying when the coordinator does not answer.")
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
+    ),
+]
+CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")]
+MetricsPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0 picks a free one.")
+]
 
 
 def client(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")],
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with this client's private key, created if missing. A client that returns with its key keeps its"
-            " place in the run. Default: a new key each time."
-        ),
-    ] = None,
-    trainer: Annotated[
-        str, typer.Option(help="What computes: numpy, remote (a training service), or null (nothing; for tests).")
-    ] = "numpy",
-    trainer_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Address of the training service of --trainer remote. Its token is read from EPOCHAL_TRAINER_TOKEN.",
-        ),
-    ] = None,
-    chunk_policy: Annotated[
-        ChunkPolicyOption,
-        typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
-    ] = ChunkPolicyOption.BYTES,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOCATION",
-            help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
-            " Default: where the run's state file says.",
-        ),
-    ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXES", help="Train as several processes whose devices form a mesh, such as data=2,tensor=2."
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Number of processes of --mesh. Default: one for each device.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
-    ] = None,
-    share: Annotated[
-        int, typer.Option(min=1, help="With 2, this client gets twice as many batches as one with 1.")
-    ] = 1,
-    invitation: Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Trust this certificate, or these authorities (PEM), for the coordinator and the training service."
-        ),
-    ] = None,
-    reconnect_s: Annotated[
-        float, typer.Option("--reconnect", min=1, help="Seconds to keep trying when the coordinator does not answer.")
-    ] = DEFAULT_BOUND_S,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
-        ),
-    ] = None,
-    cache_bytes: Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")] = DEFAULT_CACHE_BYTES,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0 picks a free one."),
-    ] = None,
+    url: UrlArgument,
+    key: KeyOption = None,
+    trainer: TrainerOption = "numpy",
+    trainer_url: TrainerUrlOption = None,
+    chunk_policy: ChunkPolicyOption = "bytes",
+    data: DataOption = None,
+    mesh: MeshOption = None,
+    processes: ProcessesOption = None,
+    batch_size: BatchSizeOption = None,
+    share: ShareOption = 1,
+    invitation: InvitationOption = None,
+    tls_ca: TlsCaOption = None,
+    reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
+    cache: CacheOption = None,
+    cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
+    metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
     start_logging(log_format, verbose=verbose)
+    check_trainer_name(trainer)
     verify = trusted(tls_ca)
-    choice = DataChoice(data, cache, cache_bytes)
-    options = ClientOptions(
-        url=url,
-        key_path=key,
-        capabilities=Capabilities(batches_per_round=share, trainer=trainer),
-        invitation=invitation,
-        trainer=TrainerChoice(
-            trainer,
-            _remote_options(trainer, trainer_url, chunk_policy.value, verify),
-            _mesh_options(trainer, mesh, processes, batch_size, choice),
-        ),
-        data=choice,
-        verify=verify,
-        reconnect_bound_s=reconnect_s,
-        metrics_address=None if metrics_port is None else (metrics_port, metrics_host),
+    data_choice = DataChoice(data, cache, cache_bytes)
+    remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
+    dependencies = ClientDependencies(
+        retry_policy=RetryPolicy(bound_s=reconnect_s),
+        new_worker=WorkerThread,
+        open_provider=_provider_opener(data_choice),
+        open_trainer=_trainer_opener(trainer, remote, _mesh_options(trainer, mesh, processes, batch_size, data_choice)),
+        observer=log_event,
     )
-    run_to_end(_run(options))
+    identity = ClientKey.ephemeral() if key is None else load_or_create_key(key)
+    profile = ClientProfile(identity, Capabilities(batches_per_round=share, trainer=trainer), invitation)
+    run_to_end(_run(url, verify, profile, dependencies, None if metrics_port is None else (metrics_port, metrics_host)))
 
 
 def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | str) -> RemoteOptions | None:
@@ -184,8 +167,7 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     if url is None:
         return None
     check_url(url, "training service")
-    retry_policy = RetryPolicy(bound_s=TRAINER_BOUND_S)
-    return RemoteOptions(url, retry_policy, trainer_token(), policy, verify)
+    return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), policy, verify)
 
 
 def _mesh_options(
@@ -197,10 +179,9 @@ def _mesh_options(
         return None
     if trainer != "numpy":
         raise InvalidInput(f"--mesh goes with --trainer numpy, not with {trainer}")
-    devices = math.prod(parse_mesh(mesh).values())
     return MeshOptions(
         mesh,
-        process_count=devices if processes is None else processes,
+        process_count=math.prod(parse_mesh(mesh).values()) if processes is None else processes,
         batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
         data=data.location,
         cache_dir=data.cache_dir,
@@ -208,20 +189,45 @@ def _mesh_options(
     )
 
 
-async def _run(options: ClientOptions) -> None:
-    dependencies = _dependencies(options)  # what the user got wrong is said before anybody is asked
-    key = ClientKey.ephemeral() if options.key_path is None else load_or_create_key(options.key_path)
-    profile = ClientProfile(key, options.capabilities, options.invitation)
+def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
+    if data.location is not None:
+        parse_location(data.location)  # a mistake ends the command before it asks the coordinator
+    cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
+
+    async def open_data(access: RunAccess) -> DataProvider:
+        return await open_provider(access.state, access.ticket, data.location, cache)
+
+    return open_data
+
+
+def _trainer_opener(
+    name: str, remote: RemoteOptions | None, mesh: MeshOptions | None
+) -> Callable[[RunAccess, Worker], Awaitable[Trainer]]:
+    async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
+        if mesh is not None:
+            return await open_mesh_trainer(mesh, access.state, access.ticket, worker)
+        return open_trainer(name, access.state, worker, remote)
+
+    return open_any_trainer
+
+
+async def _run(
+    url: str,
+    verify: bool | str,
+    profile: ClientProfile,
+    dependencies: ClientDependencies,
+    metrics_address: tuple[int, str] | None,
+) -> None:
     async with (
-        _observing(options.metrics_address) as observer,
-        await CoordinatorClient.connect(options.url, dependencies.retry_policy, options.verify) as api,
+        _observing(metrics_address) as observer,
+        await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
     ):
         await _run_agent(Agent(api, profile, replace(dependencies, observer=observer)))
 
 
 @contextlib.asynccontextmanager
 async def _observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Observer]:
-    """Log the client's events, and show metrics of them where there is an address, until the context is left."""
+    """Yield an observer that logs the client's events and, if there is an address, serves metrics of them there."""
     if metrics_address is None:
         yield log_event
         return
@@ -263,27 +269,3 @@ async def _run_agent(agent: Agent) -> None:
         interrupts.restore()
     held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
     say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
-
-
-def _dependencies(options: ClientOptions) -> ClientDependencies:
-    chosen, data = options.trainer, options.data
-    check_trainer_name(chosen.name)
-    if data.location is not None:
-        parse_location(data.location)
-    cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
-
-    async def provider(request: RunAccess) -> DataProvider:
-        return await open_provider(request.state, request.ticket, data.location, cache)
-
-    async def trainer(access: RunAccess, worker: Worker) -> Trainer:
-        if chosen.mesh is not None:
-            return await open_mesh_trainer(chosen.mesh, access.state, access.ticket, worker)
-        return open_trainer(chosen.name, access.state, worker, chosen.remote)
-
-    return ClientDependencies(
-        retry_policy=RetryPolicy(bound_s=options.reconnect_bound_s),
-        new_worker=WorkerThread,
-        open_provider=provider,
-        open_trainer=trainer,
-        observer=log_event,
-    )

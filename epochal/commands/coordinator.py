@@ -10,7 +10,16 @@ from coordinator.serve import ServeOptions, serving
 from coordinator_client.http import CoordinatorClient
 from epochal import __version__
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import InsecureOption, LogFormatOption, TlsCertOption, TlsKeyOption, VerboseOption
+from epochal.cli.options import (
+    RUNS_FOLDER,
+    HostOption,
+    InsecureOption,
+    LogFormatOption,
+    PortOption,
+    TlsCertOption,
+    TlsKeyOption,
+    VerboseOption,
+)
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
@@ -19,8 +28,6 @@ from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from state.config.data_file import check_together
 from state.config.state_file import StateFile
-
-RUNS_FOLDER = Path("runs")
 
 
 def coordinator(
@@ -31,8 +38,8 @@ def coordinator(
             "--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP, as this file says."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
     store: Annotated[
         str | None,
         typer.Option(

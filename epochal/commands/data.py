@@ -1,11 +1,11 @@
-"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether its files are whole."""
+"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether its files are intact."""
 
 import asyncio
+import contextlib
 import json
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -20,7 +20,7 @@ from data_providers.locations import parse_location
 from data_providers.mixture import PERIOD
 from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
+from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
@@ -32,26 +32,17 @@ from state.config.data_location import Local, Preprocessed, Server
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
 
+DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
 SAMPLE_CHARACTERS = 400
 BYTES_VOCABULARY = 256
-TOKENIZERS_EXTRA = "pip install tokenizers"
-
-_FIRST = DataIds(0, 0)
-
-
-class TokenSizeOption(StrEnum):
-    """Bytes of a token."""
-
-    TWO = "2"
-    FOUR = "4"
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file: its tokens (None where only rows are counted), and the number at its end that belong to no sequence."""
+    """One file. `tokens` is None for files of rows; `dropped_tokens` at its end do not fill a sequence."""
 
     name: str
     format: str
@@ -84,8 +75,8 @@ def inspect(
         str, typer.Argument(metavar="LOCATION", help="Path or URL, as `epochal client --data` takes it.")
     ],
     token_size: Annotated[
-        TokenSizeOption, typer.Option(help="Bytes of a token. Files that state it themselves must agree.")
-    ] = (TokenSizeOption.TWO),
+        Literal["2", "4"], typer.Option(help="Bytes of a token. Files that state it themselves must agree.")
+    ] = "2",
     seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens in a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
     preprocessed: Annotated[
         bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
@@ -106,13 +97,15 @@ def inspect(
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)
         seq_len, path = config.seq_len, path.parent / config.dir
-    spec = DatasetSpec(int(token_size.value), seq_len)
+    spec = DatasetSpec(int(token_size), seq_len)
     target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
     packs = path is not None and _holds_samples(path)
 
-    async def look() -> None:
+    async def main() -> None:
+        options = OpenOptions("", lambda: "", packs=packs)
         try:
-            report = await opened_and_seen()
+            async with contextlib.aclosing(await open_location(target, spec, options)) as provider:
+                report = await _report(location, provider, tokenizer)
         except DataError as error:
             raise InvalidInput(error.message, **error.context) from error
         if as_json:
@@ -120,14 +113,7 @@ def inspect(
         else:
             _show(report)
 
-    async def opened_and_seen() -> DataReport:
-        provider = await open_location(target, spec, OpenOptions("", lambda: "", packs=packs))
-        try:
-            return await _report(location, provider, tokenizer)
-        finally:
-            await provider.aclose()
-
-    run_to_end(look())
+    run_to_end(main())
 
 
 def manifest(
@@ -148,37 +134,33 @@ def manifest(
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
     count = verify_folder(folder, _data_names(folder) if folder.is_dir() else ())
-    say(f"{folder}: {count} files are what the manifest says")
+    say(f"{folder}: {count} files match the manifest")
 
 
 def _data_names(folder: Path) -> list[str]:
-    """Return the files of a folder that a manifest lists."""
-    names = {
-        path.name for path in folder.iterdir() if path.is_file() and _is_data(path.name) and not is_hidden(path.name)
-    }
-    if MDS_INDEX_NAME in names:  # a merged one names shards in folders below it
+    """Return the names of the files that a manifest lists."""
+    entries = [path for path in folder.iterdir() if path.is_file() and not is_hidden(path.name)]
+    names = {path.name for path in entries if path.name.endswith(DATA_SUFFIXES) or path.name == MDS_INDEX_NAME}
+    if MDS_INDEX_NAME in names:  # a merged index names shards in folders below it
         names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
     return sorted(names)
 
 
 def _holds_samples(path: Path) -> bool:
-    """Return whether a path holds samples of any length, in JSON lines or a folder of parquet files, and no tokens."""
+    """Return whether a path holds samples of different lengths (JSON lines or parquet files) and no token files."""
     if not path.is_dir():
         return path.suffix == JSON_LINES_SUFFIX
     try:
         if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
             return False
         return any(entry.suffix in (JSON_LINES_SUFFIX, PARQUET_SUFFIX) for entry in path.rglob("*"))
-    except OSError:  # whoever opens the folder says why
+    except OSError:  # opening the folder will raise the same error with its reason
         return False
 
 
-def _is_data(name: str) -> bool:
-    return name.endswith((*TOKEN_SUFFIXES, ".idx", ".mds")) or name == MDS_INDEX_NAME
-
-
 async def _report(location: str, provider: DataProvider, tokenizer: Path | None) -> DataReport:
-    sample = _first_sample(await provider.get_samples(_FIRST))
+    batch = await provider.get_samples(DataIds(0, 0))
+    sample: list[int] = batch.input_ids[: int(batch.offsets[1])].tolist()
     order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
     length = None if order is None else order.spec.sequence_length
     count = provider.sequence_count
@@ -204,7 +186,7 @@ def _files(provider: DataProvider) -> tuple[FileReport, ...]:
         return tuple(FileReport(file.name, kind, file.size_bytes, file.token_count, None, 0) for file in provider.files)
     if not isinstance(provider, LocalDataProvider | RangedDataProvider):
         return ()
-    length, dropped = provider.order.spec.sequence_length, provider.order.dropped_tokens
+    order, length = provider.order, provider.order.spec.sequence_length
     return tuple(
         FileReport(
             file.name,
@@ -212,37 +194,34 @@ def _files(provider: DataProvider) -> tuple[FileReport, ...]:
             file.size_bytes,
             file.token_count // length,
             file.token_count,
-            dropped.get(file.name, 0),
+            order.dropped_tokens.get(file.name, 0),
         )
-        for file in provider.order.files
+        for file in order.files
     )
 
 
-def _first_sample(batch: TokenBatch) -> list[int]:
-    tokens: list[int] = batch.input_ids[: int(batch.offsets[1])].tolist()
-    return tokens
-
-
 def _decoded(tokens: list[int], tokenizer: Path | None) -> str | None:
-    """Return the sample as text, by the tokenizer or, if every token is a byte, as UTF-8; None if neither works."""
-    if tokenizer is None:
-        if max(tokens, default=0) >= BYTES_VOCABULARY:
-            return None
-        return _printable(bytes(tokens).decode("utf-8", errors="replace"))
+    """Return the beginning of the sample's text, or None if there is neither a tokenizer nor a sample of bytes."""
+    if tokenizer is not None:
+        text = _detokenized(tokens, tokenizer)
+    elif max(tokens, default=0) < BYTES_VOCABULARY:
+        text = bytes(tokens).decode("utf-8", errors="replace")
+    else:
+        return None
+    # a terminal must not obey the characters of the data
+    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text[:SAMPLE_CHARACTERS])
+
+
+def _detokenized(tokens: list[int], tokenizer: Path) -> str:
     try:
         import tokenizers
     except ImportError as error:
-        raise InvalidInput(f"--tokenizer needs the tokenizers package: {TOKENIZERS_EXTRA}") from error
+        raise InvalidInput("--tokenizer needs the tokenizers package: pip install tokenizers") from error
     try:
         text: str = tokenizers.Tokenizer.from_file(str(tokenizer)).decode(tokens)
     except Exception as error:  # the package raises plain Exception
         raise InvalidInput(f"--tokenizer {tokenizer}: {error}", path=str(tokenizer)) from error
-    return _printable(text)
-
-
-def _printable(text: str) -> str:
-    """Return the text's beginning, without characters that move a terminal's cursor."""
-    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text[:SAMPLE_CHARACTERS])
+    return text
 
 
 def _show(report: DataReport) -> None:
@@ -251,8 +230,11 @@ def _show(report: DataReport) -> None:
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in (
-        ("sequences", "without end" if report.sequences is None else f"{report.sequences:,}"),
-        ("tokens of a sequence", "as they come" if report.sequence_length is None else f"{report.sequence_length:,}"),
+        ("sequences", "endless" if report.sequences is None else f"{report.sequences:,}"),
+        (
+            "tokens of a sequence",
+            "varying" if report.sequence_length is None else f"{report.sequence_length:,}",
+        ),
         ("tokens of a pass", "" if report.tokens is None else f"{report.tokens:,}"),
         ("columns", ", ".join(report.columns)),
         (f"share of {PERIOD:,}", ", ".join(f"{name}: {count:,}" for name, count in report.mix.items())),
@@ -264,7 +246,7 @@ def _show(report: DataReport) -> None:
             table.add_row(name, escape(value))
     console.print(table)
     if report.files:
-        files = Table("file", "format", "bytes", "sequences", "tokens", "tokens in no sequence")
+        files = Table("file", "format", "bytes", "sequences", "tokens", "tokens dropped")
         for file in report.files[:MAX_FILES_SHOWN]:
             tokens = "" if file.tokens is None else f"{file.tokens:,}"
             counts = (f"{file.size_bytes:,}", f"{file.sequences:,}", tokens, f"{file.dropped_tokens:,}")

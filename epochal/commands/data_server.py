@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, LogFormatOption, MetricsHostOption, VerboseOption, trusted
 from epochal.cli.run import LISTENING, run_to_end, say
-from epochal.cli.serving_data import DataServerOptions, run_configuration, serving_data
+from epochal.cli.serving_data import DataServerOptions, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
 from runtime.http_server import allow_connections
@@ -55,7 +56,8 @@ async def _serve_data(
         coordinator = await stack.enter_async_context(
             await CoordinatorClient.connect(coordinator_url, RetryPolicy(), verify)
         )
-        state = await run_configuration(coordinator)
+        document = await DocumentFeed(coordinator).next(0.0)
+        state = await coordinator.config(document.config_sha256)
         registry = new_registry()
         metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
         host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry))

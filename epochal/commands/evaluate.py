@@ -1,6 +1,7 @@
-"""`epochal evaluate`: the loss of a run's newest checkpoint on a split of data, through the run's own task encoder."""
+"""`epochal evaluate`: the loss of a run's newest checkpoint on a split of data, encoded as the run encodes it."""
 
 import asyncio
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -10,7 +11,6 @@ import typer
 from batching.packing.packed_batches import AssignedBatches, Packing
 from batching.round_plan import RoundPlan
 from coordinator.machine.records import replay
-from coordinator.machine.run import Run
 from coordinator.store.open import StoreReader, open_store_reader
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.locations import parse_location, spec_for
@@ -41,8 +41,8 @@ class Evaluation:
     """The loss of a replica on some data.
 
     Attributes:
-        split: of the data; None where they have no splits.
-        loss: in nats per predicted token, None without one.
+        split: the data's split; None where they have none.
+        loss: in nats per predicted token; None if no token is predicted.
     """
 
     run_id: str
@@ -73,7 +73,8 @@ def evaluate(
     start_logging(LogFormat.TEXT, verbose=False)
 
     async def main() -> None:
-        found = await evaluated(store, data, split, samples)
+        state, replica = await _newest_replica(open_store_reader(store))
+        found = await loss_of(replica, state, data, split, samples)
         if as_json:
             say(json.dumps(asdict(found)))
             return
@@ -84,29 +85,22 @@ def evaluate(
     run_to_end(main())
 
 
-async def evaluated(store: str, data: str | None, split: str | None, samples: int | None) -> Evaluation:
-    """Compute the newest checkpoint's loss on one pass over a split.
-
-    Args:
-        store: URL of the place where the run is kept.
-        data: a location in place of the run's; None for the run's own.
-        split: None for "validation", where the data have splits.
-        samples: at most so many, from the first one.
-
-    Raises:
-        StoreFailed: the store cannot be read, or the run has no checkpoint yet.
-        InvalidInput: no run is kept there, there is no such split, token files have none, or the data have no end and
-            `samples` is None.
-        DataError: the data cannot be read, or are no samples of this run.
-    """
-    state, replica = await _newest_replica(open_store_reader(store))
-    return await loss_of(replica, state, data, split, samples)
-
-
 async def loss_of(
     replica: Replica, state: StateFile, data: str | None, split: str | None, samples: int | None
 ) -> Evaluation:
-    """Compute a replica's loss on one pass of a split; the arguments and errors are those of `evaluated`."""
+    """Compute a replica's loss on one pass over a split.
+
+    Args:
+        replica: the parameters to evaluate.
+        state: the run's state file.
+        data: a location in place of the run's; None for the run's own.
+        split: None for "validation" where the data have splits.
+        samples: maximum number of samples, from the first one on.
+
+    Raises:
+        InvalidInput: there is no such split, token files have none, or the data have no end and `samples` is None.
+        DataError: the data cannot be read, or are not samples for this run.
+    """
     llm = state.model.LLM
     location = llm.data_location if data is None else parse_location(data)
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
@@ -119,11 +113,13 @@ async def loss_of(
     elif split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
     options = OpenOptions(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
-    provider = await open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
+    opening = open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
     worker = WorkerThread("epochal-evaluate")
     model = open_model(llm.spec)
-    trainer = LearnerTrainer(model, None, False, worker)
-    try:
+    async with (
+        contextlib.aclosing(LearnerTrainer(model, None, False, worker)) as trainer,
+        contextlib.aclosing(await opening) as provider,
+    ):
         count = samples if provider.sequence_count is None else min(samples or 2**62, provider.sequence_count)
         if count is None:
             raise InvalidInput("these data have no end; say how many samples with --samples")
@@ -138,26 +134,19 @@ async def loss_of(
             steps = -(-count // SAMPLES_AT_A_TIME)
             plan = RoundPlan(1, assignment, 1, (0.0,) * steps)
             trained: TrainedRound = await trainer.train(plan, replica.parameters, batches)
-    finally:
-        await provider.aclose()
-        await trainer.aclose()
     return Evaluation(state.run_id, replica.step, split, count, trained.token_count, trained.loss)
 
 
 async def _newest_replica(store: StoreReader) -> tuple[StateFile, Replica]:
-    run = await _last_run(store)
+    last = None
+    async for segment in store.journal.history():
+        last = segment
+    if last is None:
+        raise StoreFailed("the store holds no journal")
+    run = replay(last).run
     if run.checkpoint is None:
         raise StoreFailed("the run has no checkpoint yet")
     data = await store.blobs.read(run.checkpoint.blob_sha256)
     if sha256_hex(data) != run.checkpoint.blob_sha256:
         raise StoreFailed(f"the blob of checkpoint {run.checkpoint.step} is damaged")
     return run.state_file, parse_checkpoint(data)
-
-
-async def _last_run(store: StoreReader) -> Run:
-    last = None
-    async for segment in store.journal.history():
-        last = segment
-    if last is None:
-        raise StoreFailed("the store holds no journal")
-    return replay(last).run

@@ -1,4 +1,4 @@
-"""`epochal status | pause | resume | eject`: for the operator of a run."""
+"""`epochal status`, `pause`, `resume` and `eject`: the commands of a run's operator."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from rich.console import Console
 from coordinator_client.api import OperatorApi
 from coordinator_client.operator import check_client_id, connect_operator
 from coordinator_client.operator import eject as eject_client
-from epochal.cli.options import CoordinatorCaOption, JsonOption, trusted
+from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
 from state.wire import canonical_json
 
@@ -20,7 +20,6 @@ ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
 
 T = TypeVar("T")
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")]
 AdminToken = Annotated[
     str | None,
     typer.Option(
@@ -37,9 +36,7 @@ def _token(given: str | None) -> str:
     return token
 
 
-def _asked(url: str, tls_ca: Path | None, ask: Callable[[OperatorApi], Awaitable[T]], token: str | None = None) -> T:
-    """Return the coordinator's answer to one request."""
-
+def _ask(url: str, tls_ca: Path | None, ask: Callable[[OperatorApi], Awaitable[T]], token: str | None = None) -> T:
     async def main() -> T:
         async with await connect_operator(url, token, trusted(tls_ca)) as operator:
             return await ask(operator)
@@ -47,33 +44,29 @@ def _asked(url: str, tls_ca: Path | None, ask: Callable[[OperatorApi], Awaitable
     return asyncio.run(main())
 
 
-def status(
-    url: Url,
-    as_json: JsonOption = False,
-    tls_ca: CoordinatorCaOption = None,
-) -> None:
+def status(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOption = None) -> None:
     """Show a run: phase, progress, clients, loss."""
-    found = _asked(url, tls_ca, lambda operator: operator.status())
+    found = _ask(url, tls_ca, lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())
     else:
         Console().print(status_panel(found))
 
 
-def pause(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Pause a run: finish the round, save a checkpoint, and wait."""
-    _asked(url, tls_ca, lambda operator: operator.pause(), _token(admin_token))
+    _ask(url, tls_ca, lambda operator: operator.pause(), _token(admin_token))
     typer.echo("the run will pause after this round")
 
 
-def resume(url: Url, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Let a paused run continue."""
-    _asked(url, tls_ca, lambda operator: operator.resume(), _token(admin_token))
+    _ask(url, tls_ca, lambda operator: operator.resume(), _token(admin_token))
     typer.echo("the run continues")
 
 
 def eject(
-    url: Url,
+    url: UrlArgument,
     client_id: Annotated[
         str, typer.Argument(metavar="CLIENT", help="Id of the client, or the beginning of it that `status` shows.")
     ],
@@ -82,5 +75,5 @@ def eject(
 ) -> None:
     """Remove a client from a run. Its key cannot join again."""
     check_client_id(client_id)
-    ejected = _asked(url, tls_ca, lambda operator: eject_client(operator, client_id), _token(admin_token))
+    ejected = _ask(url, tls_ca, lambda operator: eject_client(operator, client_id), _token(admin_token))
     typer.echo(f"client {ejected} was ejected")

@@ -1,8 +1,7 @@
-"""`epochal data pack`: samples of different lengths into rows, to see how full they become or to keep them.
+"""`epochal data pack`: pack samples of different lengths into rows, to see how full the rows are or to save them.
 
-What is kept is a parquet file with a row a packed row, which a run reads as preprocessed samples. It is written in
-parts: after each, the packer's state is saved beside them, so that a command that was interrupted goes on where the
-last whole part ended, and makes the same rows.
+The rows are saved as parquet files, which a run reads as preprocessed samples. After each file, the packer's state is
+saved beside it, so that an interrupted command continues after the last complete file and makes the same rows.
 """
 
 import asyncio
@@ -12,9 +11,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -43,26 +41,6 @@ STATE_NAME = "packing.json"
 SAMPLES_PER_REQUEST = 256
 PART_ROWS = 4096
 """Rows of one file: the most that an interruption loses."""
-_NAMED_RUN = "epochal data pack"
-
-
-class Method(StrEnum):
-    """The values of `packing.method`."""
-
-    ROLLING = "rolling"
-    FIRST_FIT_DECREASING = "first_fit_decreasing"
-    BEST_FIT_DECREASING = "best_fit_decreasing"
-    PADDED = "padded"
-    ENCODER = "encoder"
-
-
-class Oversized(StrEnum):
-    """The values of `packing.oversized`."""
-
-    ERROR = "error"
-    TRUNCATE = "truncate"
-    SPLIT = "split"
-    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +60,15 @@ def pack(
         str, typer.Argument(metavar="LOCATION", help="JSON lines file, parquet file, or a folder of them.")
     ],
     seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens in a row.")] = 2048,
-    method: Annotated[Method, typer.Option(help="How samples are chosen for a row.")] = Method.ROLLING,
-    pool_size: Annotated[int, typer.Option(min=1, help="Number of samples from which a row's are chosen.")] = 256,
+    method: Annotated[
+        Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"],
+        typer.Option(help="How samples are chosen for a row."),
+    ] = "rolling",
+    pool_size: Annotated[int, typer.Option(min=1, help="Number of samples that a row is chosen from.")] = 256,
     oversized: Annotated[
-        Oversized, typer.Option(help="What to do with a sample that is longer than a row.")
-    ] = Oversized.ERROR,
+        Literal["error", "truncate", "split", "drop"],
+        typer.Option(help="What to do with a sample that is longer than a row."),
+    ] = "error",
     task_encoder: Annotated[
         str | None, typer.Option(metavar="MODULE:CLASS", help="Task encoder that turns records into tokens.")
     ] = None,
@@ -97,22 +79,21 @@ def pack(
         typer.Option(metavar="FOLDER", help="Save the rows here as parquet files. An interrupted command continues."),
     ] = None,
     run_id: Annotated[
-        str, typer.Option(help="Id of the run whose random numbers the task encoder is to draw.")
-    ] = _NAMED_RUN,
+        str, typer.Option(help="Id of the run whose random numbers the task encoder draws.")
+    ] = "epochal data pack",
     as_json: JsonOption = False,
 ) -> None:
     """Pack each sample of a location once; show how full the rows are, and save them with --out."""
     start_logging(LogFormat.TEXT, verbose=False)
-    settings = {
-        "method": method.value,
-        "pool_size": pool_size,
-        "oversized": oversized.value,
-        "max_failed_samples": max_failed_samples,
-        "task_encoder": task_encoder,
-    }
     context = EncoderContext(run_id, seq_len, None, "train" if split == "train" else "validation")
     try:
-        config = PackingConfig.model_validate(settings)
+        config = PackingConfig(
+            method=method,
+            pool_size=pool_size,
+            oversized=oversized,
+            max_failed_samples=max_failed_samples,
+            task_encoder=task_encoder,
+        )
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         name = str(wrong["loc"][0])
@@ -121,14 +102,13 @@ def pack(
 
     async def main() -> None:
         options = OpenOptions("", lambda: "", packs=True, split=split)
-        provider = await open_location(parse_location(location), DatasetSpec(2, seq_len), options)
-        try:
-            work = _Work(provider, config, context, out)
-            await work.run()
-        finally:
-            await provider.aclose()
-        filled = work.counts.tokens / (work.counts.rows * seq_len) if work.counts.rows else 0.0
-        report = PackReport(location, split, seq_len, filled, work.counts, work.parts)
+        opening = open_location(parse_location(location), DatasetSpec(2, seq_len), options)
+        async with contextlib.aclosing(await opening) as provider:
+            job = _PackingJob(provider, config, context, out)
+            await job.run()
+        counts = job.packer.counts
+        fill = counts.tokens / (counts.rows * seq_len) if counts.rows else 0.0
+        report = PackReport(location, split, seq_len, fill, counts, job.parts)
         if as_json:
             say(json.dumps(asdict(report)))
         else:
@@ -137,8 +117,8 @@ def pack(
     run_to_end(main())
 
 
-class _Work:
-    """One pass over a provider's samples, kept in parts if there is a folder for them."""
+class _PackingJob:
+    """One pass over a provider's samples; the rows are written into the folder `out` unless it is None."""
 
     def __init__(
         self, provider: DataProvider, config: PackingConfig, context: EncoderContext, out: Path | None
@@ -146,77 +126,71 @@ class _Work:
         if provider.sequence_count is None:
             raise InvalidInput("these data have no end, so they cannot be packed once")
         self.parts = 0
+        self.packer = Packer(config, open_encoder(config.task_encoder, context))
         self._total = provider.sequence_count
         self._provider = provider
         self._config = config
         self._context = context
         self._out = out
-        self._packer = Packer(config, open_encoder(config.task_encoder, context))
-
-    @property
-    def counts(self) -> PackingCounts:
-        return self._packer.counts
 
     async def run(self) -> None:
-        """Pack what is left to pack."""
         if self._out is not None:
             with _writing(self._out):
                 self._out.mkdir(parents=True, exist_ok=True)
-            await self._go_on(self._out)
+            await self._resume(self._out)
         rows: list[TokenBatch] = []
         arrived: Iterator[RawSample] = iter(())
-        taken = self.counts.samples
+        taken = self.packer.counts.samples
         while True:
-            is_full = self._packer.take(arrived)
-            row = self._packer.next_row()
+            is_full = self.packer.take(arrived)
+            row = self.packer.next_row()
             if row is not None:
                 rows += [row] if row.sample_count else []
                 if len(rows) == PART_ROWS:
-                    await self._keep(rows)
+                    await self._write(rows)
                     rows = []
             elif is_full:
                 break
             elif taken == self._total:
-                self._packer.finish()
+                self.packer.finish()
             else:
                 ids = DataIds(taken, min(taken + SAMPLES_PER_REQUEST, self._total) - 1)
                 arrived = await self._samples(ids)
                 taken = ids.end + 1
-        await self._keep(rows)
+        await self._write(rows)
 
     async def _samples(self, ids: DataIds) -> Iterator[RawSample]:
         return raw_samples(await self._provider.get_samples(ids), iter(ids))
 
-    async def _go_on(self, out: Path) -> None:
+    async def _resume(self, out: Path) -> None:
         path = out / STATE_NAME
         names = await asyncio.to_thread(os.listdir, out)
         if STATE_NAME not in names:
             if any(name.endswith(PARQUET_SUFFIX) for name in names):
-                raise InvalidInput(f"{out} holds parquet files, and no {STATE_NAME} of a packing to go on with")
+                raise InvalidInput(f"{out} holds parquet files, but no {STATE_NAME} of a packing to continue")
             with _writing(out):
-                await self._save(out)  # the parts that are written from now on are known as this packing's
+                await self._save(out)  # from now on, parts in this folder are known to be of this packing
             return
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             fingerprint, parts, state = saved["fingerprint"], int(saved["parts"]), saved["packer"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{path} is no packing to go on with: {error}", path=str(path)) from error
+            raise InvalidInput(f"{path} is not the state of a packing: {error}", path=str(path)) from error
         if not parts:
-            return  # there is nothing that another configuration could contradict
-        gone = [name for name in map(_part_name, range(parts)) if name not in names]
-        if gone:
-            raise InvalidInput(f"{out} lacks {gone[0]}, which was written before; pack into another folder")
+            return  # no rows were written that another configuration could contradict
+        missing = [name for name in map(_part_name, range(parts)) if name not in names]
+        if missing:
+            raise InvalidInput(f"{out} lacks {missing[0]}, which was written before; pack into another folder")
         if fingerprint != self._provider.fingerprint:
             raise InvalidInput(f"{path} is of other data: {fingerprint}, not {self._provider.fingerprint}")
         held = coalesce([DataIds(index, index) for index in indices_held(state)])
         samples = [raw for ids in held for raw in await self._samples(ids)]
-        self._packer = Packer.restored(
-            self._config, open_encoder(self._config.task_encoder, self._context), state, samples
-        )
+        encoder = open_encoder(self._config.task_encoder, self._context)
+        self.packer = Packer.restored(self._config, encoder, state, samples)
         self.parts = parts
 
-    async def _keep(self, rows: Sequence[TokenBatch]) -> None:
-        """Write a part, then note it in the saved state; a part that is not noted there is written again."""
+    async def _write(self, rows: Sequence[TokenBatch]) -> None:
+        """Write a part, then count it in the saved state; a part that is not counted there is written again."""
         if self._out is None or not rows:
             return
         with _writing(self._out):
@@ -225,7 +199,7 @@ class _Work:
             await self._save(self._out)
 
     async def _save(self, out: Path) -> None:
-        saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self._packer.state()}
+        saved = {"fingerprint": self._provider.fingerprint, "parts": self.parts, "packer": self.packer.state()}
         await asyncio.to_thread(replace_file, out / STATE_NAME, json.dumps(saved).encode())
 
 

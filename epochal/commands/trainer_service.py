@@ -11,8 +11,10 @@ import typer
 from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
+    HostOption,
     InsecureOption,
     LogFormatOption,
+    PortOption,
     TlsCertOption,
     TlsKeyOption,
     VerboseOption,
@@ -31,8 +33,8 @@ from training_service.session_table import MAX_SESSIONS, SessionBounds
 
 
 def trainer_service(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8100,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8100,
     max_chunk_items: Annotated[
         int, typer.Option(min=1, help="Maximum number of examples in a request.")
     ] = MAX_CHUNK_ITEMS,

@@ -13,15 +13,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from epochal.cli.options import RUNS_FOLDER
 from epochal.cli.shutdown import Interrupts
 from epochal.status_panel import status_line, status_panel
-from epochal.testnet.local_run import Testnet, TestnetOptions
+from epochal.testnet.local_run import LocalRun, LocalRunOptions
 from epochal.testnet.report import Report
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 from trainers.registry import check_trainer_name
-
-RUNS_FOLDER = Path("runs")
 
 
 def up(
@@ -36,7 +35,7 @@ def up(
         Path | None,
         typer.Option(help="Empty folder for everything that the run writes. Default: a new one in runs/."),
     ] = None,
-    no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and let none join late.")] = False,
+    no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and start none late.")] = False,
     report: Annotated[Path | None, typer.Option(help="File to write the report to, as JSON.")] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds after which the run counts as failed.")
@@ -45,9 +44,9 @@ def up(
     """Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."""
     check_trainer_name(trainer)
     if report is not None:
-        _ensure_writable(report)  # not to find it out after the run
+        _ensure_writable(report)  # before the run, not after it
     directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
-    options = TestnetOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
+    options = LocalRunOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
     console = Console()
     found = _run_live(options, console) if console.is_terminal else _run_plain(options, console)
     if report is not None:
@@ -66,38 +65,38 @@ def _ensure_writable(report: Path) -> None:
         raise InvalidInput(f"--report {report} cannot be written: {error.strerror or error}") from error
 
 
-def _run_live(options: TestnetOptions, console: Console) -> Report:
+def _run_live(options: LocalRunOptions, console: Console) -> Report:
     with Live(console=console, refresh_per_second=8) as live:
-        return _run(Testnet(options, lambda status, notes: live.update(status_panel(status, notes))))
+        return _run(LocalRun(options, lambda status, notes: live.update(status_panel(status, notes))))
 
 
-def _run_plain(options: TestnetOptions, console: Console) -> Report:
-    shown: list[str] = []
+def _run_plain(options: LocalRunOptions, console: Console) -> Report:
+    noted, last = 0, ""
 
     def show(status: RunStatus, notes: list[str]) -> None:
-        lines = [*notes[len([line for line in shown if line.startswith("* ")]) :]]
-        for note in lines:
-            shown.append(f"* {note}")
-            console.print(shown[-1], highlight=False, markup=False)
+        nonlocal noted, last
         line = status_line(status)
-        if not shown or line != shown[-1]:
-            shown.append(line)
-            console.print(line, highlight=False, markup=False)
+        lines = [f"* {note}" for note in notes[noted:]]
+        if lines or line != last:
+            lines.append(line)
+        for text in lines:
+            console.print(text, highlight=False, markup=False)
+        noted, last = len(notes), line
 
-    return _run(Testnet(options, show))
+    return _run(LocalRun(options, show))
 
 
-def _run(testnet: Testnet) -> Report:
-    """Run the testnet. Raises `EpochalError` after Ctrl-C or SIGTERM too, once every process has ended."""
+def _run(local_run: LocalRun) -> Report:
+    """Run to the end. Ctrl-C and SIGTERM raise `EpochalError` once every process has ended."""
 
     async def main() -> Report:
         running = asyncio.current_task()
         assert running is not None
         interrupts = Interrupts(running.cancel, lambda: None)
         try:
-            return await testnet.run()
+            return await local_run.run()
         except asyncio.CancelledError:
-            raise EpochalError("stopped before the run's end") from None
+            raise EpochalError("stopped before the run ended") from None
         finally:
             interrupts.restore()
 

@@ -1,4 +1,4 @@
-"""Child processes of a local testnet: each a real `epochal` command with its own log file, none left behind."""
+"""Child processes of a local run: each a real `epochal` command with its own log file, all stopped at the end."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ class Child:
         return self.process.returncode is None
 
     def kill(self) -> None:
-        """End the process without warning, as a crash or a lost machine would."""
+        """Kill the process without warning, like a crash."""
         if self.running:
             self.process.send_signal(signal.SIGKILL)
 
@@ -58,7 +58,7 @@ class Child:
 
 @dataclass
 class Children:
-    """Every child of a testnet. Leaving the context stops them all, newest first."""
+    """Every child of a local run. Leaving the context stops them all, newest first."""
 
     log_dir: Path
     started: list[Child] = field(default_factory=list)
@@ -77,12 +77,7 @@ class Children:
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "epochal",
-                *arguments,
-                "--log-format",
-                "json",
+                *(sys.executable, "-m", "epochal", *arguments, "--log-format", "json"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,

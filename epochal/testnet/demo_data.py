@@ -1,4 +1,4 @@
-"""Real text that every machine has: the sources of Python's own standard library, as shards of byte tokens."""
+"""The demo's data: the sources of Python's standard library, as shards of byte tokens."""
 
 import math
 import sysconfig

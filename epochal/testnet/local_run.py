@@ -1,8 +1,8 @@
-"""A whole run on one machine, with real processes over loopback, and the proof that it worked.
+"""A whole run on one machine, with real processes over loopback, and the checks that it worked.
 
 One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
-killed without warning and another joins, both at given steps of the run. Afterwards nothing is believed: the journal is
-audited, the parameters are recomputed from checkpoint and outcomes, and every client's replica digests are compared.
+killed without warning and another joins, both at given steps of the run. Afterwards the journal is audited, the
+parameters are recomputed from checkpoint and outcomes, and the replica digests that the clients logged are compared.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
+import tomli
 import tomli_w
 
 from coordinator.audit import audit_store
@@ -20,15 +22,15 @@ from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
-from epochal.testnet.demo_state import demo_state
 from epochal.testnet.report import Course, Report, report_of
 from runtime.retry import RetryPolicy
-from state.config.state_file import dump_state
+from state.config.state_file import StateFile, dump_state, parse_state
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, Refused
 from state.messages import RunStatus
 from state.phases import RunState
 
+DEMO_STATE = "demo_state.toml"
 HOST = "127.0.0.1"
 FINISH_TIMEOUT_S = 30.0
 DEATH_NOTICE_S = 1.0
@@ -36,15 +38,13 @@ POLL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class TestnetOptions:
+class LocalRunOptions:
     """The options of `epochal up`.
 
     Attributes:
         chaos: whether a client is killed and another joins on the way.
         timeout_s: the run fails if it has not finished by then.
     """
-
-    __test__ = False
 
     run_dir: Path
     client_count: int = 3
@@ -55,18 +55,17 @@ class TestnetOptions:
 
 
 Show = Callable[[RunStatus, list[str]], None]
-"""Called whenever there is something new to show: with the status, and with notes of what was done to the run."""
+"""Called with the status, and with notes of what was done to the run, whenever one of them changes."""
 
 
-class Testnet:
-    """A coordinator, a data server and clients on this machine. Its directory keeps data, files, logs and the run."""
+class LocalRun:
+    """A coordinator, a data server and clients on this machine. `run_dir` keeps their data, files, logs and the run."""
 
-    __test__ = False
-
-    def __init__(self, options: TestnetOptions, show: Show) -> None:
+    def __init__(self, options: LocalRunOptions, show: Show) -> None:
         self._options = options
         self._show = show
         self._notes: list[str] = []
+        self._killed: Child | None = None
         self._killed_at: int | None = None
         self._joined_at: int | None = None
         self._epochs: set[int] = set()
@@ -77,7 +76,7 @@ class Testnet:
         return self._options.run_dir / TESTNET_FOLDER
 
     async def run(self) -> Report:
-        """Start everything, watch it to the end, and check what came of it.
+        """Start everything, watch it to the end, and check the result.
 
         Raises:
             InvalidInput: the run directory cannot be used.
@@ -97,7 +96,7 @@ class Testnet:
             except TimeoutError:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
-                await children.started[0].wait(DEATH_NOTICE_S)  # what became of the coordinator says more
+                await children.started[0].wait(DEATH_NOTICE_S)  # if it ended, its own log says why
                 self._check_children(children)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             training_s = time.monotonic() - training_s
@@ -124,15 +123,28 @@ class Testnet:
         except OSError as error:
             raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
         data = write_demo_data(options.run_dir / "data")
-        state = demo_state(
-            data_server=f"{HOST}:{_free_port()}", total_steps=options.round_count, client_count=options.client_count
-        )
+        state = self._state_file()
         (options.run_dir / "state.toml").write_text(dump_state(state), encoding="utf-8")
-        data_config = {"dir": "data", "token_size": "TwoBytes", "seq_len": state.model.LLM.max_seq_len}
-        data_config["shuffle_seed"] = list(range(32))
+        data_config = {
+            "dir": "data",
+            "token_size": "TwoBytes",
+            "seq_len": state.model.LLM.max_seq_len,
+            "shuffle_seed": list(range(32)),
+        }
         (options.run_dir / "data.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
-        self._note(f"{data.token_count:,} byte tokens of Python's standard library in {data.shard_count} shards")
+        self._notes.append(
+            f"{data.token_count:,} byte tokens of Python's standard library in {data.shard_count} shards"
+        )
         return data
+
+    def _state_file(self) -> StateFile:
+        """Return `demo_state.toml` with the options; the run begins with two thirds of the clients."""
+        tables = tomli.loads((files("epochal.testnet") / DEMO_STATE).read_text(encoding="utf-8"))
+        if self._options.round_count is not None:
+            tables["config"]["total_steps"] = self._options.round_count
+        tables["config"]["init_min_clients"] = max(1, self._options.client_count * 2 // 3)
+        tables["model"]["LLM"]["data_location"] = {"Server": f"{HOST}:{_free_port()}"}
+        return parse_state(tomli_w.dumps(tables), DEMO_STATE)
 
     async def _start(self, children: Children) -> str:
         options = self._options
@@ -170,26 +182,22 @@ class Testnet:
         kill_at, join_at = max(2, document.total_steps // 3), max(3, document.total_steps // 2)
         if self._killed_at is None and document.step >= kill_at and len(self._clients) > 1:
             self._killed_at = document.step
-            self._clients[1].kill()
-            self._note(f"round {document.step}: {self._clients[1].name} was killed without warning")
+            self._killed = self._clients[1]
+            self._killed.kill()
+            self._notes.append(f"round {document.step}: {self._killed.name} was killed without warning")
         if self._joined_at is None and document.step >= join_at:
             self._joined_at = document.step
             await self._start_client(children, url)
-            self._note(f"round {document.step}: {self._clients[-1].name} joins")
+            self._notes.append(f"round {document.step}: {self._clients[-1].name} joins")
 
     def _check_children(self, children: Children) -> None:
-        victim = self._clients[1] if self._killed_at is not None else None
         for child in children.started:
-            if not child.running and child is not victim and child.process.returncode != 0:
+            if not child.running and child is not self._killed and child.process.returncode != 0:
                 raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
 
     async def _await_clients(self) -> list[str]:
-        victim = self._clients[1] if self._killed_at is not None else None
-        codes = {child.name: await child.wait(FINISH_TIMEOUT_S) for child in self._clients if child is not victim}
+        codes = {child.name: await child.wait(FINISH_TIMEOUT_S) for child in self._clients if child is not self._killed}
         return [f"{name} ended with {code}, not with 0" for name, code in codes.items() if code != 0]
-
-    def _note(self, text: str) -> None:
-        self._notes.append(text)
 
 
 def _free_port() -> int:

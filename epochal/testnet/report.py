@@ -1,4 +1,4 @@
-"""What became of a local run: its numbers, and every check that it did not pass."""
+"""The report of a local run: its numbers, and every check that failed."""
 
 import json
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from epochal.testnet.demo_data import DemoData
 from state.messages import RunStatus
 
 WELL_BELOW_UNIGRAM = 0.85
-"""The last loss must lie below this share of the data's unigram entropy."""
+"""The last loss must be below this share of the data's unigram entropy."""
 LOSS_WINDOW = 3
 """Rounds over which the first and the last loss are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened. The run passed if `problems` is empty. Losses are in nats per token."""
+    """The result of a local run. It passed if `problems` is empty. Losses are in nats per token."""
 
     clients: int
     rounds: int
@@ -43,10 +43,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was done to a run, and how long it took.
+    """The events of a local run, and how long it took.
 
     Attributes:
-        computes: whether its trainer computes, so that the loss must fall.
+        computes: whether the trainer computes, so that the loss must fall.
         client_logs: one log file for each client that was started.
         problems: what went wrong on the way.
     """
