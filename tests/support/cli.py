@@ -1,7 +1,11 @@
-"""The command line: run in this process, and what a fresh one imports."""
+"""The `epochal` command: run in this process, how it ended, and what a fresh process imports."""
 
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from unittest.mock import patch
 
 import pytest
 
@@ -10,17 +14,38 @@ from epochal.cli.main import main
 HEAVY = ("cryptography", "fastapi", "httpx", "jax", "numpy", "pydantic", "torch", "transitions", "uvicorn")
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `epochal ARGUMENTS…`."""
-    monkeypatch.setattr(sys, "argv", ["epochal", *arguments])
-    with pytest.raises(SystemExit) as caught:
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The exit code of a command, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def expect(self, code: int, *texts: str) -> None:
+        """Assert that the command ended with this code and printed each text, and no traceback."""
+        printed = self.out + self.err
+        assert self.code == code, printed
+        assert [text for text in texts if text not in printed] == [], printed
+        assert "Traceback" not in printed
+
+
+def run_main(*arguments: str) -> Ran:
+    """Run `epochal ARGUMENTS…` in this process."""
+    out, err = StringIO(), StringIO()
+    with (
+        patch.object(sys, "argv", ["epochal", *arguments]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
         main()
-    code = caught.value.code
-    return code if isinstance(code, int) else 0
+    code = ended.value.code
+    return Ran(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
 def heavy_imports_of(code: str) -> set[str]:
-    """The heavy packages that a fresh process has imported after running the code."""
+    """Return the heavy packages that a fresh process has imported after running the code."""
     ran = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, sep='\\n')"],
         capture_output=True,

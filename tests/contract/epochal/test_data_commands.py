@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from data_providers.protocol import CorruptData
-from epochal.cli.main import app
-from state.errors import InvalidInput
+from tests.support.cli import Ran, run_main
 from tests.support.data_formats import write_mds, write_megatron
 from tests.support.heavy import need_module
 
-cli = CliRunner()
 TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
 
 
-def inspected(*arguments: str) -> dict[str, Any]:
-    ran = cli.invoke(app, ["data", "inspect", *arguments, "--json"])
-    assert ran.exit_code == 0, ran.output
-    report: dict[str, Any] = json.loads(ran.stdout)
+def data(*arguments: object) -> Ran:
+    """Run `epochal data ARGUMENTS…`."""
+    return run_main("data", *map(str, arguments))
+
+
+def inspected(*arguments: object) -> dict[str, Any]:
+    ran = data("inspect", *arguments, "--json")
+    ran.expect(0)
+    report: dict[str, Any] = json.loads(ran.out)
     return report
 
 
@@ -31,7 +32,7 @@ def write_text(folder: Path) -> Path:
 
 
 def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Path) -> None:
-    report = inspected(str(write_text(tmp_path)), "--seq-len", "16")
+    report = inspected(write_text(tmp_path), "--seq-len", "16")
     assert (report["sequences"], report["tokens"]) == (5, 80)
     assert report["files"] == [
         {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "sequences": 5, "tokens": 80, "dropped_tokens": 0}
@@ -41,19 +42,15 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
 
 
 def test_inspect_for_people_is_a_table_with_the_text(tmp_path: Path) -> None:
-    ran = cli.invoke(app, ["data", "inspect", str(write_text(tmp_path)), "--seq-len", "40"])
-    assert ran.exit_code == 0
-    assert "sonnet.bin" in ran.stdout
-    assert "Shall I compare thee to a summer's day?" in ran.stdout
+    ran = data("inspect", write_text(tmp_path), "--seq-len", 40)
+    ran.expect(0, "sonnet.bin", "Shall I compare thee to a summer's day?")
 
 
 def test_inspect_shows_names_that_look_like_markup_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "data[" / "a]"
     folder.mkdir(parents=True)
     (write_text(folder) / "sonnet.bin").rename(folder / "data[train].bin")
-    ran = cli.invoke(app, ["data", "inspect", str(folder), "--seq-len", "40"])
-    assert ran.exit_code == 0, ran.output
-    assert "data[train].bin" in ran.stdout
+    data("inspect", folder, "--seq-len", 40).expect(0, "data[train].bin")
 
 
 @pytest.mark.parametrize(("write", "kind"), [("mds", "MDS"), ("megatron", "Megatron"), ("npy", "npy")])
@@ -65,7 +62,7 @@ def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None
         write_megatron(tmp_path, "text", [tokens])
     else:
         np.save(tmp_path / "a.npy", tokens)
-    report = inspected(str(tmp_path), "--seq-len", "16")
+    report = inspected(tmp_path, "--seq-len", "16")
     assert [file["format"] for file in report["files"]] == [kind]
     assert report["sequences"] == 4
 
@@ -78,26 +75,23 @@ def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> 
     rows = [[number, number + 1] for number in range(7)]
     for name in ("train.parquet", "test.parquet"):
         pyarrow.parquet.write_table(pyarrow.table({"inputs": rows, "labels": rows}), tmp_path / name)
-    report = inspected(str(tmp_path), "--preprocessed")
+    report = inspected(tmp_path, "--preprocessed")
     (file,) = report["files"]
     assert (file["name"], file["format"], file["sequences"], file["tokens"]) == ("train.parquet", "parquet", 7, None)
     assert (report["columns"], report["sequences"], report["sample_tokens"]) == (["inputs", "labels"], 7, [0, 1])
-    table = cli.invoke(app, ["data", "inspect", str(tmp_path), "--preprocessed"])
-    assert "train.parquet" in table.stdout
+    data("inspect", tmp_path, "--preprocessed").expect(0, "train.parquet")
 
 
 def test_inspect_of_a_location_that_is_wrong_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(3))
-    ran = cli.invoke(app, ["data", "inspect", str(tmp_path)])
-    assert isinstance(ran.exception, InvalidInput), "which the command line ends with 2"
-    assert "a.bin has 3 bytes, no whole number of 2-byte tokens" in ran.exception.message
+    data("inspect", tmp_path).expect(2, "a.bin has 3 bytes, no whole number of 2-byte tokens")
 
 
 def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:
     write_text(tmp_path)
     config = tmp_path / "data.toml"
     config.write_text('dir = "."\ntoken_size = "TwoBytes"\nseq_len = 20\n')
-    assert inspected(str(config))["sequences"] == 4
+    assert inspected(config)["sequences"] == 4
 
 
 @pytest.mark.parametrize("place", ["", "data.toml"])
@@ -105,7 +99,7 @@ def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> Non
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
-    report = inspected(str(tmp_path / (place or "samples")))
+    report = inspected(tmp_path / (place or "samples"))
     assert (report["kind"], report["sequences"], report["sample_text"]) == ("JsonLines", 2, '{"text": "one"}')
 
 
@@ -115,7 +109,7 @@ def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"inputs": [[72, 105]]}), tmp_path / "train.parquet")
-    report = inspected(str(tmp_path))
+    report = inspected(tmp_path)
     assert (report["kind"], report["sequences"], report["sample_text"]) == ("Preprocessed", 1, "Hi")
 
 
@@ -128,26 +122,24 @@ def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     words = {"[UNK]": 0, "summer": 300, "day": 301}
     tokenizers.Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
     np.array([300, 301, 300], "<u2").tofile(tmp_path / "a.bin")
-    report = inspected(str(tmp_path / "a.bin"), "--seq-len", "3", "--tokenizer", str(path))
+    report = inspected(tmp_path / "a.bin", "--seq-len", "3", "--tokenizer", path)
     assert report["sample_text"] == "summer day summer"
-    assert inspected(str(tmp_path / "a.bin"), "--seq-len", "3")["sample_text"] is None
+    assert inspected(tmp_path / "a.bin", "--seq-len", "3")["sample_text"] is None
 
 
 def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:
     write_text(tmp_path)
     entries = [{"location": {"Local": "sonnet.bin"}, "weight": 2}, {"location": "Dummy", "weight": 1}]
     (tmp_path / "mix.json").write_text(json.dumps(entries))
-    report = inspected(str(tmp_path / "mix.json"), "--seq-len", "16")
+    report = inspected(tmp_path / "mix.json", "--seq-len", "16")
     assert report["mix"] == {"0 (Local)": 43691, "1 (Dummy)": 21845}
     assert 0 < report["quantisation_error"] < 1e-5
 
 
 def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
     write_text(tmp_path)
-    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
-    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
-    assert ran.exit_code == 0
-    assert "1 files are what the manifest says" in ran.stdout
+    data("manifest", tmp_path).expect(0)
+    data("verify", tmp_path).expect(0, "1 files match the manifest")
 
 
 def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
@@ -155,50 +147,44 @@ def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
     for entry in index["shards"]:
         entry["raw_data"]["basename"] = "0/" + entry["raw_data"]["basename"]
     (tmp_path / "index.json").write_text(json.dumps(index))
-    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
-    assert "2 files are what" in cli.invoke(app, ["data", "verify", str(tmp_path)]).stdout
+    data("manifest", tmp_path).expect(0)
+    data("verify", tmp_path).expect(0, "2 files match the manifest")
     with (tmp_path / "0" / "shard.00000.mds").open("ab") as shard:
         shard.write(b"x")
-    assert isinstance(cli.invoke(app, ["data", "verify", str(tmp_path)]).exception, CorruptData)
+    data("verify", tmp_path).expect(1, "0/shard.00000.mds")
 
 
 def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path) -> None:
     write_text(tmp_path)
-    assert cli.invoke(app, ["data", "manifest", str(tmp_path)]).exit_code == 0
+    data("manifest", tmp_path).expect(0)
     (tmp_path / "notes.txt").write_text("no data")
-    assert cli.invoke(app, ["data", "verify", str(tmp_path)]).exit_code == 0
+    data("verify", tmp_path).expect(0)
     (tmp_path / "more.npy").write_bytes(bytes(64))
-    ran = cli.invoke(app, ["data", "verify", str(tmp_path)])
-    assert isinstance(ran.exception, CorruptData)
-    assert "more.npy" in ran.exception.message
+    data("verify", tmp_path).expect(1, "more.npy")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["data", "inspect", "absent.bin"], "absent.bin cannot be read"),
-        (["data", "inspect", "workshop://x"], "no data provider is called 'workshop'"),
-        (["data", "inspect", "tcp://127.0.0.1:9"], "inspect the files that it serves"),
-        (["data", "pack", "absent", "--task-encoder", "enc"], "--task-encoder 'enc'; allowed: \"module:Class\""),
-        (["data", "pack", "one.jsonl", "--task-encoder", "enc:QA"], "set PYTHONPATH to the folder that holds enc.py"),
-        (["data", "verify", "absent"], "epochal-manifest.json"),
-        (["data", "manifest", "absent"], "absent is not a folder"),
+        (["inspect", "absent.bin"], 2, "absent.bin cannot be read"),
+        (["inspect", "workshop://x"], 2, "no data provider is called 'workshop'"),
+        (["inspect", "tcp://127.0.0.1:9"], 2, "inspect the files that it serves"),
+        (["pack", "absent", "--task-encoder", "enc"], 2, "--task-encoder 'enc'; allowed: \"module:Class\""),
+        (["pack", "one.jsonl", "--task-encoder", "enc:QA"], 2, "set PYTHONPATH to the folder that holds enc.py"),
+        (["verify", "absent"], 2, "epochal-manifest.json"),
+        (["manifest", "absent"], 2, "absent is not a folder"),
     ],
 )
 def test_mistakes_are_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.jsonl").write_text('{"text": "a"}\n')
-    ran = cli.invoke(app, arguments)
-    assert ran.exit_code != 0
-    assert message in str(ran.exception)
+    data(*arguments).expect(code, message)
 
 
 def test_pack_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "a"}\n')
     for out in (lines, lines / "below"):
-        ran = cli.invoke(app, ["data", "pack", str(lines), "--seq-len", "8", "--out", str(out)])
-        assert isinstance(ran.exception, InvalidInput), ran.output
-        assert f"--out {out} cannot be written" in str(ran.exception)
+        data("pack", lines, "--seq-len", 8, "--out", out).expect(2, f"--out {out} cannot be written")

@@ -1,0 +1,84 @@
+"""Options and arguments that cannot be right: each command says so and exits with 2 before it starts anything."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import run_main
+from tests.support.states import state_text
+
+CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
+HUB = {"Hub": {"repo_id": "someone/model"}}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a current folder with a file, a state file, and one that is not supported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
+    (tmp_path / "file").touch()
+    (tmp_path / "state.toml").write_text(state_text())
+    (tmp_path / "unsupported.toml").write_text(state_text(model__LLM__checkpoint=HUB))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*CLIENT, "--trainer", "nope"), "there is no trainer 'nope'; allowed: null, numpy"),
+        ((*CLIENT, "--data", "tcp://nowhere"), "data location 'tcp://nowhere'"),
+        ((*CLIENT, "--cache", "cache", "--cache-bytes", "3"), "a data cache of 3 bytes"),
+        ((*CLIENT, "--tls-ca", "missing.pem"), "--tls-ca missing.pem: No such file or directory"),
+        ((*CLIENT, "--tls-ca", __file__), f"--tls-ca {__file__}: [X509"),
+        (("up", "--trainer", "nope"), "there is no trainer 'nope'"),
+        (("up", "--report", "missing/report.json"), "--report missing/report.json cannot be written: No such file"),
+        (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),
+        (("up", "--run-dir", "file"), "--run-dir file cannot be used: File exists"),
+        (("coordinator", "unsupported.toml", "--store", "run"), "epochal: unsupported.toml"),
+        (
+            ("coordinator", "state.toml", "--store", "postgresql://host/db"),
+            "epochal: the store postgresql://host/db cannot be opened; allowed: a folder, or file:///PATH/OF/A/FOLDER",
+        ),
+        (("audit", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
+        (("evaluate", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
+        (("status", "127.0.0.1:8000"), "allowed: http://host:port"),
+        (("status", "http://127.0.0.1:65536"), "allowed: http://host:port"),
+        (("pause", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
+        (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "no admin token"),
+        (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is no client id"),
+    ],
+)
+def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    run_main(*arguments).expect(2, message)
+    assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml"}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_installed", "message"),
+    [
+        (("--weights-dir", "weights"), True, "--weights-dir goes with --tinker"),
+        (("--tinker",), False, "install epochal[tinker]"),
+        (("--tinker", "--weights-dir", "file"), True, "is not a folder"),
+    ],
+)
+def test_wrong_option_of_the_trainer_service_is_named(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_installed: bool, message: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if is_installed else None)
+    run_main("trainer-service", *options).expect(2, message)
+
+
+@pytest.mark.parametrize("token", ["", " ", "a\n", "\u00e9"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("trainer-service", "--port", "0", "--max-sessions", "1", "--tls-cert", "nowhere"),
+        (*CLIENT, "--trainer", "remote", "--trainer-url", "http://127.0.0.1:9"),
+    ],
+)
+def test_trainer_token_that_cannot_be_sent_is_refused(
+    monkeypatch: pytest.MonkeyPatch, token: str, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("EPOCHAL_TRAINER_TOKEN", token)
+    run_main(*arguments).expect(2, "EPOCHAL_TRAINER_TOKEN is empty or not a token")
