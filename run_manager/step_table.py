@@ -12,7 +12,6 @@ that follows (`next`), or an earlier one (`past`). `docs/concepts.md` shows the 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from state.documents import RoundHead, RunDocument
 from state.errors import Desync
@@ -47,18 +46,20 @@ class News(StrEnum):
     PAST = "past"
 
 
-TRANSITIONS: list[dict[str, Any]] = [
-    {"trigger": News.WAITING, "source": "*", "dest": StepName.OBSERVING},
-    {"trigger": News.WARMUP, "source": "*", "dest": StepName.WARMUP},
-    {"trigger": News.TRAIN_NEXT, "source": "*", "dest": StepName.TRAINING},
-    {"trigger": News.TRAIN_SAME, "source": StepName.TRAINING, "dest": StepName.TRAINING},
-    {"trigger": News.WITNESS_NEXT, "source": "*", "dest": StepName.WITNESS},
-    {"trigger": News.WITNESS_SAME, "source": [StepName.TRAINING, StepName.WITNESS], "dest": StepName.WITNESS},
-    {"trigger": News.COOLDOWN, "source": "*", "dest": StepName.COOLDOWN},
-    {"trigger": News.FINISHED, "source": "*", "dest": StepName.FINISHED},
-    {"trigger": News.UNSTARTED, "source": StepName.OBSERVING, "dest": StepName.OBSERVING},
-]
-"""Every transition, as `transitions.Machine` takes it (`*`: from every step). What is not here is not allowed."""
+# fmt: off
+TRANSITIONS = (
+    (News.WAITING,      "*",                                   StepName.OBSERVING),
+    (News.WARMUP,       "*",                                   StepName.WARMUP),
+    (News.TRAIN_NEXT,   "*",                                   StepName.TRAINING),
+    (News.TRAIN_SAME,   StepName.TRAINING,                     StepName.TRAINING),
+    (News.WITNESS_NEXT, "*",                                   StepName.WITNESS),
+    (News.WITNESS_SAME, [StepName.TRAINING, StepName.WITNESS], StepName.WITNESS),
+    (News.COOLDOWN,     "*",                                   StepName.COOLDOWN),
+    (News.FINISHED,     "*",                                   StepName.FINISHED),
+    (News.UNSTARTED,    StepName.OBSERVING,                    StepName.OBSERVING),
+)
+# fmt: on
+"""Every transition: news, the step it finds (`*`: any), the step that follows. What is not here is not allowed."""
 
 STEPS = TransitionTable(StepName, TRANSITIONS)
 

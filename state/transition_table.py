@@ -1,6 +1,6 @@
-"""A table of states and transitions as data: `transitions.Machine` takes it as it stands, runs it, and it can be drawn.
+"""A table of states and transitions as data: what `transitions.Machine` runs, and what the documentation draws.
 
-No callbacks hang on a table, and it has no state of its own: a trigger is fired from a given state, and gives another.
+A table has no callbacks and no state of its own: a trigger fired from a given state leads to another state.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,21 +8,9 @@ from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-from transitions import Machine, MachineError, Transition
+from transitions import Machine, MachineError
 
 S = TypeVar("S", bound=StrEnum)
-
-
-class _Labelled(Transition):
-    """A transition with a condition in words, which only the drawing reads."""
-
-    def __init__(self, *args: Any, label: str = "", **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self.label = label
-
-
-class _TableMachine(Machine):
-    transition_cls = _Labelled
 
 
 class TransitionTable(Generic[S]):
@@ -30,13 +18,19 @@ class TransitionTable(Generic[S]):
 
     Args:
         states: the enum; its first member is the initial state.
-        rows: keywords of `Machine.add_transition`, and the condition in words as `label`.
+        rows: (trigger, source, destination), and the condition in words where the table is drawn as a diagram. The
+            source is a state, a list of states, or `*` for every state.
     """
 
-    def __init__(self, states: type[S], rows: Sequence[dict[str, Any]]) -> None:
-        self._states = states
-        self._machine = _TableMachine(
-            model=None, states=states, transitions=rows, initial=next(iter(states)), auto_transitions=False
+    def __init__(self, states: type[S], rows: Sequence[tuple[Any, ...]]) -> None:
+        self._states = tuple(states)
+        self._rows = rows
+        self._machine = Machine(
+            model=None,
+            states=states,
+            transitions=[list(row[:3]) for row in rows],
+            initial=self._states[0],
+            auto_transitions=False,
         )
 
     def fire(self, state: S, trigger: str) -> S | None:
@@ -50,21 +44,15 @@ class TransitionTable(Generic[S]):
         return found
 
     def diagram(self) -> str:
-        """Return the table as a Mermaid state diagram."""
-        first = next(iter(self._states))
-        lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
-        for row in self._machine.get_transitions():
-            source, goal = self._states[str(row.source)], self._states[str(row.dest)]
-            label = getattr(row, "label", "")
-            lines.append(f"    {source.value} --> {goal.value}" + (f": {label}" if label else ""))
+        """Return the table, in which each row has one source and a condition, as a Mermaid state diagram."""
+        lines = ["stateDiagram-v2", f"    [*] --> {self._states[0].value}"]
+        lines += [f"    {source.value} --> {goal.value}: {condition}" for _, source, goal, condition in self._rows]
         return "\n".join(lines)
 
     def grid(self, triggers: Iterable[str]) -> str:
         """Return where each trigger leads from each state, as a Markdown table."""
-        states = tuple(self._states)
-        lines = [f"| | {' | '.join(state.value for state in states)} |", "|---" * (len(states) + 1) + "|"]
+        lines = [f"| | {' | '.join(self._states)} |", "|---" * (len(self._states) + 1) + "|"]
         for trigger in triggers:
-            goals = (self.fire(state, trigger) for state in states)
-            cells = ("–" if goal is None else goal.value for goal in goals)
+            cells = (self.fire(state, trigger) or "–" for state in self._states)
             lines.append(f"| {trigger} | {' | '.join(cells)} |")
         return "\n".join(lines)

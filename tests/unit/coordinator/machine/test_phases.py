@@ -194,4 +194,4 @@ def test_trigger_that_the_phase_does_not_have_is_an_internal_error() -> None:
 
 def test_diagram_draws_every_transition_with_its_condition() -> None:
     drawn = PHASES.diagram()
-    assert all(f"{row['source']} --> {row['dest']}: {row['label']}" in drawn for row in TRANSITIONS)
+    assert all(f"{source} --> {goal}: {condition}" in drawn for _, source, goal, condition in TRANSITIONS)
