@@ -11,7 +11,7 @@ from pydantic import Field
 
 from state.intervals import BatchId, total_batches
 from state.phases import RunState
-from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256
+from state.wire import ClientId, Seed, Sha256, WireDocument
 
 DOCUMENT_FORMAT = 1
 MAX_RUN_DOCUMENT_BYTES = 4096
@@ -26,26 +26,22 @@ Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class RosterEntry:
+class RosterEntry(WireDocument):
     """One client of a round and its share of the work (`capabilities.batches_per_round`)."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     share: Annotated[int, Field(ge=1, le=MAX_SHARE)]
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class Roster(WireDocument):
     """The clients of one round, sorted by client id; frozen when the round starts."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]
 
 
 @dataclass(frozen=True, slots=True)
-class IsolatedWork:
+class IsolatedWork(WireDocument):
     """An interval under suspicion: it is one client's whole assignment, a client that has not failed on it if any.
 
     Attributes:
@@ -53,20 +49,16 @@ class IsolatedWork:
         tried: the clients that failed on it, oldest first, with repetition.
     """
 
-    __pydantic_config__ = WIRE_CONFIG
-
     batch_id: BatchId
     tried: tuple[HexId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkList:
+class WorkList(WireDocument):
     """The work of one round: `isolated` intervals one client each, and `shared` ones split by share.
 
     `shared` holds carried intervals first, then at most one fresh interval that ends before the cursor.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     isolated: tuple[IsolatedWork, ...]
     shared: tuple[BatchId, ...]
@@ -80,7 +72,7 @@ class WorkList:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundHead:
+class RoundHead(WireDocument):
     """What the run document says of the round under way. `(step, attempt)` names the round.
 
     Attributes:
@@ -95,8 +87,6 @@ class RoundHead:
         witness_count: how many witnesses are elected from the roster.
     """
 
-    __pydantic_config__ = WIRE_CONFIG
-
     step: Annotated[int, Field(ge=1)]
     attempt: Count
     height: Count
@@ -110,10 +100,8 @@ class RoundHead:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRef:
+class CheckpointRef(WireDocument):
     """A verified checkpoint: the replica after `step` outcomes, as a blob that the coordinator holds."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Count
     blob_sha256: HexSha256
@@ -122,7 +110,7 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDocument:
+class RunDocument(WireDocument):
     """The run's published state, under `MAX_RUN_DOCUMENT_BYTES` however many clients there are.
 
     Attributes:
@@ -142,8 +130,6 @@ class RunDocument:
         data_fingerprint: of the dataset that every client must have, once known.
         coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     format: Annotated[int, Field(ge=DOCUMENT_FORMAT, le=DOCUMENT_FORMAT)]
     run_id: str
@@ -172,10 +158,8 @@ class RunDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeEntry:
+class OutcomeEntry(WireDocument):
     """One result that a quorum attested: who made it, over which batches, and the SHA-256 of its bytes."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     assignment: tuple[BatchId, ...]
@@ -183,14 +167,12 @@ class OutcomeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(WireDocument):
     """What every replica applies for one step, in the order of `entries`; never empty.
 
     Attributes:
         replica_digest: the digest of replica `step − 1`, on which a quorum agreed.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     run_id: str
     step: Annotated[int, Field(ge=1)]

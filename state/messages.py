@@ -11,7 +11,7 @@ from pydantic import Field
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.intervals import BatchId
 from state.phases import RunState
-from state.wire import WIRE_CONFIG
+from state.wire import WireDocument
 
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
@@ -26,29 +26,23 @@ FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "tra
 
 
 @dataclass(frozen=True, slots=True)
-class ChallengeRequest:
+class ChallengeRequest(WireDocument):
     """Ask for a nonce to sign: the first half of a join."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     public_key: HexKey
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(WireDocument):
     """A nonce that only this key may use, once, within `expires_in_s` seconds."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     nonce: Annotated[str, Field(max_length=256)]
     expires_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(WireDocument):
     """What a client can do. `batches_per_round` is its share of the work relative to the others' shares."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
     trainer: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "numpy"
@@ -56,10 +50,8 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequest:
+class JoinRequest(WireDocument):
     """The second half of a join: the signature is over `join_message(run_id, nonce, public_key)`."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     public_key: HexKey
     nonce: Annotated[str, Field(max_length=256)]
@@ -73,10 +65,8 @@ DATA_TICKET_AUDIENCE = "epochal-data"
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Session(WireDocument):
     """Answer to a join or a renewal. Renew at half of `expires_in_s`. The ticket is for data servers only."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     session_token: str
@@ -86,10 +76,8 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyReport:
+class ReadyReport(WireDocument):
     """This client holds replica `step` with this digest, and the dataset with this fingerprint."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Count
     replica_digest: HexSha256
@@ -97,7 +85,7 @@ class ReadyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultMetrics:
+class ResultMetrics(WireDocument):
     """A client's own claim about its round, for people to look at; nothing is decided by it.
 
     Attributes:
@@ -106,18 +94,14 @@ class ResultMetrics:
         train_s: seconds in the trainer.
     """
 
-    __pydantic_config__ = WIRE_CONFIG
-
     loss: float | None
     tokens: Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
     train_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCommitment:
+class ResultCommitment(WireDocument):
     """The one result of this client for round `(step, attempt)`; the first that arrives binds."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Step
     attempt: Count
@@ -127,7 +111,7 @@ class ResultCommitment:
 
 
 @dataclass(frozen=True, slots=True)
-class Attestation:
+class Attestation(WireDocument):
     """Which results a witness received in time, and the replica it trained from.
 
     Attributes:
@@ -135,8 +119,6 @@ class Attestation:
             verified result of the client at roster position *i* is held. A client commits once per round, so a
             position names one result.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Step
     attempt: Count
@@ -149,10 +131,8 @@ class Attestation:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointReport:
+class CheckpointReport(WireDocument):
     """This client's replica `step` has this digest; the checkpointer also names the blob it will upload."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Count
     replica_digest: HexSha256
@@ -161,10 +141,8 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
-class FailureReport:
+class FailureReport(WireDocument):
     """This client could not take the round's step. `batch_id` narrows the blame to part of its assignment."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Step
     attempt: Count
@@ -174,10 +152,8 @@ class FailureReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(WireDocument):
     """What has arrived of a client's messages (`GET …/clients/me`), for the round under way."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     ready: bool
@@ -192,10 +168,8 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedResult:
+class CommittedResult(WireDocument):
     """A result that the coordinator holds and has checked."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     result_sha256: HexSha256
@@ -203,13 +177,11 @@ class CommittedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsPage:
+class ResultsPage(WireDocument):
     """Verified results of a round in order of arrival, from number `after`; ask again with `after = next`.
 
     `complete` says that no further result can come: every assigned client delivered, failed or left, or time is over.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     step: Step
     attempt: Count
@@ -219,10 +191,8 @@ class ResultsPage:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(WireDocument):
     """One member as an operator sees it."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     client_id: HexId
     ready: bool
@@ -234,10 +204,8 @@ class MemberView:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStatus:
+class RunStatus(WireDocument):
     """What `epochal status` shows: the run document's progress and what is too lively for the document."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     run_id: str
     version: Count

@@ -30,23 +30,23 @@ T = TypeVar("T")
 
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> Sha256:
-    """The SHA-256 digest of the bytes, in lowercase hex."""
+    """Return the SHA-256 digest of the bytes, in lowercase hex."""
     return Sha256(hashlib.sha256(data).hexdigest())
 
 
 def client_id_of(public_key: bytes) -> ClientId:
-    """The client id of a raw Ed25519 public key (32 bytes)."""
+    """Return the client id of a raw Ed25519 public key (32 bytes)."""
     return ClientId(hashlib.sha256(public_key).hexdigest()[:32])
 
 
 def canonical_json(document: Any) -> bytes:
-    """The one encoding of a document (a dataclass instance or plain JSON values), as ASCII bytes."""
+    """Return the one encoding of a document (a dataclass instance or plain JSON values), as ASCII bytes."""
     value = asdict(document) if is_dataclass(document) and not isinstance(document, type) else document
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def document_digest(document: Any) -> Sha256:
-    """The SHA-256 digest of the document's canonical JSON."""
+    """Return the SHA-256 digest of the document's canonical JSON."""
     return sha256_hex(canonical_json(document))
 
 
@@ -55,12 +55,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-WIRE_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""Set as `__pydantic_config__` on every document, so that an unknown field is an error and not a silent loss."""
+class WireDocument:
+    """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN."""
+
+    __slots__ = ()
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def parse_document(kind: type[T], data: bytes | str) -> T:
-    """The document of type `kind` in the JSON bytes, every field checked.
+    """Return the document of type `kind` in the JSON bytes, every field checked.
 
     Raises:
         InvalidDocument: the bytes are not JSON or break a field's rule; the sender's fault, do not retry.
@@ -77,5 +80,5 @@ def parse_document(kind: type[T], data: bytes | str) -> T:
 
 
 def to_plain(document: Any) -> Any:
-    """The document as plain JSON values (dicts, lists, strings, numbers)."""
+    """Return the document as plain JSON values (dicts, lists, strings, numbers)."""
     return json.loads(canonical_json(document))

@@ -23,7 +23,7 @@ from state.errors import StoreFailed
 from state.intervals import BatchId
 from state.messages import CheckpointReport
 from state.phases import RunState
-from state.wire import WIRE_CONFIG, ClientId, Seed, Sha256, document_digest
+from state.wire import ClientId, Seed, Sha256, WireDocument, document_digest
 
 KEEP_CHECKPOINTS = 2
 """Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer.
@@ -102,7 +102,7 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(WireDocument):
     """The whole run. See `RunDocument` for the fields that both have.
 
     Attributes:
@@ -112,8 +112,6 @@ class Run:
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
     """
-
-    __pydantic_config__ = WIRE_CONFIG
 
     state_file: StateFile
     lineage: str

@@ -37,7 +37,7 @@ from state.documents import HexSha256
 from state.errors import DataError, InvalidDocument
 from state.intervals import MAX_INDEX, DataIds
 from state.messages import MAX_MESSAGE_CHARS
-from state.wire import WIRE_CONFIG, canonical_json, parse_document
+from state.wire import WireDocument, canonical_json, parse_document
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<2sBBII")
@@ -84,20 +84,16 @@ class FrameHeader(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(WireDocument):
     """The client's first message: its run, and the ticket that the coordinator gave it."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     run_id: Annotated[str, Field(max_length=256)]
     ticket: Annotated[str, Field(max_length=MAX_TICKET_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(WireDocument):
     """The dataset that the server serves, as `DataProvider` and `DatasetSpec` describe it."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     fingerprint: HexSha256
     token_size_bytes: Annotated[int, Field(ge=2, le=4, multiple_of=2)]
@@ -106,10 +102,8 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFailure:
+class DataFailure(WireDocument):
     """The reason why a request or a connection failed: a `DataError`'s kind and message."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     kind: DataErrorKind
     reason: str

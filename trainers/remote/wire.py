@@ -24,7 +24,7 @@ from data_providers.protocol import CorruptData, TokenBatch
 from state.config.model import AdamW, ModelSpec
 from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.refusals import Refusal
-from state.wire import WIRE_CONFIG
+from state.wire import WireDocument
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -37,10 +37,8 @@ TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceLimits:
+class ServiceLimits(WireDocument):
     """Limits of one request of examples. `size` is estimated as `chunking.BYTES` does."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     items: int = MAX_CHUNK_ITEMS
     size: int = MAX_CHUNK_BYTES
@@ -48,10 +46,8 @@ class ServiceLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRequest:
+class SessionRequest(WireDocument):
     """A session's model and optimizer; None as optimizer leaves the parameters as they are."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     model: ModelSpec
     optimizer: AdamW | None
@@ -59,10 +55,8 @@ class SessionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOpened:
+class SessionOpened(WireDocument):
     """A session. Its id is secret: whoever has it may use it. `expires_s`: of idleness."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     session_id: str
     limits: ServiceLimits
@@ -70,7 +64,7 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkAnswer:
+class ChunkAnswer(WireDocument):
     """Result of one request of examples.
 
     Attributes:
@@ -78,17 +72,13 @@ class ChunkAnswer:
         metrics: by `name:reduction`, where the reduction says how the metrics of several requests combine.
     """
 
-    __pydantic_config__ = WIRE_CONFIG
-
     items: int
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class OptimStepRequest:
+class OptimStepRequest(WireDocument):
     """The optimizer's step on the examples of a local step, `items` in all."""
-
-    __pydantic_config__ = WIRE_CONFIG
 
     round_key: str
     local_step: int
