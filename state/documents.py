@@ -42,7 +42,7 @@ class Roster(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class IsolatedWork(WireDocument):
-    """An interval under suspicion: it is one client's whole assignment, a client that has not failed on it if any.
+    """A suspected interval: the whole assignment of one client, which has not failed on it if there is such a client.
 
     Attributes:
         batch_id: the suspected batches.
@@ -68,23 +68,24 @@ class WorkList(WireDocument):
         return tuple(item.batch_id for item in self.isolated) + self.shared
 
     def batch_count(self) -> int:
+        """Return the number of batches in the round."""
         return total_batches(self.intervals())
 
 
 @dataclass(frozen=True, slots=True)
 class RoundHead(WireDocument):
-    """What the run document says of the round under way. `(step, attempt)` names the round.
+    """The round under way, as the run document describes it. `(step, attempt)` names the round.
 
     Attributes:
         step: counts rounds that were applied, from 1; the round trains from replica `step − 1`.
-        attempt: how often this step was tried before; 0 at first.
-        height: the round's number within its epoch, from 0, tries included.
+        attempt: number of earlier attempts at this step.
+        height: the round's number within its epoch, from 0, attempts included.
         seed: 32 random bytes; keys the assignment and the elections.
         cursor: the first batch number that no work list up to and including this round contains.
-        batches: how many batches the work list holds.
-        roster_sha256, roster_count: the roster's digest, and how many clients it holds.
+        batches: number of batches in the work list.
+        roster_sha256, roster_count: the roster's digest, and its number of clients.
         work_sha256: the work list's digest.
-        witness_count: how many witnesses are elected from the roster.
+        witness_count: number of witnesses elected from the roster.
     """
 
     step: Annotated[int, Field(ge=1)]
@@ -124,10 +125,10 @@ class RunDocument(WireDocument):
         round: the round under way, in RoundTrain and RoundWitness.
         last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
         rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
-        checkpointer: who is to publish a checkpoint of replica `step − 1` now.
+        checkpointer: the client that must publish a checkpoint of replica `step − 1` now.
         checkpoint: the last verified checkpoint.
         config_sha256: digest of the configuration (`GET …/config/{sha256}`).
-        data_fingerprint: of the dataset that every client must have, once known.
+        data_fingerprint: fingerprint of the dataset that every client must have, once it is known.
         coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
     """
 

@@ -8,16 +8,16 @@ EpochalError
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
 ├── Unsupported             valid, but not supported by this version
 ├── Refused                 the coordinator refuses a message; the run is unchanged (coordinator, wire)
-├── DataError               a data provider's own (data_providers/protocol.py draws the branches)
-├── CoordinatorUnreachable  no answer within the bound; retry
+├── DataError               an error of a data provider (data_providers/protocol.py draws the branches)
+├── CoordinatorUnreachable  no answer within the time limit; retry
 ├── Desync                  a client's step and the run document contradict each other
 ├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
-├── StoreConflict           another coordinator of the run was first to append; read its records, and handle again
+├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
 ├── TrainerFailed           a trainer could not take its step; reported, the round goes on without it
-└── InternalError           our own bug, found by a check that costs nothing
+└── InternalError           a bug of Epochal's own
 ```
 
-Context stands in attributes, so that a shell can log it as fields and map it to a status without parsing text.
+Context is in attributes, so that a shell logs it as fields and maps it to a status without parsing text.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class EpochalError(Exception):
 
 
 class InvalidInput(EpochalError):
-    """An input is wrong; the message says what is allowed. The giver's fault; do not retry the same input."""
+    """An input is wrong; the message says what is allowed. The sender's fault; do not retry the same input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,7 @@ class Unsupported(EpochalError):
 
 
 class Refused(EpochalError):
-    """The coordinator refused a message; the run is unchanged.
-
-    `kind` says why; its HTTP status and whether to retry stand in `state/refusals.py`.
-    """
+    """The coordinator refused a message; the run is unchanged. `kind` says why (`state/refusals.py`)."""
 
     def __init__(self, kind: Refusal, message: str, **context: Any) -> None:
         super().__init__(message, **context)
@@ -108,8 +105,8 @@ class Refused(EpochalError):
 class DataError(EpochalError):
     """An error of a data provider: `SourceUnavailable`, `CorruptData`, `OutOfRange` or `Rejected`.
 
-    `kind` is the branch's name on the wire and in a failure report; `retry` says whether the same request may succeed
-    later. Every branch sets both.
+    Every branch sets `kind`, its name on the wire and in a failure report, and `retry`: whether the same request may
+    succeed later.
     """
 
     kind: ClassVar[str]
@@ -121,7 +118,7 @@ class CoordinatorUnreachable(EpochalError):
 
 
 class Desync(EpochalError):
-    """No step of a client allows the run document that arrived. The client starts again from a checkpoint."""
+    """The run document contradicts the client's step. The client starts again from a checkpoint."""
 
 
 class StoreFailed(EpochalError):
@@ -129,7 +126,7 @@ class StoreFailed(EpochalError):
 
 
 class StoreConflict(EpochalError):
-    """Another coordinator of the run was first to append. Nothing was kept: read its records, and handle again."""
+    """Another coordinator of the run appended first. Nothing was kept: read its records, and handle again."""
 
 
 class TrainerFailed(EpochalError):

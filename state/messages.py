@@ -27,7 +27,7 @@ FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "tra
 
 @dataclass(frozen=True, slots=True)
 class ChallengeRequest(WireDocument):
-    """Ask for a nonce to sign: the first half of a join."""
+    """A request for a nonce to sign: the first half of a join."""
 
     public_key: HexKey
 
@@ -42,7 +42,7 @@ class Challenge(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities(WireDocument):
-    """What a client can do. `batches_per_round` is its share of the work relative to the others' shares."""
+    """The abilities of a client. `batches_per_round` is its share of the work relative to the others' shares."""
 
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
     trainer: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "numpy"
@@ -66,7 +66,7 @@ DATA_TICKET_AUDIENCE = "epochal-data"
 
 @dataclass(frozen=True, slots=True)
 class Session(WireDocument):
-    """Answer to a join or a renewal. Renew at half of `expires_in_s`. The ticket is for data servers only."""
+    """Answer to a join or a renewal, to be renewed after half of `expires_in_s`. The ticket is for data servers only."""
 
     client_id: HexId
     session_token: str
@@ -86,7 +86,7 @@ class ReadyReport(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ResultMetrics(WireDocument):
-    """A client's own claim about its round, for people to look at; nothing is decided by it.
+    """A client's own figures of its round, for display only.
 
     Attributes:
         loss: mean training loss, nats per token, each micro-batch measured before its optimizer step.
@@ -153,7 +153,7 @@ class FailureReport(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Standing(WireDocument):
-    """What has arrived of a client's messages (`GET …/clients/me`), for the round under way."""
+    """Which messages of a client for the round under way have arrived (`GET …/clients/me`)."""
 
     client_id: HexId
     ready: bool
@@ -205,7 +205,7 @@ class MemberView(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class RunStatus(WireDocument):
-    """What `epochal status` shows: the run document's progress and what is too lively for the document."""
+    """The run as `epochal status` shows it: the document's progress, and values that change too often for it."""
 
     run_id: str
     version: Count

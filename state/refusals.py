@@ -1,4 +1,4 @@
-"""Every reason for which a service refuses a request: one enum with the HTTP status and whether to retry."""
+"""The reasons for which a service refuses a request, with HTTP status and whether to retry."""
 
 from enum import Enum, StrEnum
 from typing import Self
@@ -49,7 +49,7 @@ class Refusal(StrEnum):
     NOT_FOUND = "not-found", 404, Retry.NEVER
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", 416, Retry.NEVER
 
-    # Who asks
+    # The sender
     UNAUTHORIZED = "unauthorized", 401, Retry.LEAVE
     NONCE_INVALID = "nonce-invalid", 401, Retry.ANEW
     NONCE_CONSUMED = "nonce-consumed", 409, Retry.ANEW
@@ -94,7 +94,7 @@ class Refusal(StrEnum):
     INTERNAL = "internal", 500, Retry.LATER
 
     UNKNOWN = "unknown", 500, Retry.NEVER
-    """The answer of a service that names a reason this program does not know."""
+    """A service gave a reason that this program does not know."""
 
     @classmethod
     def of(cls, name: str) -> "Refusal":
