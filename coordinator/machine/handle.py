@@ -3,42 +3,19 @@
 Theory of operation. A stimulus first changes what it is about (a member, a commitment, an attestation, a claim), or
 is refused; then the run makes every move that it can (`coordinator/machine/transitions.py`), each through the phase
 table. A refused stimulus raises `Refused` and changes nothing: the run is a value, and the caller keeps the old one.
-When nothing changed, the very same object comes back, so that the shell need not keep or publish anything.
+When nothing changed, the same object is returned, so that the shell need not keep or publish anything.
 
-Time comes with the stimulus and never goes back. Random bytes come with it too; each use derives its own.
+A stimulus brings the time, which never goes back, and random bytes, from which each use derives its own.
 """
 
 import hashlib
 from dataclasses import replace
 
-from coordinator.machine import checkpoints, membership, reports
+from coordinator.machine import checkpoints, membership, reports, stimuli
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Run, config_json
-from coordinator.machine.stimuli import (
-    AttestationReceived,
-    BlobsNearedBound,
-    CheckpointHeld,
-    CheckpointRejected,
-    CheckpointReported,
-    ClientBecameReady,
-    ClientEjected,
-    ClientJoined,
-    ClientsFellSilent,
-    ClientWithdrew,
-    ConfigChanged,
-    CoordinatorStarted,
-    PauseRequested,
-    ResultCommitted,
-    ResultRejected,
-    ResultVerified,
-    ResumeRequested,
-    RunRestored,
-    Stamped,
-    StepFailed,
-    Stimulus,
-    Ticked,
-)
+from coordinator.machine.stimuli import Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
 from state.config.state_file import StateFile
@@ -48,78 +25,78 @@ from state.refusals import Refusal
 from state.wire import Seed, document_digest
 
 MAX_MOVES_PER_STIMULUS = 16
-"""A run that moves on and on without a stimulus in between is a bug."""
+"""Maximum number of phase changes on one stimulus; more are a bug."""
 
 
 def handle(run: Run, stamped: Stamped) -> Handled:
-    """Return the run after the stimulus, and what the shell must do once that run is kept.
+    """Return the run after the stimulus, and what the shell must do after it has kept that run.
 
     Raises:
         Refused: the stimulus is not allowed now; `kind` says why, and nothing has changed.
     """
     now = replace(run, now_s=max(run.now_s, stamped.now_s))
-    if isinstance(stamped.stimulus, CoordinatorStarted):
+    if isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         now = _rebase(now, now.now_s - run.now_s)
     after, instructions = _take(now, stamped.stimulus)
     after, told = _advance(after, stamped.seed)
-    if after is now and not isinstance(stamped.stimulus, CoordinatorStarted):
+    if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         return run, ()
     return after, (*instructions, *told)
 
 
-def derived_seed(seed: Seed, purpose: str, number: int) -> Seed:
-    """Return a seed of its own for each use of a stimulus's random bytes."""
+def _derived_seed(seed: Seed, purpose: str, number: int) -> Seed:
+    """Return the random bytes for one use of a stimulus's seed."""
     return Seed(hashlib.sha256(b"\x00".join((bytes.fromhex(seed), purpose.encode(), b"%d" % number))).hexdigest())
 
 
-def _rebase(run: Run, away_s: float) -> Run:
-    """Shift every running time by how long the coordinator was away, so that an outage ends nothing."""
+def _rebase(run: Run, outage_s: float) -> Run:
+    """Return the run with every running time moved by the length of an outage, so that the outage ends nothing."""
     return replace(
         run,
-        phase_started_s=run.phase_started_s + away_s,
-        phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + away_s,
-        epoch_started_s=run.epoch_started_s + away_s,
-        enough_since_s=None if run.enough_since_s is None else run.enough_since_s + away_s,
+        phase_started_s=run.phase_started_s + outage_s,
+        phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + outage_s,
+        epoch_started_s=run.epoch_started_s + outage_s,
+        enough_since_s=None if run.enough_since_s is None else run.enough_since_s + outage_s,
     )
 
 
 def _take(run: Run, stimulus: Stimulus) -> Handled:
     match stimulus:
-        case Ticked() | CoordinatorStarted():
+        case stimuli.Ticked() | stimuli.CoordinatorStarted():
             return run, ()
-        case RunRestored():
+        case stimuli.RunRestored():
             return replace(run, lineage=stimulus.lineage), ()
-        case ClientJoined():
+        case stimuli.ClientJoined():
             return membership.join(run, stimulus)
-        case ClientWithdrew():
+        case stimuli.ClientWithdrew():
             return membership.leave(run, (stimulus.client_id,), "withdrew")
-        case ClientsFellSilent():
+        case stimuli.ClientsFellSilent():
             return membership.leave(run, stimulus.client_ids, "fell silent")
-        case ClientEjected():
+        case stimuli.ClientEjected():
             return membership.eject(run, stimulus.client_id)
-        case ClientBecameReady():
+        case stimuli.ClientBecameReady():
             return membership.become_ready(run, stimulus)
-        case ResultCommitted():
+        case stimuli.ResultCommitted():
             return reports.commit_result(run, stimulus)
-        case ResultVerified():
+        case stimuli.ResultVerified():
             return reports.verify_result(run, stimulus)
-        case ResultRejected():
+        case stimuli.ResultRejected():
             return reports.reject_result(run, stimulus)
-        case AttestationReceived():
+        case stimuli.AttestationReceived():
             return reports.attest(run, stimulus)
-        case StepFailed():
+        case stimuli.StepFailed():
             return reports.fail_step(run, stimulus)
-        case CheckpointReported():
+        case stimuli.CheckpointReported():
             return checkpoints.report(run, stimulus)
-        case CheckpointHeld():
+        case stimuli.CheckpointHeld():
             return checkpoints.hold(run, stimulus)
-        case CheckpointRejected():
+        case stimuli.CheckpointRejected():
             return checkpoints.reject(run, stimulus)
-        case PauseRequested() | ResumeRequested():
-            return _pause(run, pause=isinstance(stimulus, PauseRequested))
-        case BlobsNearedBound():
+        case stimuli.PauseRequested() | stimuli.ResumeRequested():
+            return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
+        case stimuli.BlobsNearedBound():
             return run if run.blobs_near_bound else replace(run, blobs_near_bound=True), ()
-        case ConfigChanged():
+        case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file)
 
 
@@ -130,7 +107,7 @@ def _pause(run: Run, *, pause: bool) -> Handled:
 
 
 def _change_config(run: Run, state_file: StateFile) -> Handled:
-    """Take the edited fields; phase and progress stay the run's own."""
+    """Return the run with the edited fields; its phase and progress stay."""
     state_file = state_file.model_copy(update={"progress": run.state_file.progress})
     if state_file == run.state_file:
         return run, ()
@@ -145,9 +122,9 @@ def _advance(run: Run, seed: Seed) -> Handled:
         if move is None:
             return run, instructions
         before, phase = run.phase, destination(run.phase, move.trigger)
-        run, told = _enter(move.run, phase, move.reason, derived_seed(seed, phase.value, number))
+        run, told = _enter(move.run, phase, move.reason, _derived_seed(seed, phase.value, number))
         instructions = (*instructions, *move.instructions, PhaseChanged(before, phase, move.reason), *told)
-    raise InternalError(f"the run made {MAX_MOVES_PER_STIMULUS} moves on one stimulus and would go on")
+    raise InternalError(f"the run made {MAX_MOVES_PER_STIMULUS} moves on one stimulus")
 
 
 def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:

@@ -17,19 +17,19 @@ from state.messages import Attestation, Capabilities, CheckpointReport, FailureR
 from state.wire import ClientId, Seed, Sha256
 
 RULES_VERSION = 3
-"""Under which rules a journal was written. A journal of another version is refused, never guessed at."""
+"""Version of the machine's rules. A journal that was written under another version is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted:
-    """The coordinator serves the run (again). Re-bases the phase's deadline, so an outage ends nothing."""
+    """The coordinator serves the run (again). Deadlines move by the length of the outage."""
 
     type: Literal["coordinator_started"] = "coordinator_started"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRestored:
-    """The run directory is a backup's: what was published after it is void, and the run goes on as `lineage`."""
+    """The run was restored from a backup: later documents are void, and it continues as `lineage`."""
 
     lineage: str
     type: Literal["run_restored"] = "run_restored"
@@ -44,9 +44,9 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """A client proved its key. The nonce is consumed with this.
+    """A client proved its key, which consumes the nonce.
 
-    It does not hold the request itself: an invitation's text is a secret, which has no place in a journal.
+    The request itself is left out: an invitation's text is a secret, which must not be in a journal.
     """
 
     client_id: ClientId
@@ -60,7 +60,7 @@ class ClientJoined:
 
 @dataclass(frozen=True, slots=True)
 class ClientWithdrew:
-    """A client left by its own word."""
+    """A client left the run."""
 
     client_id: ClientId
     type: Literal["client_withdrew"] = "client_withdrew"
@@ -68,7 +68,7 @@ class ClientWithdrew:
 
 @dataclass(frozen=True, slots=True)
 class ClientsFellSilent:
-    """Nothing was heard of these clients for `client_timeout_s`."""
+    """These clients sent no request for `client_timeout_s`."""
 
     client_ids: tuple[ClientId, ...]
     type: Literal["clients_fell_silent"] = "clients_fell_silent"
@@ -93,7 +93,7 @@ class ClientBecameReady:
 
 @dataclass(frozen=True, slots=True)
 class ResultCommitted:
-    """A client named its result of a round; the first one binds."""
+    """A client committed to its result of a round. The first commitment binds."""
 
     client_id: ClientId
     report: ResultCommitment
@@ -102,7 +102,7 @@ class ResultCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerified:
-    """The bytes of a committed result are held and pass `state/results.py`. `replica_digest` is from their header."""
+    """The bytes of a committed result are held and checked. `replica_digest` is from their header."""
 
     client_id: ClientId
     step: int
@@ -114,7 +114,7 @@ class ResultVerified:
 
 @dataclass(frozen=True, slots=True)
 class ResultRejected:
-    """The bytes of a committed result break `rule`; the commitment binds, so the client's work is carried."""
+    """The bytes of a committed result break `rule`. The commitment binds, so the client's work is carried."""
 
     client_id: ClientId
     step: int
@@ -126,7 +126,7 @@ class ResultRejected:
 
 @dataclass(frozen=True, slots=True)
 class AttestationReceived:
-    """A witness said which results it holds."""
+    """A witness attested which results it holds."""
 
     client_id: ClientId
     report: Attestation
@@ -162,7 +162,7 @@ class CheckpointHeld:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRejected:
-    """The bytes of a reported checkpoint break a rule; its writer has failed at it."""
+    """The bytes of a reported checkpoint break a rule, so another client is asked."""
 
     client_id: ClientId
     step: int
@@ -173,21 +173,21 @@ class CheckpointRejected:
 
 @dataclass(frozen=True, slots=True)
 class PauseRequested:
-    """An operator wants the run to hold after this round."""
+    """An operator asked the run to pause after this round."""
 
     type: Literal["pause_requested"] = "pause_requested"
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested:
-    """An operator wants the run to go on."""
+    """An operator asked the run to continue."""
 
     type: Literal["resume_requested"] = "resume_requested"
 
 
 @dataclass(frozen=True, slots=True)
 class BlobsNearedBound:
-    """The blobs take up so much that a checkpoint should free some."""
+    """The blobs are near their size limit; a checkpoint should free some."""
 
     total_bytes: int
     type: Literal["blobs_neared_bound"] = "blobs_neared_bound"
@@ -201,28 +201,14 @@ class ConfigChanged:
     type: Literal["config_changed"] = "config_changed"
 
 
+# fmt: off
 Stimulus: TypeAlias = (
-    CoordinatorStarted
-    | RunRestored
-    | Ticked
-    | ClientJoined
-    | ClientWithdrew
-    | ClientsFellSilent
-    | ClientEjected
-    | ClientBecameReady
-    | ResultCommitted
-    | ResultVerified
-    | ResultRejected
-    | AttestationReceived
-    | StepFailed
-    | CheckpointReported
-    | CheckpointHeld
-    | CheckpointRejected
-    | PauseRequested
-    | ResumeRequested
-    | BlobsNearedBound
-    | ConfigChanged
+    CoordinatorStarted | RunRestored | Ticked | ClientJoined | ClientWithdrew | ClientsFellSilent
+    | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
+    | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
+    | PauseRequested | ResumeRequested | BlobsNearedBound | ConfigChanged
 )
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
