@@ -66,7 +66,7 @@ DATA_TICKET_AUDIENCE = "epochal-data"
 
 @dataclass(frozen=True, slots=True)
 class Session(WireDocument):
-    """Answer to a join or a renewal, to be renewed after half of `expires_in_s`. The ticket is for data servers only."""
+    """Answer to a join or a renewal. Renew after half of `expires_in_s`. The ticket is for data servers only."""
 
     client_id: HexId
     session_token: str

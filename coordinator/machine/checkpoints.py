@@ -1,7 +1,7 @@
-"""Making a checkpoint: who claims what, whose bytes are held, and when that is enough.
+"""The making of a checkpoint: clients claim digests, one delivers the bytes, and both are compared.
 
-A checkpoint of Cooldown is verified when its bytes are held and hold the replica whose digest a quorum of the electors
-claims. The checkpoint at the run's start has no replicas to compare with: the elected checkpointer's is the truth.
+A checkpoint of Cooldown is verified when its bytes are held and contain the replica whose digest a quorum of the
+electors claims. For the run's first checkpoint there is nothing to compare: the elected checkpointer's is taken.
 """
 
 from dataclasses import replace
@@ -14,9 +14,10 @@ from coordinator.machine.run import (
     Run,
     agreed_checkpoint_digest,
     current_checkpointer,
+    roster_of,
 )
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported
-from state.documents import CheckpointRef, Roster, RosterEntry
+from state.documents import CheckpointRef, Roster
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId, Seed, Sha256
@@ -26,8 +27,7 @@ def begin_genesis(run: Run, seed: Seed) -> Run:
     """Ask a member for the run's first checkpoint, unless there is one."""
     if run.checkpoint is not None:
         return replace(run, checkpointing=None)
-    members = sorted(run.members.values(), key=lambda member: member.client_id)
-    return _begin(run, seed, Roster(tuple(RosterEntry(m.client_id, m.share) for m in members)), genesis=True)
+    return _begin(run, seed, roster_of(run.members.values()), genesis=True)
 
 
 def begin_cooldown(run: Run, seed: Seed) -> Handled:
@@ -35,8 +35,7 @@ def begin_cooldown(run: Run, seed: Seed) -> Handled:
     if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
         kept = replace(run, checkpointing=None)
         return _keep(kept, run.checkpoints) if run.blobs_near_bound else (kept, ())
-    roster = Roster(tuple(RosterEntry(m.client_id, m.share) for m in run.ready_members()))
-    return _begin(run, seed, roster, genesis=False), ()
+    return _begin(run, seed, roster_of(run.ready_members()), genesis=False), ()
 
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
@@ -45,7 +44,7 @@ def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
 
 
 def report(run: Run, event: CheckpointReported) -> Handled:
-    """Take a client's claim. The last one counts, as long as its bytes are not held.
+    """Record a client's claim. It may claim anew until its bytes are held.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-in-roster`.
@@ -53,19 +52,16 @@ def report(run: Run, event: CheckpointReported) -> Handled:
     claim = event.report
     making = _making(run, claim.step)
     if all(entry.client_id != event.client_id for entry in making.roster.clients):
-        raise Refused(
-            Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not among those who are asked for this checkpoint"
-        )
+        raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not asked for this checkpoint")
     if making.claims.get(event.client_id) == claim:
         return run, ()
     if event.client_id in making.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
-    making = replace(making, claims={**making.claims, event.client_id: claim})
-    return _verified(replace(run, checkpointing=making), making)
+    return _with(run, replace(making, claims={**making.claims, event.client_id: claim}))
 
 
 def hold(run: Run, event: CheckpointHeld) -> Handled:
-    """Note that the coordinator holds and has checked the bytes of a claim.
+    """Record that the coordinator holds and has checked the bytes of a claim.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
@@ -74,12 +70,11 @@ def hold(run: Run, event: CheckpointHeld) -> Handled:
     making = _announced(run, event.client_id, found.step, found.blob_sha256)
     if making.held.get(event.client_id) == found:
         return run, ()
-    making = replace(making, held={**making.held, event.client_id: found})
-    return _verified(replace(run, checkpointing=making), making)
+    return _with(run, replace(making, held={**making.held, event.client_id: found}))
 
 
 def reject(run: Run, event: CheckpointRejected) -> Handled:
-    """Note that the bytes of a claim are no checkpoint: another client is asked to write it.
+    """Record that the bytes of a claim are not a checkpoint: another client is asked to write it.
 
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
@@ -107,13 +102,15 @@ def _making(run: Run, step: int) -> Checkpointing:
     return making
 
 
-def _verified(run: Run, making: Checkpointing) -> Handled:
+def _with(run: Run, making: Checkpointing) -> Handled:
+    """Return the run with what is now known of its checkpoint, kept if that verifies it."""
+    run = replace(run, checkpointing=making)
     found = _verified_ref(run, making)
     return (run, ()) if found is None else _keep(replace(run, checkpointing=None), (*run.checkpoints, found))
 
 
 def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:
-    """Return the run with the newest of these, and what came since; near the blobs' bound with the last one only."""
+    """Return the run with the newest of these and the outcomes since; near the blobs' limit, with the last one only."""
     checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
     outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
     return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False), (SweepBlobs(),)

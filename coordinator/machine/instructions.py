@@ -1,6 +1,6 @@
-"""Instructions of a run to the service that owns it: things to do, and news to log.
+"""Instructions of the machine to the service that owns the run: things to do, and events to log.
 
-The service carries instructions out after the run that gave them is kept (`coordinator/service.py`).
+The service executes them after it has kept the run that gave them (`coordinator/service.py`).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from state.wire import ClientId
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """Log it, and rewrite `state.toml`."""
+    """Log the phase, and rewrite `state.toml`."""
 
     before: RunState
     after: RunState
@@ -30,7 +30,7 @@ class SegmentEnded:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDecided:
-    """A round ended. `outcome` is None when it was empty; audits and logs read it, nobody must act."""
+    """Log the end of a round. `outcome` is None when it was empty."""
 
     step: int
     attempt: int
@@ -40,7 +40,7 @@ class OutcomeDecided:
 
 @dataclass(frozen=True, slots=True)
 class BatchesQuarantined:
-    """These batches failed on too many clients and leave the run."""
+    """Log that these batches failed too often and leave the run."""
 
     batch_id: BatchId
     tried: tuple[ClientId, ...]
@@ -54,7 +54,7 @@ class SweepBlobs:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChanged:
-    """Log who came or went and why."""
+    """Log that a client joined or left, and why."""
 
     client_id: ClientId
     change: str

@@ -1,12 +1,11 @@
 """Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.machine.instructions import MembershipChanged
 from coordinator.machine.run import Handled, Member, Run
 from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
-from state.config.state_file import StateFile
 from state.errors import Refused
 from state.messages import PROTOCOL_VERSION
 from state.phases import RunState
@@ -19,7 +18,7 @@ MAX_EJECTED = 10_000
 
 
 def join(run: Run, event: ClientJoined) -> Handled:
-    """Let a client take or retake its place; an earlier session of the same key is superseded.
+    """Make the client a member; an earlier session of the same key is superseded.
 
     Raises:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
@@ -27,7 +26,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     _check_join(run, event)
     used = {nonce: expires for nonce, expires in run.used_nonces.items() if expires > run.now_s}
     if len(used) >= MAX_USED_NONCES:
-        raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the life of a nonce; try again in a moment")
+        raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
     used[event.nonce] = event.nonce_expires_s
     invitations = run.invitations_used
     offered = event.invitation_sha256
@@ -37,7 +36,6 @@ def join(run: Run, event: ClientJoined) -> Handled:
     member = Member(
         client_id=event.client_id,
         public_key=event.public_key,
-        session=1 if before is None else before.session + 1,
         share=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
         joined_s=run.now_s,
@@ -50,7 +48,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
 
 def _check_join(run: Run, event: ClientJoined) -> None:
     if event.nonce in run.used_nonces:
-        raise Refused(Refusal.NONCE_CONSUMED, "this nonce was used for a join already; ask for another challenge")
+        raise Refused(Refusal.NONCE_CONSUMED, "this nonce was already used for a join; ask for another challenge")
     if event.capabilities.protocol != PROTOCOL_VERSION:
         raise Refused(
             Refusal.UNSUPPORTED_PROTOCOL,
@@ -58,15 +56,15 @@ def _check_join(run: Run, event: ClientJoined) -> None:
         )
     if event.client_id in run.ejected:
         raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
-    denied = _denial(run, run.state_file, event)
+    denied = _denial(run, event)
     if denied is not None:
         raise Refused(Refusal.ACCESS_DENIED, denied)
     if event.client_id not in run.members and len(run.members) >= MAX_MEMBERS:
-        raise Refused(Refusal.RUN_FULL, f"the run has {MAX_MEMBERS} members, which is its limit")
+        raise Refused(Refusal.RUN_FULL, f"the run has its maximum of {MAX_MEMBERS} members")
 
 
-def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
-    access = state_file.access
+def _denial(run: Run, event: ClientJoined) -> str | None:
+    access = run.state_file.access
     if access.mode == "keys" and event.public_key not in access.keys:
         return f"public key {event.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
@@ -76,22 +74,18 @@ def _denial(run: Run, state_file: StateFile, event: ClientJoined) -> str | None:
             return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
-        if _used_by_another(run, event.invitation_sha256, event.client_id):
+        if run.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
             return "this invitation was used by another client; each admits one client"
     return None
 
 
 def _is_invited(run: Run, client_id: ClientId) -> bool:
-    """Whether the client has used an invitation that is still listed; it needs, and takes, no other."""
+    """Whether the client has used an invitation that is still listed; it needs no other."""
     return any(run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations)
 
 
-def _used_by_another(run: Run, invitation: Sha256 | None, client_id: ClientId) -> bool:
-    return invitation is not None and run.invitations_used.get(invitation, client_id) != client_id
-
-
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
-    """Return the run without these members. Nothing more is expected of them in the round under way."""
+    """Return the run without these members; the round under way no longer waits for them."""
     gone = [client_id for client_id in client_ids if client_id in run.members]
     if not gone:
         return run, ()
@@ -99,14 +93,10 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     current = run.round
     if current is not None:
         current = replace(current, pending=current.pending - set(gone))
-    run = replace(run, members=members, round=current, data_fingerprint=_claimed_still(run, members))
+    run = replace(run, members=members, round=current)
+    if not run.batches_applied and not run.ready_members():  # nothing vouches for the data any more
+        run = replace(run, data_fingerprint=None)
     return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
-
-
-def _claimed_still(run: Run, members: Mapping[ClientId, Member]) -> str | None:
-    """Return the data's fingerprint, as long as a ready member or training that was done on it vouches for it."""
-    is_vouched = run.batches_applied or any(member.ready_step is not None for member in members.values())
-    return run.data_fingerprint if is_vouched else None
 
 
 def eject(run: Run, client_id: ClientId) -> Handled:
@@ -120,7 +110,7 @@ def eject(run: Run, client_id: ClientId) -> Handled:
 
 
 def gathered(run: Run) -> Run:
-    """Return the run with `enough_since_s` right for its members and phase."""
+    """Return the run with `enough_since_s` set for its members and phase."""
     waiting = run.phase is RunState.WAITING_FOR_MEMBERS
     enough = waiting and len(run.members) >= run.state_file.config.init_min_clients
     since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None
@@ -128,7 +118,7 @@ def gathered(run: Run) -> Run:
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
-    """Let the member take part in the next round's roster.
+    """Put the member on the next round's roster.
 
     Raises:
         Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
@@ -137,7 +127,7 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     if member is None:
         raise Refused(Refusal.UNAUTHORIZED, f"client {event.client_id} is not a member; join again")
     if run.checkpoint is None or run.phase is RunState.FINISHED:
-        raise Refused(Refusal.NOT_NOW, f"nobody can be ready in {run.phase.value} without a checkpoint")
+        raise Refused(Refusal.NOT_NOW, f"no client can become ready in {run.phase.value}, or without a checkpoint")
     if report.step not in (run.replica_step, run.replica_step - 1):
         raise Refused(
             Refusal.BEHIND,

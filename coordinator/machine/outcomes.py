@@ -1,7 +1,7 @@
 """The end of a round: its outcome, the run with the outcome taken in, and the ledger over all outcomes.
 
-The rule kept here ("exactly once"): every batch below the cursor is applied, carried, suspected or quarantined, and in
-exactly one of these. `ledger_gaps` states it; the simulation and the audit check it after every stimulus.
+The rule kept here ("exactly once"): every batch below the cursor is either applied, carried, suspected or quarantined.
+`ledger_gaps` states it; the simulation and the audit check it after every stimulus.
 """
 
 import math
@@ -20,7 +20,7 @@ from state.wire import ClientId, Sha256
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on a round by its attestations. `outcome` is None when nothing is applied."""
+    """The result of a round by its attestations. `outcome` is None when nothing is applied."""
 
     outcome: Outcome | None
     reason: str
@@ -30,8 +30,8 @@ class Verdict:
 def judge_round(run_id: str, current: Round) -> Verdict:
     """Return the outcome of a round, from its commitments and attestations.
 
-    A result is in when a quorum of the elected witnesses attested it, a quorum agreed on one replica digest, and the
-    result was trained from that replica. The order of the entries is the round's permuted order.
+    A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
+    a quorum agreed. The entries are in the round's permuted order.
     """
     plan = current.plan
     if not current.verified:
@@ -46,7 +46,7 @@ def judge_round(run_id: str, current: Round) -> Verdict:
     entries = tuple(
         OutcomeEntry(client_id, assignment, current.commitments[client_id].result_sha256)
         for client_id, assignment in plan.assignments.items()
-        if assignment and _is_in(current, client_id, agreed, received)
+        if assignment and _is_included(current, client_id, agreed, received)
     )
     if not entries:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
@@ -63,7 +63,7 @@ def judge_round(run_id: str, current: Round) -> Verdict:
     return Verdict(outcome, f"{len(entries)} results", False)
 
 
-def _is_in(current: Round, client_id: ClientId, agreed: Sha256, received: Sequence[int]) -> bool:
+def _is_included(current: Round, client_id: ClientId, agreed: Sha256, received: Sequence[int]) -> bool:
     if current.verified.get(client_id) != agreed:
         return False
     position = current.plan.positions[client_id]
@@ -115,7 +115,7 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
     if not tokens:
         return run.losses
     mean = sum(loss * count for loss, count in weighted) / tokens
-    if not math.isfinite(mean):  # of claims that are absurd; a snapshot could not hold it
+    if not math.isfinite(mean):  # from absurd claims; a snapshot could not hold it
         return run.losses
     return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
@@ -130,11 +130,11 @@ def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
 
 
 def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
-    """Return what contradicts "exactly once" in the run, or None when nothing does.
+    """Return a contradiction to "exactly once" in the run, or None.
 
     Args:
         run: the run, in any phase.
-        applied: all batches of all outcomes since the run's first batch, in any order, coalesced or not.
+        applied: the batches of every outcome since the run's first batch, in any order, coalesced or not.
     """
     in_round = () if run.round is None else run.round.work.shared
     parts = (

@@ -22,7 +22,7 @@ TRANSITIONS = (
     ("results_in",       TRAIN,         WITNESS,  "a quorum saw every result, or time over"),
     ("next_round",       WITNESS,       TRAIN,    "all elected attested or gone, or time over"),
     ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, total_steps reached, "
-                                                  "pause pending, or blobs near their bound"),
+                                                  "pause pending, or blobs near their limit"),
     ("epoch_closed",     COOLDOWN,      WAITING,  "checkpoint verified, or time over"),
     ("held",             COOLDOWN,      PAUSED,   "checkpoint verified or time over, pause pending"),
     ("finished",         COOLDOWN,      FINISHED, "checkpoint verified or time over, all steps done"),

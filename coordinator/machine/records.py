@@ -1,7 +1,7 @@
-"""The journal's contents: what a record and a snapshot hold, and how a run is replayed from them.
+"""The journal's records and snapshots, and how a run is replayed from them.
 
-A record is one group commit: the stimuli that changed the run, the version that was published after them, and that
-document's digest. Replaying the stimuli must give the same document; anything else is damage or a bug, and is raised.
+A record is one group commit: the stimuli that changed the run, the version of the document that was published after
+them, and its digest. Replaying the stimuli must give the same document; anything else is damage or a bug.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class ReplayDiffers(StoreFailed):
 
 @dataclass(frozen=True, slots=True)
 class RecordBody:
-    """A journal record's JSON. `stimuli` is the JSON of the group, kept as text so that its bytes are its own."""
+    """A journal record's JSON. `stimuli` is the JSON of the group as text, so that its bytes are kept."""
 
     rules_version: int
     version: int
@@ -59,16 +59,14 @@ Watch = Callable[[Run, tuple[Instruction, ...]], None]
 
 
 def encode_record(sequence: int, version: int, document_sha256: Sha256, stimuli: tuple[Stamped, ...]) -> JournalRecord:
-    """Return the journal record of one group commit, after which the document of this version and digest holds."""
-    text = STIMULI.dump_json(stimuli).decode()
-    body = RecordBody(RULES_VERSION, version, document_sha256, text)
+    """Return the journal record of one group commit, which published the document of this version and digest."""
+    body = RecordBody(RULES_VERSION, version, document_sha256, STIMULI.dump_json(stimuli).decode())
     return JournalRecord(sequence, canonical_json(body))
 
 
 def encode_snapshot(sequence: int, version: int, document_sha256: Sha256, run: Run) -> Snapshot:
     """Return the snapshot that opens a segment after record `sequence`."""
-    text = snapshot_bytes(run).decode()
-    body = SnapshotBody(RULES_VERSION, version, document_sha256, text)
+    body = SnapshotBody(RULES_VERSION, version, document_sha256, snapshot_bytes(run).decode())
     return Snapshot(sequence, canonical_json(body))
 
 
@@ -88,12 +86,12 @@ def _body(kind: Any, data: bytes, sequence: int) -> Any:
 def _checked(run: Run, version: int, expected: Sha256, sequence: int) -> RunDocument:
     document = document_of(run, version)
     if document_digest(document) != expected:
-        raise ReplayDiffers(f"journal entry {sequence} replays to another document than the one that was published")
+        raise ReplayDiffers(f"journal entry {sequence} replays to another document than was published")
     return document
 
 
 def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
-    """Return the run at the end of a segment, each record's published document compared with its replay.
+    """Return the run at the end of a segment, with each record's published document compared to its replay.
 
     Raises:
         StoreFailed: an entry cannot be read, follows other rules, or (`ReplayDiffers`) replays to something else.
@@ -105,7 +103,7 @@ def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
 
 
 def replay_tail(known: Replayed, records: tuple[JournalRecord, ...], watch: Watch | None = None) -> Replayed:
-    """Return the run after those of the records that follow the known one. Raises what `replay` does."""
+    """Return the run after the records that follow the known one. Raises as `replay` does."""
     run, document, sequence = known.run, known.document, known.sequence
     for record in records:
         if record.sequence <= known.sequence:

@@ -1,7 +1,7 @@
 """Clients' reports during a round: commitments, results, attestations, failures. Pure handlers of the machine.
 
-Every report names its round, `(step, attempt)`. One for a round that is over is refused by name; one that repeats what
-is known changes nothing.
+Every report names its round, `(step, attempt)`. A report for a round that is over is refused; a repeated one changes
+nothing.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
 
 
 def verify_result(run: Run, event: ResultVerified) -> Handled:
-    """Count a result whose bytes are held and checked.
+    """Record that the bytes of a result are held and checked.
 
     Raises:
         Refused: `late-result`, `not-in-roster` or `not-committed`.
@@ -57,7 +57,7 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
 
 
 def reject_result(run: Run, event: ResultRejected) -> Handled:
-    """Remember that a committed result broke a rule. The commitment binds, so the work will be carried.
+    """Record that a committed result broke a rule. The commitment binds, so the work will be carried.
 
     Raises:
         Refused: `late-result`, `not-in-roster` or `not-committed`.
@@ -82,7 +82,7 @@ def attest(run: Run, event: AttestationReceived) -> Handled:
     client_id, report = event.client_id, event.report
     current = _round_of(run, report.step, report.attempt, late_kind=Refusal.STALE_ROUND)
     if client_id not in current.plan.witnesses:
-        raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} is no witness of round {report.step}")
+        raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} is not a witness of round {report.step}")
     held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
     attested = replace(report, received=f"{report.received_bits() & held:x}")
     closing = current.closing | {client_id} if run.phase is RunState.ROUND_WITNESS else current.closing
@@ -109,8 +109,8 @@ def fail_step(run: Run, event: StepFailed) -> Handled:
 def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round:
     current = run.round
     if run.phase not in ROUND_PHASES or current is None or (current.step, current.attempt) != (step, attempt):
-        found = "no round is under way" if current is None else f"round {current.step} attempt {current.attempt} is"
-        raise Refused(late_kind, f"round {step} attempt {attempt} is over or has not begun; {found}")
+        found = "no round" if current is None else f"round {current.step} attempt {current.attempt}"
+        raise Refused(late_kind, f"round {step} attempt {attempt} is over or has not begun; {found} is under way")
     return current
 
 

@@ -1,4 +1,4 @@
-"""The round under way, as a value: who was given what, and which messages have arrived."""
+"""The round under way, as a value: its assignments, and the messages that have arrived."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from state.wire import ClientId, Seed, Sha256
 
 @dataclass(frozen=True, slots=True)
 class RoundAssignment:
-    """What follows from a round's roster, work list and seed.
+    """Clients' tasks in a round, computed from its roster, work list and seed.
 
     Attributes:
         assignments: each client's batches.
         positions: each client's position in the roster.
         witnesses: the elected witnesses.
-        quorum: how many witnesses must agree.
+        quorum: number of witnesses that must agree.
     """
 
     assignments: DataAssignments
@@ -39,14 +39,14 @@ class Round:
 
     Attributes:
         cursor: the first batch number beyond the round's fresh interval.
-        pending: assigned clients of whom neither result nor failure nor departure is known.
+        pending: assigned clients that have neither delivered nor failed nor left.
         commitments: the result that each client is bound to.
-        verified: the replica that each held and checked result was trained from, by client in order of arrival.
+        verified: the replica from which each held and checked result was trained, by client in order of arrival.
         rejected: the rule that each refused result breaks, by client.
         attestations: each witness's latest attestation, its bits limited to verified results.
         closing: the witnesses that attested in RoundWitness, when no further result can come.
         failures: the reports of clients that could not take the step.
-        plan: computed once, when the round is made or read from a snapshot, which does not hold it.
+        plan: not in snapshots; computed when the round is made or read.
     """
 
     step: int

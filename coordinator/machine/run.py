@@ -1,12 +1,11 @@
 """The run as the coordinator holds it: one immutable value, and its snapshot.
 
-Mappings inside are never changed in place: `coordinator/machine/handle.py` makes a new `Run` that shares what stayed
-the same.
+Its mappings are never changed in place: `coordinator/machine/handle.py` makes a new `Run`, which shares the others.
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef, Outcome, Roster
+from state.documents import CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
 from state.intervals import BatchId
@@ -26,9 +25,8 @@ from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, WireDocument, document_digest
 
 KEEP_CHECKPOINTS = 2
-"""Verified checkpoints that are kept. Outcomes and results since the older one stay too: they prove the newer.
-
-Near the blobs' bound only the newest is kept."""
+"""Number of verified checkpoints that are kept, with outcomes and results since the older one, which prove the newer.
+Near the blobs' size limit only the newest is kept."""
 LOSS_HISTORY_LENGTH = 512
 LINEAGE_CHARACTERS = 32
 
@@ -38,14 +36,12 @@ class Member:
     """A client that has joined.
 
     Attributes:
-        session: counts its joins since it became a member.
-        nonce: of its last join; session tokens of earlier ones are superseded.
-        ready_step: the replica that it said it holds in this epoch; None until it said so.
+        nonce: of its last join; session tokens of earlier joins are superseded.
+        ready_step: the replica that it reported to hold in this epoch; None until it reported.
     """
 
     client_id: ClientId
     public_key: str
-    session: int
     share: int
     trainer: str
     joined_s: float
@@ -56,16 +52,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Batches on which clients failed; they are tried alone. `tried` has each failed client, oldest first."""
-
-    batch_id: BatchId
-    tried: tuple[ClientId, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """Batches that left the run, and why."""
+    """Batches on which clients failed, and why. `tried` has each failed client, oldest first."""
 
     batch_id: BatchId
     tried: tuple[ClientId, ...]
@@ -74,7 +61,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """A checkpoint in the making: at the start of the run (`genesis`), or in Cooldown.
+    """The making of a checkpoint: of the run's first replica (`genesis`), or in Cooldown.
 
     Attributes:
         step: the replica to be kept.
@@ -92,10 +79,6 @@ class Checkpointing:
     held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
     rejected: frozenset[ClientId] = frozenset()
 
-    def order(self) -> tuple[ClientId, ...]:
-        """Return the clients in the order in which they are asked to write it."""
-        return checkpointer_order(self.roster, self.seed)
-
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
         return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.clients), self.witness_nodes))
@@ -106,9 +89,11 @@ class Run(WireDocument):
     """The whole run. See `RunDocument` for the fields that both have.
 
     Attributes:
-        carried: batches that a round held but no outcome applied, in the order in which they are tried again.
+        carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
+        suspects: batches that failed and are tried alone.
+        quarantined: batches that left the run.
         drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
-        enough_since_s: since when there are enough members, in WaitingForMembers.
+        enough_since_s: the time since which there are enough members, in WaitingForMembers.
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
     """
@@ -120,20 +105,20 @@ class Run(WireDocument):
     now_s: float
     phase: RunState
     phase_started_s: float
-    phase_ends_s: float | None
-    reason: str
     epoch: int
     step: int
-    attempt: int
-    height: int
     cursor: int
     epoch_start_batch: int
     epoch_started_s: float
-    batches_applied: int
+    phase_ends_s: float | None = None
+    reason: str = "never started"
+    attempt: int = 0
+    height: int = 0
+    batches_applied: int = 0
     rules_version: int = RULES_VERSION
     carried: tuple[BatchId, ...] = ()
     suspects: tuple[Suspect, ...] = ()
-    quarantined: tuple[Quarantined, ...] = ()
+    quarantined: tuple[Suspect, ...] = ()
     drain_rounds: int = 0
     members: Mapping[ClientId, Member] = field(default_factory=dict)
     used_nonces: Mapping[str, float] = field(default_factory=dict)
@@ -152,7 +137,7 @@ class Run(WireDocument):
 
     @property
     def replica_step(self) -> int:
-        """The step of the replica that everyone should hold: `step − 1`."""
+        """Number of the replica that everyone should hold."""
         return self.step - 1
 
     @property
@@ -177,13 +162,18 @@ class Run(WireDocument):
         return self.data_indices_applied * self.state_file.model.LLM.max_seq_len
 
     def ready_members(self) -> list[Member]:
-        """Return the members that hold model and data, by client id."""
-        ready = (member for member in self.members.values() if member.ready_step is not None)
-        return sorted(ready, key=lambda member: member.client_id)
+        """Return the members that hold model and data."""
+        return [member for member in self.members.values() if member.ready_step is not None]
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
-"""The run after a stimulus, and what its owner must do once that run is kept."""
+"""The run after a stimulus, and what its owner must do after it has kept that run."""
+
+
+def roster_of(members: Iterable[Member]) -> Roster:
+    """Return the roster of these members with their shares."""
+    ordered = sorted(members, key=lambda member: member.client_id)
+    return Roster(tuple(RosterEntry(member.client_id, member.share) for member in ordered))
 
 
 def lineage_of(seed: str) -> str:
@@ -210,26 +200,21 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
         phase=RunState.FINISHED if state_file.run_state is RunState.FINISHED else RunState.UNINITIALIZED,
         pause_pending=state_file.run_state is RunState.PAUSED,
         phase_started_s=now_s,
-        phase_ends_s=None,
-        reason="never started",
         epoch=progress.epoch,
         step=progress.step,
-        attempt=0,
-        height=0,
         cursor=cursor,
         epoch_start_batch=cursor,
         epoch_started_s=now_s,
-        batches_applied=0,
     )
 
 
 def config_json(state_file: StateFile) -> Any:
-    """Return what clients must know of the state file, as plain JSON: all but phase, progress and access rules."""
+    """Return the state file as clients see it, in plain JSON: without phase, progress and access rules."""
     return state_file.model_dump(mode="json", exclude={"run_state", "progress", "access"})
 
 
 def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
-    """Return the replica digest that a quorum of the electors claims, or None while there is no such quorum."""
+    """Return the replica digest that a quorum of the electors claims, or None without such a quorum."""
     electors = making.electors()
     counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
     needed = quorum(len(electors))
@@ -237,15 +222,15 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
 
 
 def current_checkpointer(run: Run) -> ClientId | None:
-    """Return who should write a checkpoint now: the first in order that is still a member and has not failed at it.
+    """Return the client that must write the checkpoint: the first in order that is still a member and has not failed.
 
-    It failed when its bytes break a rule or do not hold the replica that it claimed, or when a quorum claims another.
+    It has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another one.
     """
     making = run.checkpointing
     if making is None:
         return None
     agreed = None if making.genesis else agreed_checkpoint_digest(making)
-    for client_id in making.order():
+    for client_id in checkpointer_order(making.roster, making.seed):
         claim, held = making.claims.get(client_id), making.held.get(client_id)
         failed = client_id in making.rejected or (
             claim is not None
@@ -273,7 +258,7 @@ def parse_snapshot(body: bytes) -> Run:
     """Return the run that `snapshot_bytes` wrote.
 
     Raises:
-        StoreFailed: another version's rules, or not a snapshot. The journal is left as it is.
+        StoreFailed: it is not a snapshot, or was written under other rules.
     """
     try:
         run = _run_adapter().validate_json(body)

@@ -1,6 +1,6 @@
-"""Whether a run leaves its phase now, and why. Pure: `(run) -> Move | None`, read top to bottom per phase.
+"""Decides whether a run leaves its phase now, and why: one function for each phase, read from top to bottom.
 
-Timers are upper bounds only: each phase first asks whether everything it waits for is there.
+Timers are upper bounds only: each phase first checks whether everything that it waits for has arrived.
 """
 
 from dataclasses import dataclass, replace
@@ -13,17 +13,12 @@ from state.phases import RunState
 from state.wire import ClientId
 
 DRAIN_ROUNDS = 3
-"""Maximum number of rounds after `total_steps`, which try again what is still carried."""
+"""Maximum number of rounds after `total_steps`, which attempt only the carried work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A trigger of the phase table, the reason in words, and what leaving the phase does.
-
-    Attributes:
-        run: the run as it leaves the phase.
-        instructions: what leaving the phase asks for.
-    """
+    """A trigger of the phase table, the reason in words, and the run and instructions as the phase is left."""
 
     trigger: str
     reason: str
@@ -49,18 +44,17 @@ def decide(run: Run) -> Move | None:
         case RunState.PAUSED:
             return None if run.pause_pending else Move("resumed", "an operator resumed the run", run)
         case RunState.FINISHED:
-            return None if steps_done(run) else Move("extended", "total_steps was raised", run)
+            return None if _steps_done(run) else Move("extended", "total_steps was raised", run)
 
 
-def steps_done(run: Run) -> bool:
-    """Whether every step is taken and what is still carried has had its drain rounds."""
+def _steps_done(run: Run) -> bool:
+    """Whether every step is done, and the carried work too or its drain rounds are used up."""
     if run.step <= run.state_file.config.total_steps:
         return False
     return not (run.carried or run.suspects) or run.drain_rounds >= DRAIN_ROUNDS
 
 
-def time_is_over(run: Run) -> bool:
-    """Whether the phase's deadline has passed."""
+def _time_is_over(run: Run) -> bool:
     return run.phase_ends_s is not None and run.now_s >= run.phase_ends_s
 
 
@@ -68,7 +62,7 @@ def _leave_waiting(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
         return Move("held", "an operator paused the run", run)
-    if steps_done(run):
+    if _steps_done(run):
         return Move("finished", f"all {config.total_steps} steps are done", run)
     if run.enough_since_s is None or len(run.members) < config.init_min_clients:
         return None
@@ -83,13 +77,13 @@ def _leave_warmup(run: Run) -> Move | None:
         return Move("held", "an operator paused the run", run)
     if len(run.members) < config.min_clients:
         return Move("members_lost", f"{len(run.members)} members, {config.min_clients} needed", run)
-    ready_count = sum(member.ready_step is not None for member in run.members.values())
+    ready_count = len(run.ready_members())
     if run.checkpoint is not None and ready_count >= config.min_clients:
         if ready_count == len(run.members):
             return Move("warmed_up", f"all {ready_count} members are ready", run)
-        if time_is_over(run):
+        if _time_is_over(run):
             return Move("warmed_up", f"{ready_count} of {len(run.members)} members are ready, time is over", run)
-    if time_is_over(run):
+    if _time_is_over(run):
         missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
         return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", run)
     return None
@@ -106,7 +100,7 @@ def _saw_everything(current: Round, witness: ClientId) -> bool:
 
 def _leave_train(run: Run) -> Move | None:
     current = run.round
-    if current is None or time_is_over(run):
+    if current is None or _time_is_over(run):
         return Move("results_in", "time is over", run)
     if current.pending:
         return None
@@ -134,8 +128,8 @@ def _leave_witness(run: Run) -> Move | None:
 
 
 def _is_round_over(run: Run, current: Round) -> bool:
-    """Whether the round takes no more attestations: time is over, or every witness said all that it can, or left."""
-    if time_is_over(run) or not current.verified:
+    """Whether no attestation is outstanding: time is over, or every witness has attested everything or left."""
+    if _time_is_over(run) or not current.verified:
         return True
     return all(
         witness not in run.members or witness in current.closing or _saw_everything(current, witness)
@@ -144,19 +138,19 @@ def _is_round_over(run: Run, current: Round) -> bool:
 
 
 def _epoch_end_reason(run: Run) -> str | None:
-    """Return why no round follows in this epoch after the one that was taken into the run, or None when one does."""
+    """Return why the epoch ends with the round that has ended, or None if another round follows."""
     config = run.state_file.config
     ready_count = len(run.ready_members())
     if run.pause_pending:
         return "an operator paused the run"
-    if steps_done(run):
+    if _steps_done(run):
         return f"all {config.total_steps} steps are done"
     if ready_count < config.min_clients:
         return f"{ready_count} ready members, {config.min_clients} needed"
     if run.now_s >= run.epoch_started_s + config.epoch_time:
         return "epoch time is over"
     if run.blobs_near_bound:
-        return "blobs are near their bound"
+        return "blobs are near their size limit"
     return None
 
 
@@ -165,12 +159,12 @@ def _leave_cooldown(run: Run) -> Move | None:
     if making is None:
         reason = "the checkpoint is verified" if run.checkpoint else "there is nothing to keep"
     elif current_checkpointer(run) is None:
-        reason = "nobody is left to write the checkpoint"
-    elif time_is_over(run):
+        reason = "no client is left to write the checkpoint"
+    elif _time_is_over(run):
         claimed = "agreed" if agreed_checkpoint_digest(making) else "no quorum on a digest"
         reason = f"time is over without a verified checkpoint ({claimed})"
     else:
         return None
     run, instructions = replace(run, epoch=run.epoch + 1), (SegmentEnded(run.epoch + 1),)
-    trigger = "held" if run.pause_pending else "finished" if steps_done(run) else "epoch_closed"
+    trigger = "held" if run.pause_pending else "finished" if _steps_done(run) else "epoch_closed"
     return Move(trigger, reason, run, instructions)

@@ -1,4 +1,4 @@
-"""A run seen from outside: the document that it publishes, the blobs that it waits for and keeps."""
+"""The run document that a run publishes, and the blobs that it waits for and keeps."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -60,7 +60,7 @@ def _round_head(current: Round) -> RoundHead:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBlob:
-    """A blob that the run waits for: who may upload it, how long it is, and what it is."""
+    """A blob that the run waits for: its kind, its sender and its size."""
 
     kind: Literal["result", "checkpoint"]
     client_id: ClientId
@@ -72,7 +72,7 @@ class ExpectedBlob:
 
 
 def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
-    """Return the blob that this client announced under this digest and has not delivered yet, or None."""
+    """Return the blob that this client announced under this digest and may deliver now, or None."""
     current = run.round
     if current is not None and run.phase is RunState.ROUND_TRAIN:
         found = current.commitments.get(client_id)
@@ -89,7 +89,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
 
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
-    """Return the blobs that may not be swept: of kept checkpoints, of kept outcomes, and of the round under way."""
+    """Return the blobs that must stay: those of kept checkpoints, of kept outcomes, and of the round under way."""
     needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
     for outcome in run.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)

@@ -1,7 +1,7 @@
 """The work of a round: who gets which batches, and which batches the failures of a round make suspect.
 
-Failed work is not lost and not tried for ever: batches on which a client failed are suspects, tried alone by somebody
-else, bisected, and quarantined at last. Data that is merely unavailable is nobody's fault and is carried.
+Batches on which a client failed become suspects: another client tries them alone, they are bisected when they fail
+again, and a single batch that keeps failing is quarantined. Data that is only unavailable is carried.
 """
 
 from collections.abc import Sequence
@@ -9,29 +9,29 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from coordinator.machine.round import Round
-from coordinator.machine.run import Quarantined, Run, Suspect
-from state.documents import IsolatedWork, Roster, RosterEntry, WorkList
+from coordinator.machine.run import Run, Suspect, roster_of
+from state.documents import IsolatedWork, WorkList
 from state.intervals import BatchId, subtract, take_positions, total_batches
 from state.messages import FailureReport
 from state.schedule import global_batch_size
 from state.wire import ClientId, Seed, document_digest
 
 ATTEMPTS_BEFORE_QUARANTINE = 3
-"""Failures on a single batch, by as many different clients as there are up to this, before it is quarantined."""
+"""Number of failures, each on another client if there are as many, after which a single batch is quarantined."""
 MAX_QUARANTINED_INTERVALS = 1024
-"""More bad data than this pauses the run: something other than the data is wrong."""
+"""Maximum number of quarantined intervals. Beyond it the run pauses, because the data is hardly the cause."""
 MAX_SUSPECT_MESSAGE_CHARS = 200
 
 
 def begin_round(run: Run, seed: Seed) -> Run:
     """Return the run with its next round: roster of the ready members, work list, seed.
 
-    The work list holds up to `global_batch_size` batches: suspects one client each, then carried work, then a fresh
-    interval from the cursor; after `total_steps` nothing fresh.
+    The work list holds up to `global_batch_size` batches: suspects, one client each; then carried work; then, until
+    `total_steps`, a fresh interval from the cursor.
     """
     config = run.state_file.config
     draining = run.step > config.total_steps
-    roster = Roster(tuple(RosterEntry(member.client_id, member.share) for member in run.ready_members()))
+    roster = roster_of(run.ready_members())
     target = global_batch_size(config, run.tokens_applied)
 
     alone_count = max(1, len(roster.clients) - 1)
@@ -72,29 +72,26 @@ def begin_round(run: Run, seed: Seed) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What the failures of a round lead to.
+    """Consequences of the failures of a round.
 
     Attributes:
         suspects: every interval that is now tried alone.
         quarantined: batches that leave the run with this round.
         blamed: shared work that became suspect with this round.
-        must_stop: whether the run must pause, because batches would have to be quarantined that may not be.
+        must_stop: whether the run must pause, because it may not quarantine a batch that keeps failing.
     """
 
     suspects: tuple[Suspect, ...]
-    quarantined: tuple[Quarantined, ...]
+    quarantined: tuple[Suspect, ...]
     blamed: tuple[BatchId, ...]
     must_stop: bool
 
 
 def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
-    """Return what the failed steps of a round make suspect.
-
-    First blame makes the blamed part of an assignment a suspect, to be tried alone by somebody else; a suspect that
-    fails again is bisected, and a single batch that fails `ATTEMPTS_BEFORE_QUARANTINE` times is quarantined.
+    """Return the consequences of the failures of a round.
 
     Args:
-        run: the run before the round is taken into it.
+        run: the run before the end of the round.
         current: the round that is over.
         included: the clients whose results are applied.
         applied: the batches that are applied.
@@ -102,7 +99,7 @@ def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], appli
     alone = {item.batch_id for item in current.work.isolated}
     suspects = [s for s in run.suspects if s.batch_id not in alone]
     tried_alone = {s.batch_id: s for s in run.suspects if s.batch_id in alone}
-    quarantined: list[Quarantined] = []
+    quarantined: list[Suspect] = []
     blamed: list[BatchId] = []
     must_stop = False
     for client_id, assignment in current.plan.assignments.items():
@@ -125,7 +122,7 @@ def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], appli
                 suspects.append(replace(again, tried=()))
                 must_stop = True
             else:
-                quarantined.append(Quarantined(again.batch_id, again.tried, again.message))
+                quarantined.append(again)
         elif failure is not None:
             parts = _blamed_part(assignment, failure)
             blamed += parts
@@ -139,7 +136,7 @@ def _message(failure: FailureReport) -> str:
 
 
 def _narrow(interval: BatchId, failure: FailureReport) -> tuple[BatchId, ...]:
-    """Return the suspected interval in two or three parts, along the reported blame where there is one inside it."""
+    """Return the suspected interval cut around the part that the failure blames, or else into halves."""
     blame = failure.batch_id
     if blame is not None and interval.covers(blame) and blame != interval:
         return (blame, *subtract((interval,), (blame,)))
