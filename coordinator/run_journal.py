@@ -1,8 +1,7 @@
-"""One coordinator's place in the journal of its run: what it last wrote there, or read.
+"""The journal as one coordinator knows it: the last record that it wrote or read, and the run after that.
 
-Theory of operation. A record's sequence number is a compare-and-swap. Several coordinators may share a journal; where
-another one was first to append, `append` raises `StoreConflict` and nothing is kept. That is routine: `catch_up` reads
-and replays what the other one wrote, and the stimuli are handled again, on the run as it stands then.
+Several coordinators may share a journal. If another one has appended first, `append` raises `StoreConflict` and keeps
+nothing. That is routine: `catch_up` reads and replays what the other one wrote, and the stimuli are handled again.
 """
 
 from dataclasses import replace
@@ -16,15 +15,15 @@ from coordinator.store.journal import Journal
 from state.errors import StoreConflict
 
 MAX_SEGMENT_RECORDS = 20_000
-"""A segment that grows beyond this is followed by another within the epoch, so that a start replays a bounded tail."""
+"""A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
 
 
 class RunJournal:
-    """The journal and the run that it holds.
+    """The journal and its run.
 
     Attributes:
-        run: the run after the last record known here.
-        published: the document that it publishes.
+        run: the run after the last known record.
+        published: its published document.
     """
 
     def __init__(self, journal: Journal, found: Replayed, record_count: int) -> None:
@@ -37,7 +36,7 @@ class RunJournal:
 
     @classmethod
     async def load(cls, journal: Journal) -> "RunJournal | None":
-        """Return the kept run, or None where none was ever started.
+        """Return the journal of a run that was started before, or None.
 
         Raises:
             StoreFailed: the journal is damaged, or was written under other rules.
@@ -47,26 +46,24 @@ class RunJournal:
 
     @classmethod
     async def begin(cls, journal: Journal, run: Run) -> "RunJournal":
-        """Return the journal of a new run, opened with its first snapshot.
+        """Return the journal of a new run, after keeping its first snapshot.
 
         Raises:
-            StoreConflict: another coordinator has begun the run meanwhile.
-            StoreFailed: it cannot be kept.
+            StoreConflict: another coordinator has begun the run.
+            StoreFailed: the snapshot cannot be kept.
         """
         begun = cls(journal, Replayed(0, document_of(run, version=0), run), 0)
         await begun._open_segment()
         return begun
 
     async def append(self, run: Run, stimuli: tuple[Stamped, ...], *, ends_segment: bool) -> None:
-        """Keep the stimuli that led from the last known run to this one.
+        """Keep the stimuli that led from the last known run to `run`, in order.
 
         Args:
-            run: the run after the stimuli.
-            stimuli: those that changed it, in order.
             ends_segment: whether a new segment is due after them.
 
         Raises:
-            StoreConflict: another coordinator was first to append; nothing is kept.
+            StoreConflict: another coordinator has appended first; nothing was kept.
             StoreFailed: they may not have been kept.
         """
         published, document = self.published, document_of(run, self.published.version)
@@ -79,7 +76,7 @@ class RunJournal:
         self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
 
     async def open_due_segment(self) -> None:
-        """Open a new segment if one is due. Where another coordinator appends just before, it stays due.
+        """Open a new segment if one is due. It stays due if another coordinator has appended meanwhile.
 
         Raises:
             StoreFailed: it may not have been kept.

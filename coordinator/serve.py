@@ -1,4 +1,4 @@
-"""Serving a coordinator: store, service and HTTP server started in order, and stopped in order."""
+"""Serving a coordinator: starts store, service and HTTP server, and stops them in reverse order."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,10 @@ class ServeOptions:
     """How a coordinator is served.
 
     Attributes:
-        store: URL of the place where the run is kept.
-        endpoint: where it listens.
-        is_restored: the store is a backup's.
-        new_admin_token: make another admin token; the one before ends.
+        store: URL of the run's store.
+        source: name of the state file in messages.
+        is_restored: whether the store was restored from a backup.
+        new_admin_token: whether to replace the admin token.
     """
 
     store: str
@@ -53,8 +53,8 @@ class Serving:
     """A coordinator that accepts requests.
 
     Attributes:
-        admin_token: known only where it was made by this start: the run's first, or one with `new_admin_token`.
-        registry: the metrics that it shows; what else lives in its process may add its own.
+        admin_token: the token if this start made it: the run's first start, or one with `new_admin_token`.
+        registry: its metrics, to which other parts of the process may add theirs.
     """
 
     url: str
@@ -68,7 +68,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     """Serve a run until the context is left.
 
     Raises:
-        InvalidInput: the options, or a state file that contradicts the kept run.
+        InvalidInput: the options are wrong, or the state file contradicts the kept run.
         StoreFailed: the store cannot be used, is in use, or is damaged.
     """
     endpoint = options.endpoint
@@ -80,7 +80,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         service_options = ServiceOptions(store, SystemClock(), key.public_key_hex, options.source)
         service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
-            # Last of all that may fail: a start that fails must make no token, which nobody would ever see.
+            # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
             handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), SharedThreads())
@@ -97,7 +97,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     service.readers.release()
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
                     served.cancel()
-        with contextlib.suppress(StoreFailed):  # said and logged when it happened
+        with contextlib.suppress(StoreFailed):  # logged when it happened
             await service.save_state_file()
     finally:
         await store.aclose()

@@ -1,1 +1,1 @@
-"""Who may do what: the coordinator's key, nonces, tokens, the admin token. Time is an argument everywhere."""
+"""Authentication: the coordinator's key, nonces, session tokens, the admin token. Time is always an argument."""

@@ -1,4 +1,4 @@
-"""The operator's token, which is shown once and kept as a hash."""
+"""The operator's token, shown once and kept as a hash."""
 
 import hashlib
 import hmac
@@ -17,11 +17,11 @@ class AdminToken:
 
     @classmethod
     async def load_or_create(cls, keys: CoordinatorKeys, *, anew: bool = False) -> tuple["AdminToken", str | None]:
-        """Return the check of the kept token, and the token itself if it was made just now: it is shown only then.
+        """Return the operator's token, and its text only if it was created by this call.
 
         Args:
             keys: where the hash is kept.
-            anew: makes another token, whatever is kept; the one before ends.
+            anew: replace a token that is kept already.
 
         Raises:
             StoreFailed: the hash cannot be read or kept.
@@ -35,7 +35,7 @@ class AdminToken:
         return cls(digest), token
 
     def check(self, token: str) -> None:
-        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token, in constant time."""
+        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token; compares in constant time."""
         if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256):
             raise Refused(
                 Refusal.FORBIDDEN,

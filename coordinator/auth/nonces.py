@@ -1,4 +1,4 @@
-"""The nonces that a joining client signs. Each is a MAC over run, key and expiry, so that none is remembered."""
+"""The nonces that joining clients sign. Each contains a MAC over run, key and expiry, so that none must be stored."""
 
 import hashlib
 import hmac
@@ -17,29 +17,24 @@ NONCE_LIFETIME_S = 60.0
 _PURPOSE = b"epochal/nonce"
 _MAC_BYTES = 16
 _NATURAL = re.compile(r"[1-9][0-9]{0,14}")
-"""One spelling per number: a consumed nonce must not come back with a zero in front."""
+"""One spelling per number: a consumed nonce must not pass again with a zero in front."""
 
 
 class JoinNonces:
-    """Makes and checks the nonces of one run.
-
-    Args:
-        key: the coordinator's.
-        run_id: the run; nonces of another are refused.
-    """
+    """Makes and checks the nonces of one run; refuses those of other runs."""
 
     def __init__(self, key: SigningKey, run_id: str) -> None:
         self._mac_key = key.secret_for(_PURPOSE)
         self._run_id = run_id
 
     def make(self, client_key_hex: str, now_s: float) -> str:
-        """Return a nonce that only this client key may sign, until `NONCE_LIFETIME_S` from now."""
+        """Return a nonce that only this client may sign, valid for `NONCE_LIFETIME_S`."""
         expires_ms = int((now_s + NONCE_LIFETIME_S) * 1000)
         salt = secrets.token_hex(8)
         return f"{expires_ms}.{salt}.{self._mac(client_key_hex, expires_ms, salt)}"
 
     def check_join(self, request: JoinRequest, now_s: float) -> float:
-        """Return when the nonce of a join expires, in seconds on the run's clock.
+        """Return when the nonce of a valid join expires, in seconds on the run's clock.
 
         Raises:
             Refused: `nonce-invalid` (not ours, for another key or run, or expired), or `unauthorized` (the signature).
@@ -52,7 +47,7 @@ class JoinNonces:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.public_key))
             key.verify(bytes.fromhex(request.signature), message)
         except (InvalidSignature, ValueError):
-            raise Refused(Refusal.UNAUTHORIZED, "the signature is not this key's over this run and nonce") from None
+            raise Refused(Refusal.UNAUTHORIZED, "the signature is not by this key over this run and nonce") from None
         return expires_ms / 1000
 
     def _mac(self, client_key_hex: str, expires_ms: int, salt: str) -> str:

@@ -1,7 +1,4 @@
-"""The coordinator's Ed25519 key, from which every nonce, token and ticket follows.
-
-It is kept with the run, so that all of them hold after a restart and at every coordinator of the run.
-"""
+"""The coordinator's Ed25519 key, which signs tokens and tickets and from which the key of nonces is derived."""
 
 import hashlib
 from typing import Any
@@ -27,11 +24,11 @@ class SigningKey:
 
     @property
     def public_key_hex(self) -> str:
-        """The raw public key, hex."""
+        """The raw public key in hexadecimal."""
         return self._public.public_bytes_raw().hex()
 
     def secret_for(self, purpose: bytes) -> bytes:
-        """Return 32 secret bytes that follow from the key, others for each purpose (at most 16 bytes)."""
+        """Return 32 secret bytes derived from the key, different for each purpose (at most 16 bytes)."""
         return hashlib.blake2b(self._private_key, digest_size=32, person=purpose).digest()
 
     def sign(self, claims: dict[str, Any]) -> str:
@@ -39,7 +36,7 @@ class SigningKey:
         return jwt.encode(claims, self._signer, algorithm=ALGORITHM)
 
     def verified(self, token: str, audience: str) -> dict[str, Any]:
-        """Return a token's claims; whether they have expired is the caller's to check.
+        """Return a token's claims. The caller checks whether they have expired.
 
         Raises:
             jwt.InvalidTokenError: it is not signed with this key, is for another audience, or claims too little.

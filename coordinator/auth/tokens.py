@@ -1,4 +1,4 @@
-"""The session tokens and data tickets that a member is given. Only a bounded number of checked ones is remembered."""
+"""The session tokens and data tickets of members. A bounded number of checked tokens is cached."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MAX_CACHED_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class SessionClaims:
-    """The contents of a checked session token: whose it is, of which join, and until when."""
+    """The contents of a valid session token: its client, the number of the join, and the expiry."""
 
     client_id: ClientId
     session: int
@@ -26,12 +26,7 @@ class SessionClaims:
 
 
 class SessionTokens:
-    """Makes and checks the tokens of one run.
-
-    Args:
-        key: the coordinator's.
-        run_id: the run; tokens of another are refused.
-    """
+    """Makes and checks the tokens of one run; refuses those of other runs."""
 
     def __init__(self, key: SigningKey, run_id: str) -> None:
         self._key = key
@@ -43,7 +38,7 @@ class SessionTokens:
         return self._sign(client_id, SESSION_AUDIENCE, now_s, {"sid": session})
 
     def data_ticket(self, client_id: ClientId, now_s: float) -> str:
-        """Return a signed ticket that a data server takes, and this coordinator does not."""
+        """Return a signed ticket for data servers; it is not a session token."""
         return self._sign(client_id, DATA_TICKET_AUDIENCE, now_s, {})
 
     def _sign(self, client_id: ClientId, audience: str, now_s: float, more: dict[str, int]) -> str:
@@ -51,10 +46,10 @@ class SessionTokens:
         return self._key.sign({**claims, **more})
 
     def check_session(self, token: str, now_s: float) -> SessionClaims:
-        """Return what a session token claims. Whether its session is still the client's own is the caller's to check.
+        """Return the claims of a session token. The caller checks whether the session is still the client's latest.
 
         Raises:
-            Refused: `unauthorized`: not ours, for something else, or expired.
+            Refused: `unauthorized`: not of this coordinator and run, for another purpose, or expired.
         """
         claims = self._checked.get(token)
         if claims is None:

@@ -53,11 +53,7 @@ class MemoryBlobs:
     def __init__(self, max_total_bytes: int) -> None:
         self._max_total_bytes = max_total_bytes
         self._blobs: dict[Sha256, bytes] = {}
-        self._total_bytes = 0
-
-    @property
-    def total_bytes(self) -> int:
-        return self._total_bytes
+        self.total_bytes = 0
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         held = bytearray()
@@ -67,9 +63,9 @@ class MemoryBlobs:
         check_content(sha256, size_bytes, len(held), sha256_hex(held))
         if sha256 in self._blobs:
             return
-        check_room(self._total_bytes + len(held) + spare_bytes, self._max_total_bytes)
+        check_room(self.total_bytes + len(held) + spare_bytes, self._max_total_bytes)
         self._blobs[sha256] = bytes(held)
-        self._total_bytes += len(held)
+        self.total_bytes += len(held)
 
     async def size(self, sha256: Sha256) -> int | None:
         return len(self._blobs[sha256]) if sha256 in self._blobs else None
@@ -85,7 +81,7 @@ class MemoryBlobs:
         return self._blobs[sha256]
 
     async def delete(self, sha256: Sha256) -> None:
-        self._total_bytes -= len(self._blobs.pop(sha256, b""))
+        self.total_bytes -= len(self._blobs.pop(sha256, b""))
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)

@@ -29,7 +29,7 @@ class DirectoryBlobs:
         self._folder = folder
         self._max_total_bytes = max_total_bytes
         self._disk = disk
-        self._total_bytes = total_bytes
+        self.total_bytes = total_bytes
         self._numbers = itertools.count()
         self._naming = threading.Lock()
         """Held while a blob is named, so that equal uploads in several threads are counted once."""
@@ -50,10 +50,6 @@ class DirectoryBlobs:
         """Return the blobs of a run directory that another process may be serving; it receives none."""
         return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0)
 
-    @property
-    def total_bytes(self) -> int:
-        return self._total_bytes
-
     def _path(self, sha256: Sha256) -> Path:
         return self._folder / sha256[:2] / sha256
 
@@ -64,14 +60,14 @@ class DirectoryBlobs:
                 received += len(piece)
                 check_growth(received, size_bytes)
             return
-        check_room(self._total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        self._total_bytes += size_bytes
+        check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
+        self.total_bytes += size_bytes
         kept = False
         try:
             kept = await self._receive(sha256, size_bytes, body)
         finally:
             if not kept:
-                self._total_bytes -= size_bytes
+                self.total_bytes -= size_bytes
 
     async def _receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes]) -> bool:
         partial = self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}"
@@ -141,7 +137,7 @@ class DirectoryBlobs:
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
-        self._total_bytes -= await _in_thread(_remove, self._path(sha256))
+        self.total_bytes -= await _in_thread(_remove, self._path(sha256))
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(Sha256(path.name) for path in await _in_thread(lambda: list(_blob_paths(self._folder))))

@@ -25,27 +25,23 @@ class DirectoryKeys:
         self._folder = run_dir / KEYS_FOLDER
 
     async def private_key(self) -> bytes:
-        return await asyncio.to_thread(_naming, self._folder / KEY_FILE, _load_or_create_key)
+        return await self._in_thread(KEY_FILE, lambda path: load_or_create_private_key(path).private_bytes_raw())
 
     async def admin_token_sha256(self) -> bytes | None:
-        return await asyncio.to_thread(_naming, self._folder / ADMIN_FILE, _read_digest)
+        return await self._in_thread(ADMIN_FILE, _read_digest)
 
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         text = digest.hex().encode()
-        await asyncio.to_thread(_naming, self._folder / ADMIN_FILE, lambda path: _write_private(path, text))
+        await self._in_thread(ADMIN_FILE, lambda path: replace_file(path, text, mode=PRIVATE_MODE))
 
-
-def _naming(path: Path, work: Callable[[Path], T]) -> T:
-    """Return what work on a file returns; raise every failure as a `StoreFailed` that names the file."""
-    try:
-        return work(path)
-    except (OSError, ValueError) as error:
-        raise StoreFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _load_or_create_key(path: Path) -> bytes:
-    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
-    return load_or_create_private_key(path).private_bytes_raw()
+    async def _in_thread(self, name: str, work: Callable[[Path], T]) -> T:
+        """Return what work on a file returns; raise every failure as a `StoreFailed` that names the file."""
+        path = self._folder / name
+        try:
+            await asyncio.to_thread(make_folder, self._folder, mode=PRIVATE_FOLDER_MODE)
+            return await asyncio.to_thread(work, path)
+        except (OSError, ValueError) as error:
+            raise StoreFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_digest(path: Path) -> bytes | None:
@@ -55,8 +51,3 @@ def _read_digest(path: Path) -> bytes | None:
     if len(digest) != ADMIN_TOKEN_DIGEST_BYTES:
         raise ValueError(f"it holds {len(digest)} bytes, not a SHA-256")
     return digest
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
-    replace_file(path, data, mode=PRIVATE_MODE)
