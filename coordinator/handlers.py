@@ -1,50 +1,24 @@
-"""Handlers of the messages of clients and operators, however these arrive: over HTTP, or a simulated network.
+"""Handlers of the messages of clients and operators, over HTTP or a simulated network.
 
-They authenticate, check what needs bytes or signatures, turn messages into stimuli, and answer. They decide
-nothing about the run: the machine does.
+They authenticate, check what needs bytes or signatures, turn messages into stimuli, and answer. Everything about the
+run is decided by the machine.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
-from coordinator.layout_cache import LayoutCache
+from coordinator.machine import stimuli
 from coordinator.machine.run import Member
-from coordinator.machine.stimuli import (
-    AttestationReceived,
-    CheckpointReported,
-    ClientBecameReady,
-    ClientEjected,
-    ClientJoined,
-    ClientWithdrew,
-    PauseRequested,
-    ResultCommitted,
-    ResumeRequested,
-    StepFailed,
-    Stimulus,
-)
 from coordinator.publication import Published, standing_of
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
-from runtime.worker_thread import Worker
+from state import messages
 from state.documents import CheckpointRef, Outcome
 from state.errors import Refused
-from state.messages import (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    ReadyReport,
-    ResultCommitment,
-    ResultsPage,
-    RunStatus,
-    Session,
-    Standing,
-)
 from state.refusals import Refusal
 from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
@@ -53,39 +27,37 @@ from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 MAX_FIRST_CHECKPOINT_PERCENT = 25
 """Maximum size of the first checkpoint, in percent of `[blobs] max_total_bytes`; later ones must have its layout."""
 SESSION_HEX_DIGITS = 13
-"""Of a session's number: every JSON reader has such integers exactly."""
+"""Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
-"""`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client is heard often enough."""
+"""`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client sends requests often enough."""
+
+_REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
+    messages.ReadyReport: stimuli.ClientBecameReady,
+    messages.ResultCommitment: stimuli.ResultCommitted,
+    messages.Attestation: stimuli.AttestationReceived,
+    messages.CheckpointReport: stimuli.CheckpointReported,
+    messages.FailureReport: stimuli.StepFailed,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """The front of one coordinator.
-
-    Attributes:
-        worker: checks the bytes of results and checkpoints.
-        uploads: takes the bytes of results and checkpoints.
-    """
+    """Every request to one coordinator, as a method."""
 
     service: CoordinatorService
     nonces: JoinNonces
     tokens: SessionTokens
     admin: AdminToken
-    layouts: LayoutCache
-    worker: Worker
-    uploads: Uploads = field(init=False)
+    uploads: Uploads
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "uploads", Uploads(self.service, self.layouts, self.worker))
-
-    # Who is asking
+    # Authentication
 
     def authenticate(self, token: str | None) -> ClientId:
-        """Return the member whose session token it is. Counts as a sign of life.
+        """Return the member to which the session token belongs, and note that it was heard.
 
         Raises:
-            Refused: `unauthorized`: no token, a wrong, expired or superseded one, or no member any more; `store-failed`
-                while the run is not loaded.
+            Refused: `unauthorized` for a missing, wrong, expired or superseded token, or one of a former member;
+                `store-failed` while the run is not loaded.
         """
         self._check_loaded()
         if not token:
@@ -111,26 +83,30 @@ class Handlers:
 
     def _check_loaded(self) -> None:
         if not self.service.accepting and self.service.failure is None:
-            raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no more")
+            raise Refused(Refusal.STORE_FAILED, "the run is not being served, or not yet")
 
-    async def _submit(self, stimulus: Stimulus) -> None:
+    async def _submit(self, stimulus: stimuli.Stimulus) -> None:
         self._check_loaded()
         await self.service.submit(stimulus)
 
     # Membership
 
-    def challenge(self, request: ChallengeRequest) -> Challenge:
+    def challenge(self, request: messages.ChallengeRequest) -> messages.Challenge:
         """Return a nonce to sign."""
         nonce = self.nonces.make(request.public_key, self.service.now_s())
-        return Challenge(nonce, NONCE_LIFETIME_S)
+        return messages.Challenge(nonce, NONCE_LIFETIME_S)
 
-    async def join(self, request: JoinRequest) -> Session:
-        """Make the key's owner a member. Refusals: `nonce-*`, `unauthorized`, and those of the machine's join."""
+    async def join(self, request: messages.JoinRequest) -> messages.Session:
+        """Make the key's owner a member.
+
+        Raises:
+            Refused: `nonce-*`, `unauthorized`, and the reasons of `coordinator.machine.membership.join`.
+        """
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
-            ClientJoined(
+            stimuli.ClientJoined(
                 client_id=client_id,
                 public_key=request.public_key,
                 capabilities=request.capabilities,
@@ -141,18 +117,18 @@ class Handlers:
         )
         member = self.service.run.members.get(client_id)
         if member is None or member.nonce != request.nonce:
-            # Two joins of one key were kept together: the session is the later one's alone.
+            # Two joins of one key were kept together: only the later one has a session.
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this one")
         self.service.heard(client_id)
         return self.renew(client_id)
 
-    def renew(self, client_id: ClientId) -> Session:
+    def renew(self, client_id: ClientId) -> messages.Session:
         """Return a fresh token and data ticket for a member's present session."""
         member = self.service.run.members.get(client_id)
         if member is None:
             raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
         now_s = self.service.now_s()
-        return Session(
+        return messages.Session(
             client_id=client_id,
             session_token=self.tokens.session_token(client_id, _session_of(member), now_s),
             data_ticket=self.tokens.data_ticket(client_id, now_s),
@@ -161,22 +137,21 @@ class Handlers:
         )
 
     async def withdraw(self, client_id: ClientId) -> None:
-        """Let a member go."""
-        await self._submit(ClientWithdrew(client_id))
+        """End a membership."""
+        await self._submit(stimuli.ClientWithdrew(client_id))
 
-    def standing(self, client_id: ClientId) -> Standing:
-        """Return what has arrived of a member's messages."""
+    def standing(self, client_id: ClientId) -> messages.Standing:
+        """Return which of a member's messages have arrived."""
         return standing_of(self.service.run, client_id)
 
     # Reading
 
-    def bounded_wait_s(self, wait_s: float) -> float:
-        """Return the wait that is granted, in seconds."""
+    def _bounded_wait_s(self, wait_s: float) -> float:
         return max(0.0, min(wait_s, self.service.run.state_file.config.client_timeout_s / LONG_POLLS_PER_TIMEOUT))
 
     async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
-        """Return the published document once it is newer, or None when time is over."""
-        return await self.service.readers.wait_published(after, lineage, self.bounded_wait_s(wait_s))
+        """Return the published document once it is newer, or None after `wait_s`."""
+        return await self.service.readers.wait_published(after, lineage, self._bounded_wait_s(wait_s))
 
     def immutable(self, sha256: Sha256) -> bytes:
         """Return the canonical JSON of a roster, work list or configuration."""
@@ -186,7 +161,7 @@ class Handlers:
         return found
 
     def outcome(self, step: int) -> Outcome:
-        """Return the outcome of a step since the older kept checkpoint."""
+        """Return the outcome of a step, which is kept if it follows the older kept checkpoint."""
         found = self.service.run.outcomes.get(step)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
@@ -199,54 +174,39 @@ class Handlers:
             raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
 
-    async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage:
-        """Return verified results of the round under way, as they come."""
-        return await self.service.readers.wait_results(step, attempt, after, self.bounded_wait_s(wait_s))
+    async def results(self, step: int, attempt: int, after: int, wait_s: float) -> messages.ResultsPage:
+        """Return verified results of the round under way, as they arrive."""
+        return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s))
 
-    def status(self) -> RunStatus:
+    def status(self) -> messages.RunStatus:
         """Return the run as an operator sees it."""
         return self.service.status()
 
-    # What clients report
+    # Reports of clients
 
-    async def report_ready(self, client_id: ClientId, report: ReadyReport) -> Standing:
-        """Let a member that holds model and data take part."""
-        await self._submit(ClientBecameReady(client_id, report))
+    async def report(self, client_id: ClientId, report: messages.Report) -> messages.Standing:
+        """Pass a member's report on to the run, and return which of its messages have arrived.
+
+        Raises:
+            Refused: `blob-too-large` for a result or checkpoint that is larger than the model implies, and for the
+                reasons of the machine (`coordinator/machine/reports.py`, `membership.py`, `checkpoints.py`).
+        """
+        if isinstance(report, messages.ResultCommitment):
+            self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout()))
+        elif isinstance(report, messages.CheckpointReport):
+            self._check_size("checkpoint", report.size_bytes, await self._max_checkpoint_bytes())
+        await self._submit(_REPORTED[type(report)](client_id, report))
         return self.standing(client_id)
 
-    async def commit_result(self, client_id: ClientId, report: ResultCommitment) -> Standing:
-        """Bind a member to a result. Refused `blob-too-large` beyond the size that the model implies."""
-        layout = await self.layouts.current(self.service.run.checkpoint, self.service.blobs)
-        bound = result_size_bound(layout)
-        if report.size_bytes > bound:
-            raise Refused(Refusal.BLOB_TOO_LARGE, f"a result of {report.size_bytes} bytes; allowed: at most {bound}")
-        await self._submit(ResultCommitted(client_id, report))
-        return self.standing(client_id)
+    @staticmethod
+    def _check_size(kind: str, size_bytes: int, max_bytes: int) -> None:
+        if size_bytes > max_bytes:
+            raise Refused(Refusal.BLOB_TOO_LARGE, f"a {kind} of {size_bytes} bytes; allowed: at most {max_bytes}")
 
-    async def attest(self, client_id: ClientId, report: Attestation) -> Standing:
-        """Record which results a witness holds."""
-        await self._submit(AttestationReceived(client_id, report))
-        return self.standing(client_id)
-
-    async def report_failure(self, client_id: ClientId, report: FailureReport) -> Standing:
-        """Record that a member cannot take the step."""
-        await self._submit(StepFailed(client_id, report))
-        return self.standing(client_id)
-
-    async def report_checkpoint(self, client_id: ClientId, report: CheckpointReport) -> Standing:
-        """Record the replica that a member claims, and the bytes that it may announce."""
-        await self._check_checkpoint_size(report.size_bytes)
-        await self._submit(CheckpointReported(client_id, report))
-        return self.standing(client_id)
-
-    async def _check_checkpoint_size(self, size_bytes: int) -> None:
-        run = self.service.run
-        if run.checkpoint is None:
-            bound = run.state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
-        else:
-            bound = checkpoint_size_bound(await self.layouts.current(run.checkpoint, self.service.blobs))
-        if size_bytes > bound:
-            raise Refused(Refusal.BLOB_TOO_LARGE, f"a checkpoint of {size_bytes} bytes; at most {bound} are allowed")
+    async def _max_checkpoint_bytes(self) -> int:
+        if self.service.run.checkpoint is None:
+            return self.service.run.state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
+        return checkpoint_size_bound(await self.uploads.layout())
 
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
@@ -254,21 +214,21 @@ class Handlers:
         """Take the bytes of a result or checkpoint that this member announced (`Uploads.receive`)."""
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
-    # What an operator does
+    # Requests of an operator
 
     async def pause(self) -> None:
-        """Hold the run after this round."""
-        await self._submit(PauseRequested())
+        """Pause the run after this round."""
+        await self._submit(stimuli.PauseRequested())
 
     async def resume(self) -> None:
-        """Let the run go on."""
-        await self._submit(ResumeRequested())
+        """Let the run continue."""
+        await self._submit(stimuli.ResumeRequested())
 
     async def eject(self, client_id: ClientId) -> None:
-        """Remove a client for good."""
-        await self._submit(ClientEjected(client_id))
+        """Remove a client, whose key may not join again."""
+        await self._submit(stimuli.ClientEjected(client_id))
 
 
 def _session_of(member: Member) -> int:
-    """Return the number of a member's session in its token: from its nonce, which no two joins share."""
+    """Return the number of a member's session, made from the nonce of its join, which is unique."""
     return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)

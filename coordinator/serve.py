@@ -15,10 +15,10 @@ from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
-from coordinator.layout_cache import LayoutCache
 from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.open import open_store
+from coordinator.uploads import Uploads
 from runtime.clock import SystemClock
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
 from runtime.metrics import new_registry
@@ -83,7 +83,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), SharedThreads())
+            handlers = Handlers(service, nonces, tokens, admin, Uploads(service, SharedThreads()))
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:

@@ -5,7 +5,7 @@ results, which are long and many), the same checks precede them, and an error ar
 make of it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from state.messages import (
     FailureReport,
     JoinRequest,
     ReadyReport,
+    Report,
     ResultCommitment,
     ResultsPage,
     RunStatus,
@@ -83,15 +84,7 @@ class CoordinatorHandlers(Protocol):
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage: ...
 
-    async def report_ready(self, client_id: ClientId, report: ReadyReport) -> Standing: ...
-
-    async def commit_result(self, client_id: ClientId, report: ResultCommitment) -> Standing: ...
-
-    async def attest(self, client_id: ClientId, report: Attestation) -> Standing: ...
-
-    async def report_checkpoint(self, client_id: ClientId, report: CheckpointReport) -> Standing: ...
-
-    async def report_failure(self, client_id: ClientId, report: FailureReport) -> Standing: ...
+    async def report(self, client_id: ClientId, report: Report) -> Standing: ...
 
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
@@ -187,19 +180,19 @@ class InProcessCoordinator:
         return page
 
     async def report_ready(self, report: ReadyReport) -> Standing:
-        return await self._report(report, lambda handlers: handlers.report_ready)
+        return await self._report(report)
 
     async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._report(commitment, lambda handlers: handlers.commit_result)
+        return await self._report(commitment)
 
     async def attest(self, attestation: Attestation) -> Standing:
-        return await self._report(attestation, lambda handlers: handlers.attest)
+        return await self._report(attestation)
 
     async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._report(report, lambda handlers: handlers.report_checkpoint)
+        return await self._report(report)
 
     async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._report(report, lambda handlers: handlers.report_failure)
+        return await self._report(report)
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         with self._asking() as handlers:
@@ -234,12 +227,10 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return handlers.immutable(sha256)
 
-    async def _report(
-        self, report: M, handler: Callable[[CoordinatorHandlers], Callable[[ClientId, M], Awaitable[Standing]]]
-    ) -> Standing:
+    async def _report(self, report: Report) -> Standing:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
-            return _encoded(await handler(handlers)(client_id, _received(report)))
+            return _encoded(await handlers.report(client_id, _received(report)))
 
     @contextmanager
     def _asking(self) -> Iterator[CoordinatorHandlers]:

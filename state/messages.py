@@ -4,7 +4,7 @@ Every message names the round it is about, so a late or repeated one is recognis
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -149,6 +149,10 @@ class FailureReport(WireDocument):
     kind: FailureKind
     message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
     batch_id: BatchId | None = None
+
+
+Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport
+"""A report of a member on its replica or its part of a round."""
 
 
 @dataclass(frozen=True, slots=True)

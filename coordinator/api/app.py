@@ -1,5 +1,6 @@
 """The coordinator's REST service as a FastAPI application. Routes translate; the handlers do the work."""
 
+from dataclasses import is_dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,55 +9,23 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from coordinator.api.blobs import blob_routes
-from coordinator.api.limits import LongPolls
-from coordinator.api.long_poll import RunDocumentEndpoint
+from coordinator.api.long_poll import LongPolls, RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import health_routes, operator_routes
 from coordinator.api.reading import reading_routes
-from coordinator.api.reports import report_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from runtime.http_bodies import openapi_answer, openapi_schemas
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.problem_json import handle_error
-from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
+from state import documents, messages
+from state.documents import RunDocument
 from state.errors import EpochalError
-from state.messages import (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    ReadyReport,
-    ResultCommitment,
-    ResultsPage,
-    RunStatus,
-    Session,
-    Standing,
-)
 
-DOCUMENTS: tuple[Any, ...] = (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointRef,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    Outcome,
-    ReadyReport,
-    ResultCommitment,
-    ResultsPage,
-    Roster,
-    RunDocument,
-    RunStatus,
-    Session,
-    Standing,
-    WorkList,
-)
-"""Every document that a route takes or gives, for the API's description."""
+_NAMES = vars(documents) | vars(messages)
+DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
+"""Every document and message, for the API's description."""
 
 
 def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | None = None) -> FastAPI:
@@ -76,7 +45,6 @@ def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | N
     for router in (
         reading_routes(handlers, polls),
         membership_routes(handlers),
-        report_routes(handlers),
         blob_routes(handlers),
         operator_routes(handlers),
         health_routes(handlers),

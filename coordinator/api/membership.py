@@ -1,4 +1,6 @@
-"""Routes by which clients join, stay and leave."""
+"""Routes by which clients join, stay, report and leave."""
+
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -7,13 +9,22 @@ from starlette.responses import Response
 from coordinator.api.requests import RUN, caller
 from coordinator.handlers import Handlers
 from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message
+from state import messages
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Session, Standing
+
+REPORTS: tuple[tuple[str, Any, str], ...] = (
+    ("ready", messages.ReadyReport, "Report that the model and the data are held"),
+    ("results", messages.ResultCommitment, "Commit to a result"),
+    ("attestations", messages.Attestation, "Attest which results arrived in time"),
+    ("checkpoints", messages.CheckpointReport, "Report the digest of a replica"),
+    ("failures", messages.FailureReport, "Report that the step failed"),
+)
+"""Path, message and summary of each report; every answer is the client's standing."""
 
 
 def membership_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes by which clients join, stay and leave."""
+    """Return the routes by which clients join, stay, report and leave."""
     router = APIRouter()
-
     clients = f"{RUN}/clients"
 
     @router.post(
@@ -31,7 +42,7 @@ def membership_routes(handlers: Handlers) -> APIRouter:
         handlers.check_run(run_id)
         return document_response(await handlers.join(await read_message(request, JoinRequest)))
 
-    @router.get(f"{clients}/me", summary="What has arrived of mine", responses=openapi_answer(Standing))
+    @router.get(f"{clients}/me", summary="Which of my messages have arrived", responses=openapi_answer(Standing))
     async def standing(run_id: str, request: Request) -> Response:
         del run_id
         return document_response(handlers.standing(caller(handlers, request)))
@@ -47,4 +58,19 @@ def membership_routes(handlers: Handlers) -> APIRouter:
         del run_id
         return document_response(handlers.renew(caller(handlers, request)))
 
+    def add_report(place: str, kind: Any, summary: str) -> None:
+        @router.post(
+            f"{RUN}/{place}",
+            name=f"report_{place}",
+            summary=summary,
+            openapi_extra=openapi_body(kind),
+            responses=openapi_answer(Standing),
+        )
+        async def report(run_id: str, request: Request) -> Response:
+            del run_id
+            client_id = caller(handlers, request)
+            return document_response(await handlers.report(client_id, await read_message(request, kind)))
+
+    for place, kind, summary in REPORTS:
+        add_report(place, kind, summary)
     return router

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from coordinator.api.limits import LongPolls
+from coordinator.api.long_poll import LongPolls
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
 from coordinator.service import CoordinatorService, GroupKept, ServiceEvent

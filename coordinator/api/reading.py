@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.limits import LongPolls
+from coordinator.api.long_poll import LongPolls
 from coordinator.api.requests import RUN, sha256_of
 from coordinator.handlers import Handlers
 from runtime.http_bodies import (

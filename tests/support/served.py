@@ -16,11 +16,11 @@ from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
-from coordinator.layout_cache import LayoutCache
 from coordinator.machine.run import current_checkpointer
 from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
+from coordinator.uploads import Uploads
 from coordinator_client.http import CoordinatorClient
 from runtime.clock import SystemClock
 from runtime.worker_thread import InlineWorker
@@ -56,7 +56,7 @@ async def served(state: StateFile) -> AsyncIterator[Served]:
     parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), key.public_key_hex)
     service = await CoordinatorService.open(parts, state)
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-    handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker())
+    handlers = Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

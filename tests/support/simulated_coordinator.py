@@ -16,7 +16,6 @@ from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
-from coordinator.layout_cache import LayoutCache
 from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.machine.run import Run
@@ -24,6 +23,7 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService, ServiceEvent
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
+from coordinator.uploads import Uploads
 from runtime.broadcast import Broadcast
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
@@ -176,7 +176,7 @@ class SimulatedCoordinator:
         service.watch(self._note)
         admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
         nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
-        handlers = Handlers(service, nonces, tokens, admin, LayoutCache(), InlineWorker())
+        handlers = Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()

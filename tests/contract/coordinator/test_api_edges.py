@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from coordinator.api.limits import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
+from coordinator.api.long_poll import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.machine.run import parse_snapshot, snapshot_bytes
 from runtime.http_bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
 from state.errors import Refused

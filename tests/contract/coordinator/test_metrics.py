@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.api.limits import LongPolls
+from coordinator.api.long_poll import LongPolls
 from coordinator.api.metrics import CoordinatorMetrics
 from tests.support.served import Served, WireClient, served, training
 from tests.support.states import state_file
