@@ -1,1 +1,1 @@
-"""From samples to what a trainer takes. Knows no trainer."""
+"""Prepares samples for trainers: chunks, packed rows, micro-batches and meshes. Knows no trainer."""

@@ -1,12 +1,10 @@
-"""From the channel to local steps: the assignment's samples, regrouped into the plan's micro-batches as they arrive.
+"""Groups the samples of an assignment into the plan's micro-batches, one for each local step, as they arrive.
 
-The rules kept here: a plan is fulfilled exactly. Data that end early or go on too long fail the step; they never
-shorten or stretch it silently. And a packed sample is cut into *examples*, one for each document in it, so that
-a trainer cannot read across a boundary.
+The rules kept here: a plan is fulfilled exactly; too few or too many samples fail the step. A packed sample is cut into
+*examples*, one for each document in it, so that a trainer cannot read across a boundary.
 
-Samples that come one by one fill a micro-batch to the planned number. A pack stands for as many source samples as it
-finishes (`TokenBatch.source_count`), so a micro-batch of packs ends with the pack that reaches the planned number; a
-local step that a larger pack has leapt over has no micro-batch.
+A pack counts for the source samples that it finishes (`TokenBatch.source_count`), so a micro-batch of packs ends with
+the pack that reaches the planned number; a local step that lies within one large pack has no micro-batch.
 """
 
 import itertools
@@ -21,16 +19,16 @@ from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from state.errors import TrainerFailed
 
 Sequence = npt.NDArray[np.unsignedinteger[Any]]
-"""Tokens, one-dimensional; a view of the batch that brought them."""
+"""Tokens, one-dimensional; a view of their batch."""
 
 
 class Example(NamedTuple):
-    """Tokens that are one text: nothing outside it is attended to or predicted.
+    """Tokens of one text: attention and prediction stay within it.
 
     Attributes:
         tokens: one-dimensional, of an integer type.
-        labels: what is to be predicted at each place from the tokens before it, `IGNORED_LABEL` for nothing; None for
-            the tokens themselves.
+        labels: the token to predict at each position from those before it, `IGNORED_LABEL` for none; None for the
+            tokens themselves.
     """
 
     tokens: Sequence
@@ -43,14 +41,14 @@ class Example(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The examples of one local step, which is counted from 0."""
+    """The examples of one local step; `local_step` counts from 0."""
 
     local_step: int
     examples: list[Example]
 
 
 async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> AsyncIterator[MicroBatch]:
-    """The examples of each local step, as soon as they are there; no tokens are copied.
+    """Yield the examples of each local step, as soon as they have arrived; no tokens are copied.
 
     Raises:
         TrainerFailed: fewer or more samples than planned; the provider's or the fetcher's fault.
@@ -81,14 +79,14 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
 
 
 def examples_of(batch: TokenBatch) -> list[list[Example]]:
-    """The examples of each sample: one, or its packed documents, of which those without a token are left out."""
+    """Return the examples of each sample: one, or its packed documents without the empty ones."""
     if not batch.sample_count:
         return []
     if batch.sequence_lengths is None:
         return [[example] for example in _cut(batch, batch.offsets[1:-1])]
     ends = np.cumsum(batch.sequence_lengths, dtype=np.int64)
     examples = _cut(batch, ends[:-1])
-    # A sample's documents end where it ends; one without a token belongs anywhere and is dropped.
+    # A document belongs to the sample in which it ends; an empty one could belong to two and is dropped.
     owners = np.searchsorted(batch.offsets[1:], ends, side="left")
     found: list[list[Example]] = [[] for _ in range(batch.sample_count)]
     for owner, example in zip(owners.tolist(), examples, strict=True):
@@ -98,7 +96,7 @@ def examples_of(batch: TokenBatch) -> list[list[Example]]:
 
 
 def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Example]]]:
-    """Each sample's examples with the number of source samples that they stand for; a pack's batch as a whole."""
+    """Yield each sample's examples with its number of source samples; a batch of packs is yielded as one."""
     samples = examples_of(batch)
     if batch.source_count is not None:
         yield batch.source_count, [example for examples in samples for example in examples]

@@ -1,4 +1,4 @@
-"""One client's part of a round, cut into local steps before the first sample arrives."""
+"""The plan of one client's part of a round: its local steps and learning rates."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from state.schedule import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """One client's part of a round, known before the first sample arrives.
+    """One client's part of a round, cut into local steps before the first sample arrives.
 
     Attributes:
         step: the round's step, from 1.
@@ -47,10 +47,10 @@ def plan_round(
     local_steps: int,
     schedule: LrSchedule,
 ) -> RoundPlan:
-    """The plan for a round: `local_steps` optimizer steps, or as many as there are sequences.
+    """Return the plan for a round: `local_steps` optimizer steps, or one for each sequence if there are fewer.
 
     Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so that the
-    schedule does not depend on how large an assignment was.
+    schedule does not depend on the size of assignments.
 
     Raises:
         InternalError: an empty assignment; the caller's bug.

@@ -1,1 +1,1 @@
-"""Sources of samples: one protocol, many providers, and the TCP data server."""
+"""Data providers: one protocol, many sources of samples, and the TCP data server."""

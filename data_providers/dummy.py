@@ -1,4 +1,4 @@
-"""Made-up samples without end, for tests of everything else: the tokens of a data index follow from its number."""
+"""Made-up samples without end, for tests of everything else: a data index determines its tokens."""
 
 import numpy as np
 
@@ -15,25 +15,14 @@ class DummyDataProvider:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
-        self._closed = False
-        self._fingerprint = dataset_fingerprint(
+        self.sequence_count = None
+        self.fingerprint = dataset_fingerprint(
             "dummy-dataset", token_size_bytes=spec.token_size_bytes, sequence_length=spec.sequence_length
         )
-
-    @property
-    def sequence_count(self) -> None:
-        return None
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        self._closed = False
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`; every data index exists.
-
-        Raises:
-            Rejected: too many data indices at a time.
-        """
+        """Return the samples of these data indices, as `DataProvider.get_samples`; every data index exists."""
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self.spec.empty_tokens(data_ids)

@@ -1,10 +1,10 @@
-"""From a data assignment to a stream of samples: requests, retries, and a channel that never ends silently.
+"""Fetches the samples of a data assignment in the background, ahead of the trainer, with retries.
 
-Theory of operation. `fetch_data` turns batch numbers into data indices, cuts them into requests of a bounded number of
-samples, and returns the receiving end of a bounded channel at once; one task in the caller's task group asks the
-provider, request after request, so batches arrive in the order of the assignment. A request that fails for now is
-repeated with backoff; one that fails for good is narrowed to the first batch that fails on its own, and the error is
-put into the channel, where the receiver meets the provider's own error, and `failed_batch` names the batches.
+`fetch_data` turns batch numbers into data indices, cuts them into requests of a bounded number of samples, and returns
+the receiving end of a bounded channel at once. One task in the caller's task group sends the requests one after the
+other, so batches arrive in the order of the assignment. A request that fails temporarily is retried with backoff; one
+that fails permanently is narrowed to the first batch that fails by itself. The receiver then raises the provider's
+error, and its `failed_batch` has the batches.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_SAMPLES_PER_REQUEST = 256
 REQUEST_BYTES = 8 * 1024**2
-"""About how large the answer to one request may be; a sample that is larger is requested alone."""
+"""Approximate maximum size of the answer to one request; a larger sample is requested alone."""
 _LARGEST_TOKEN_BYTES = 4
 
 
@@ -64,7 +64,7 @@ class FetchSettings:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The channel's last item. `error` is why the data end early; None when they are complete."""
+    """The channel's last item. `error` is the reason why the data end early; None if they are complete."""
 
     error: DataError | None = None
     batch_id: BatchId | None = None
@@ -74,7 +74,7 @@ _Item: TypeAlias = TokenBatch | _End
 
 
 def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[DataIds]:
-    """The requests for an assignment, in its order, each of whole batches where a batch fits into one request."""
+    """Yield the requests for an assignment in order, each of whole batches if a batch fits into a request."""
     k = settings.data_indices_per_batch
     whole_batches = max(settings.samples_per_request // k, 1) * k
     for interval in data_assignments:
@@ -83,18 +83,14 @@ def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) 
 
 
 def failure_kind(error: DataError) -> FailureKind:
-    """How a failure report calls the provider's error."""
+    """Return the name of a provider's error in failure reports."""
     if isinstance(error, SourceUnavailable | CorruptData | OutOfRange | Rejected):
         return error.kind
     return "unavailable"
 
 
 def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> None:
-    """Raise `CorruptData` unless every token is below `vocabulary`. `first_index` is the first sample's data index.
-
-    Raises:
-        CorruptData: one is not: the data's owner's fault, or a tokenizer that is not the model's.
-    """
+    """Raise `CorruptData` unless every token is below `vocabulary`. `first_index` is the first sample's data index."""
     tokens = batch.input_ids
     if not tokens.size or int(tokens.max()) < vocabulary:
         return
@@ -115,7 +111,7 @@ class BatchReceiver:
 
     Attributes:
         failed_batch: the batches that could not be fetched, once the iteration has raised; None before.
-        waited_s: seconds that the receiver has waited for samples.
+        waited_s: seconds that the receiver spent waiting for samples.
     """
 
     def __init__(self, channel: asyncio.Queue[_Item], filling: asyncio.Task[None]) -> None:
@@ -129,12 +125,7 @@ class BatchReceiver:
         return self
 
     async def __anext__(self) -> TokenBatch:
-        """The next samples.
-
-        Raises:
-            StopAsyncIteration: every sample of the assignment was delivered.
-            DataError: the provider's error, after which no data follow.
-        """
+        """Return the next samples, or raise the provider's `DataError`, after which no data follow."""
         if self._end is None:
             item = await self._next_item()
             if not isinstance(item, _End):
@@ -154,7 +145,7 @@ class BatchReceiver:
             self.waited_s += loop.time() - started_s
 
     def close(self) -> None:
-        """Stop fetching. Samples that have arrived and were not received are dropped."""
+        """Stop fetching. Samples that were not received yet are dropped."""
         self._filling.cancel()
 
 
@@ -175,11 +166,9 @@ class DataFetcher:
         self._vocabulary = vocabulary
 
     def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
-        """Start fetching in the background, and return the samples as they arrive.
+        """Start fetching a client's batches of the round in a task of `group`, and return the samples as they arrive.
 
-        Args:
-            data_assignments: this client's `BatchId`s of the round.
-            group: runs the background task, and does not end before the receiver is exhausted or closed.
+        The group does not end before the receiver is exhausted or closed.
         """
         channel: asyncio.Queue[_Item] = asyncio.Queue(self._settings.prefetch_requests)
         return BatchReceiver(channel, group.create_task(self._fill(channel, tuple(data_assignments))))
@@ -213,13 +202,13 @@ class DataFetcher:
             timeout_s = self._settings.timeout_s
             raise SourceUnavailable(f"no answer for data indices {data_ids} within {timeout_s:g} s") from error
         if batch.sample_count != data_ids.count:
-            raise CorruptData(f"{batch.sample_count} samples came for the {data_ids.count} data indices {data_ids}")
+            raise CorruptData(f"got {batch.sample_count} samples for the {data_ids.count} data indices {data_ids}")
         if self._vocabulary is not None and not batch.is_text:
             check_vocabulary(batch, data_ids.start, self._vocabulary)
         return batch
 
     async def _narrow(self, blamed: BatchId, error: DataError) -> BatchId:
-        """The first of these batches, whose request failed, that fails for good on its own; or the fewest known."""
+        """Return the first of these batches that fails by itself, or the smallest interval known to contain it."""
         if isinstance(error, SourceUnavailable):
             return blamed
         while blamed.start != blamed.end:

@@ -1,7 +1,7 @@
-"""The file names that mean something, wherever the files are: on a disk, behind a URL, in a bucket."""
+"""File names and suffixes by which data files are recognised, on a disk, behind a URL or in a bucket."""
 
 MDS_INDEX_NAME = "index.json"
-"""Names the shards of a dataset in MosaicML's MDS format."""
+"""The index of a dataset in MosaicML's MDS format."""
 
 NPY_SUFFIX = ".npy"
 RAW_SUFFIXES = (".bin", ".ds")
@@ -14,8 +14,5 @@ PARQUET_SUFFIX = ".parquet"
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a listing leaves the file out: its name, or a folder's on the way, begins with a dot.
-
-    macOS keeps a file of its own, `._name`, beside each file on foreign disks.
-    """
+    """Return whether the file's name, or a folder's on the way, begins with a dot (macOS writes `._name` files)."""
     return any(part.startswith(".") for part in name.split("/"))

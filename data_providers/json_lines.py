@@ -1,9 +1,8 @@
 """Records from JSON-lines files on this machine: each line is one sample, delivered as the bytes of its text.
 
-What a record means is its task encoder's to say (`batching/packing/task_encoder.py`), so a line is not parsed here.
-A file is walked through once when it is opened, to know where its lines begin: eight bytes of memory a line. Blank
-lines are no records. The order is that of `data_providers/order.py`, a line being a sample, and
-`data_providers/splits.py` says which files of a folder are meant.
+Lines are not parsed here; the task encoder interprets them (`batching/packing/task_encoder.py`). A file is read once
+when it is opened, to find where its lines begin: sixteen bytes of memory per line. Blank lines are skipped. The order
+is that of `data_providers/order.py`, a line being a sample; `data_providers/splits.py` chooses a folder's files.
 """
 
 import asyncio
@@ -35,10 +34,10 @@ from state.intervals import DataIds
 MAX_LINE_BYTES = MAX_SEQUENCE_BYTES // 2
 """A byte of text takes two in a batch."""
 MAX_LINES = 2**28
-"""Records of one dataset; bounds the index's memory to 4 GiB."""
+"""Maximum number of records of one dataset; bounds the index's memory to 4 GiB."""
 _SCANNED_BYTES = 16 * 1024**2
 _MAX_BLANK_BYTES = 4
-"""A longer line of blanks is met as a record that is no JSON."""
+"""A longer line of blanks counts as a record, which is not JSON."""
 _NEWLINE = 0x0A
 _BLANKS = frozenset(b" \t\r")
 
@@ -56,11 +55,14 @@ class JsonLinesDataProvider:
     """A `DataProvider` of JSON records. Make one with `open`."""
 
     def __init__(self, files: list[LineFile], shuffle_seed: bytes | None) -> None:
-        # To the order a line is a sample of one token.
+        # For the order a line is a sample of one token.
         spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
         self._order = DataOrder(files, spec)
         self._closed = False
-        self._fingerprint = dataset_fingerprint(
+        self.files: tuple[LineFile, ...] = self._order.files
+        """The files in their order; a token of theirs is a line."""
+        self.sequence_count = self._order.sequence_count
+        self.fingerprint = dataset_fingerprint(
             "json-lines",
             files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
             shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
@@ -68,12 +70,12 @@ class JsonLinesDataProvider:
 
     @classmethod
     def open(cls, path: Path, shuffle_seed: bytes | None = None, split: str = DEFAULT_SPLIT) -> Self:
-        """A provider over a file, or over a folder's files of one split. Blocks: it reads the files once.
+        """Return a provider over a file, or over a folder's files of one split. Blocks: it reads the files once.
 
         Raises:
-            SourceUnavailable: nothing can be read there now; retry.
-            CorruptData: there are no records, or one is longer than `MAX_LINE_BYTES`; the data's owner's fault.
-            InvalidInput: the folder's splits do not say which one is meant; the user's fault.
+            SourceUnavailable: the files cannot be read now; retry.
+            CorruptData: there are no records, or one is longer than `MAX_LINE_BYTES`; the fault of the data's owner.
+            InvalidInput: the folder has several splits and not the one asked for; the user's fault.
         """
         try:
             names = files_of_split(path, JSON_LINES_SUFFIX, split) if path.is_dir() else [path.name]
@@ -85,27 +87,8 @@ class JsonLinesDataProvider:
             raise CorruptData(f"{path} holds no JSON record", path=str(path))
         return cls(files, shuffle_seed)
 
-    @property
-    def files(self) -> tuple[LineFile, ...]:
-        """The files in their order; a token of theirs is a line."""
-        return self._order.files
-
-    @property
-    def sequence_count(self) -> int:
-        return self._order.sequence_count
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`; `is_text`, each sample a record's bytes as uint16.
-
-        Raises:
-            SourceUnavailable: a file cannot be read now; retry.
-            CorruptData: a file has another size than when it was opened.
-            OutOfRange, Rejected: no such data index; too many, or too long ones, at a time.
-        """
+        """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16."""
         if self._closed:
             raise InternalError("get_samples after aclose")
         if data_ids.count > MAX_REQUEST_SAMPLES:
@@ -160,17 +143,15 @@ def _indexed(path: Path, name: str) -> LineFile:
     starts = np.concatenate(([0], stops[:-1] + 1))
     lengths = stops - starts
     if lengths.max() > MAX_LINE_BYTES:
-        line = int(lengths.argmax())
-        raise CorruptData(
-            f"{path}, line {line + 1}, has {lengths[line]} bytes; at most {MAX_LINE_BYTES}", path=str(path)
-        )
+        place = f"{path}, line {lengths.argmax() + 1},"
+        raise CorruptData(f"{place} has {lengths.max()} bytes; at most {MAX_LINE_BYTES}", path=str(path))
     kept = lengths > 0
     kept[kept] = ~_blank(path, starts[kept], stops[kept])
     return LineFile(name, size_bytes, int(kept.sum()), path, starts[kept], stops[kept])
 
 
 def _blank(path: Path, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which lines hold nothing but blanks; only those of at most `_MAX_BLANK_BYTES` are looked at."""
+    """Return which lines hold nothing but blanks; only those of at most `_MAX_BLANK_BYTES` are read."""
     blank = np.zeros(len(starts), dtype=bool)
     with path.open("rb") as file:
         for number in np.flatnonzero(stops - starts <= _MAX_BLANK_BYTES).tolist():

@@ -1,8 +1,8 @@
 """Samples from token files on this machine: one file, or a folder of them.
 
-Files are read with `preadv` straight into the answer and not mapped, because truncating a mapped file ends the process
-(SIGBUS) where a read comes back short and is reported. What the page cache holds is read at once; only a
-read that would wait for the disk goes to a thread, so that the event loop never waits and the usual case pays no hop.
+Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
+(SIGBUS), while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would
+wait for the disk goes to a thread, so that the event loop never waits.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from state.intervals import DataIds
 
 MAX_OPEN_FILES = 64
 MAX_INLINE_BYTES = 4 * 1024**2
-"""A larger answer is copied in a thread even when it is in memory: copying would hold up the event loop."""
+"""A larger answer is copied in a thread even if it is in memory, so that the event loop is not held up."""
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-"""Linux's flag for "read only what does not wait"; None elsewhere, where every read goes to a thread."""
+"""Linux's flag for "read only without waiting"; None elsewhere, and then every read goes to a thread."""
 
 
 class _OpenFile:
-    """A descriptor that is closed with its last user, so that a reader in a thread never sees it reused."""
+    """A descriptor that is closed when its last user drops it, so that a thread never reads from a reused one."""
 
     def __init__(self, path: Path, expected_bytes: int) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -54,6 +54,8 @@ class LocalDataProvider:
 
     def __init__(self, paths: Mapping[str, Path], files: Sequence[TokenFile], spec: DatasetSpec) -> None:
         self.order = DataOrder(files, spec)
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
         self._paths = [paths[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -65,8 +67,8 @@ class LocalDataProvider:
         """Open one token file, or every token file directly in a folder. Blocks.
 
         Raises:
-            SourceUnavailable: nothing can be read there now; retry.
-            CorruptData: there are no token files, or one of them is not in its format; the data's owner's fault.
+            SourceUnavailable: the files cannot be read now; retry.
+            CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
         """
         try:
             folder = path if path.is_dir() else path.parent
@@ -76,7 +78,7 @@ class LocalDataProvider:
             if MDS_INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
                 paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
             if folder is not path:
-                # A file alone is a dataset; what lies beside it matters only if it is the file's own index.
+                # A single file is a dataset by itself; of the files beside it only its own index matters.
                 wanted = {path.name} | ({path.stem + INDEX_SUFFIX} if path.suffix == TOKENS_SUFFIX else set())
                 paths = {name: entry for name, entry in paths.items() if name in wanted}
                 if path.name not in paths:
@@ -89,22 +91,8 @@ class LocalDataProvider:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
         return cls(paths, files, spec)
 
-    @property
-    def sequence_count(self) -> int:
-        return self.order.sequence_count
-
-    @property
-    def fingerprint(self) -> str:
-        return self.order.fingerprint
-
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """Return the samples of these data indices, as `DataProvider.get_samples`.
-
-        Raises:
-            SourceUnavailable: a file cannot be opened or read now; retry.
-            CorruptData: a file has another size than when it was opened.
-            OutOfRange, Rejected: no such data index; too many at a time.
-        """
+        """Return the samples of these data indices, as `DataProvider.get_samples`."""
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self.order.spec.empty_tokens(data_ids)
@@ -119,14 +107,14 @@ class LocalDataProvider:
             self._open_files.clear()
 
     def _read_what_is_cached(self, extents: Sequence[Extent], tokens: Tokens) -> bool:
-        """Whether all of it could be read without waiting for a file to be opened or for the disk."""
+        """Return whether all of it could be read without opening a file or waiting for the disk."""
         if self._nowait is None or tokens.nbytes > MAX_INLINE_BYTES:
             return False
         try:
             return self._read_extents(extents, tokens, self._nowait)
         except BlockingIOError:
             return False
-        except OSError:  # the file system does not know the flag
+        except OSError:  # the file system does not support the flag
             self._nowait = None
             return False
 
@@ -137,7 +125,7 @@ class LocalDataProvider:
             raise SourceUnavailable(f"a token file cannot be read: {error}") from error
 
     def _read_extents(self, extents: Sequence[Extent], tokens: Tokens, flags: int) -> bool:
-        """Fills `tokens` and says True; with flags, says False instead of opening a file or reading one in part."""
+        """Fill `tokens` and return True; with flags, return False instead of opening a file or reading it in parts."""
         view = tokens.view(np.uint8).data
         spec, begin = self.order.spec, 0
         for extent in extents:
@@ -169,7 +157,7 @@ class LocalDataProvider:
 
 
 def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:
-    """Fills the view from the file; with flags, says False when it cannot be filled at once."""
+    """Fill the view from the file and return True; with flags, return False if it cannot be filled at once."""
     begin = 0
     while begin < len(view):
         count = os.preadv(fd, [view[begin:]], offset, flags)
@@ -182,7 +170,6 @@ def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -
 
 
 def _discovered(paths: Mapping[str, Path], spec: DatasetSpec) -> list[TokenFile]:
-    """The token files among these files."""
     files = [SourceFile(name, path.stat().st_size, str(path)) for name, path in paths.items()]
     asking = discovery(files, spec)
     try:

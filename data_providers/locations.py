@@ -1,4 +1,4 @@
-"""Parses the data locations that people write: `--data`, and the lines of a mix.
+"""Parses the data locations that users write: `--data`, and the entries of a mix.
 
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
 `gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
@@ -35,14 +35,14 @@ from state.errors import InvalidInput
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
-"""Of files whose location does not say: `Local = "path"` has no place for it."""
+"""For locations that cannot specify a token size, such as `Local = "path"`."""
 
 BUILT_IN_SCHEMES = frozenset({"dummy", "tcp", "http", "https", "s3", "gs", "az"})
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A location that another package's provider reads: `name://location`."""
+    """A location for a provider of another package: `name://location`."""
 
     name: str
     location: str
@@ -53,7 +53,7 @@ AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
 
 
 def parse_location(text: str) -> Override:
-    """The location that `--data` names; this module's docstring lists the forms.
+    """Parse the value of `--data`; this module's docstring lists the forms.
 
     Raises:
         InvalidInput: it has none of the forms; the user's fault.
@@ -82,7 +82,7 @@ def parse_location(text: str) -> Override:
 
 
 def spec_for(location: AnyLocation, sequence_length: int) -> DatasetSpec:
-    """Return how a location's files are read: as it says itself, or as two-byte tokens in the files' own order."""
+    """Return the token size and order of a location's files: its own, or two bytes and the files' order."""
     if not isinstance(location, Http):
         return DatasetSpec(DEFAULT_TOKEN_SIZE_BYTES, sequence_length)
     seed = location.shuffle.seed if isinstance(location.shuffle, Seeded) else None
@@ -100,14 +100,10 @@ _MIX = TypeAdapter(Annotated[list[MixEntry], Field(min_length=1, max_length=MAX_
 
 
 def parse_mix(text: bytes, place: str) -> list[MixEntry]:
-    """Return the sources that a mix names.
-
-    Args:
-        text: a JSON list of `{"location": …, "weight": …}`.
-        place: where it came from, for messages.
+    """Parse a mix: a JSON list of `{"location": …, "weight": …}`. `place` is its path or URL, for messages.
 
     Raises:
-        InvalidInput: it is not such a list; its author's fault.
+        InvalidInput: it is not such a list; the fault of its author.
     """
     try:
         entries = _MIX.validate_python(json.loads(text))
@@ -118,11 +114,11 @@ def parse_mix(text: bytes, place: str) -> list[MixEntry]:
         )
         raise InvalidInput(f"mix {place}: {mistakes}", place=place) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"mix {place} is no JSON: {error}", place=place) from error
-    if any(isinstance(entry.location, WeightedHttp) for entry in entries):
-        raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
+        raise InvalidInput(f"mix {place} is not JSON: {error}", place=place) from error
     for entry in entries:
+        if isinstance(entry.location, WeightedHttp):
+            raise InvalidInput(f"mix {place} names another mix; give its locations themselves", place=place)
         files = entry.location.location if isinstance(entry.location, Http) else None
-        if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:  # before anybody writes down their URLs
+        if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:  # before the list of URLs is made
             raise InvalidInput(f"mix {place}: {files.num_files} files; at most {MAX_FILES}", place=place)
     return entries

@@ -1,9 +1,9 @@
-"""The order of a mix: which source a data index means, and which of its samples; a pure function of the weights.
+"""The order of a mix: the source of each data index, and which of its samples; a pure function of the weights.
 
-Weights become whole counts in a period of `PERIOD` data indices, and each period serves every source exactly so often.
+Weights become integer counts in a period of `PERIOD` data indices, and each source has its count in every period.
 Within the period the sources take turns so that in *every* prefix of the order each source is within one sample of its
 share. That is the uniprocessor case of proportionate-fair scheduling (Baruah, Cohen, Plaxton and Varvel, 1996): sample
-*j* of a source with count *c* may stand anywhere in `[⌊j·P/c⌋, ⌈(j+1)·P/c⌉)`, and taking the earliest end first meets
+*j* of a source with count *c* may be anywhere in `[⌊j·P/c⌋, ⌈(j+1)·P/c⌉)`, and taking the earliest end first meets
 every such window. The same weights give the same order on every machine; golden vectors pin it.
 """
 
@@ -27,12 +27,12 @@ MAX_SOURCES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A contiguous part of one source's own data indices, and where in the answer each of them belongs.
+    """A contiguous part of one source's own data indices, and their rows in the answer.
 
     Attributes:
         source: the source's position in the mix.
         local: the source's data indices.
-        rows: int64, `(count,)`: the row of the answer of each of them, ascending.
+        rows: int64, `(count,)`: the row in the answer of each of them, ascending.
     """
 
     source: int
@@ -41,12 +41,12 @@ class Share:
 
 
 def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """How often each source stands in a period: the weights' shares of `PERIOD`, rounded by largest remainder.
+    """Return each source's count in a period: the weights' shares of `PERIOD`, rounded by largest remainder.
 
-    A source is there at least once, however small its weight; the earlier of two equal remainders is rounded up.
+    A count is at least 1, however small its weight; the earlier of two equal remainders is rounded up.
 
     Raises:
-        InvalidInput: no source, too many, or a weight that is not a finite number above 0; the mix's author's fault.
+        InvalidInput: no source, too many, or a weight that is not a finite number above 0; the fault of its author.
     """
     if not 1 <= len(weights) <= MAX_SOURCES:
         raise InvalidInput(f"a mix of {len(weights)} sources; allowed: 1 to {MAX_SOURCES}")
@@ -60,7 +60,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
     counts = [max(1, part * PERIOD // total) for part in parts]
     left = PERIOD - sum(counts)
     step = 1 if left > 0 else -1
-    # Who is furthest below (or above) its share takes (or gives) one; a source keeps at least one.
+    # The source furthest below (or above) its share takes (or gives) one; every source keeps at least one.
     furthest_first = [
         (step * (count * total - part * PERIOD), number)
         for number, (part, count) in enumerate(zip(parts, counts, strict=True))
@@ -76,36 +76,35 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def quantisation_error(weights: Sequence[float]) -> float:
-    """The largest difference between a source's weight and its share of the period, as a share of the whole."""
+    """Return the largest difference between a source's weight and its share of the period, as a share of the whole."""
     total = sum(Fraction(weight) for weight in weights)
     pairs = zip(weights, counts_of(weights), strict=True)
     return float(max(abs(Fraction(weight) / total - Fraction(count, PERIOD)) for weight, count in pairs))
 
 
 class MixtureOrder:
-    """The order of a mix. Memory: `PERIOD` small integers, whatever the number of data indices."""
+    """The order of a mix with the counts of `counts_of`. Memory: `PERIOD` small integers."""
 
     def __init__(self, counts: Sequence[int]) -> None:
-        """`counts` are those of `counts_of`: positive, `PERIOD` in all."""
         self.counts = np.array(counts, dtype=np.int64)
         self._sources = _period(tuple(counts))
-        # The rank of each place among those of its source: places sorted by source keep their order.
+        # The rank of each place among those of its source: a stable sort by source keeps their order.
         by_source = np.argsort(self._sources, kind="stable")
         starts = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
         self._ranks = np.empty(PERIOD, dtype=np.int64)
         self._ranks[by_source] = np.arange(PERIOD) - np.repeat(starts, self.counts)
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The source of each data index, and the source's own data index; both int64, shaped like `indices`."""
+        """Return the source of each data index, and the source's own data index; both int64, shaped like `indices`."""
         periods, places = np.divmod(indices, PERIOD)
         sources = self._sources[places].astype(np.int64)
         return sources, periods * self.counts[sources] + self._ranks[places]
 
     def shares(self, data_ids: DataIds) -> list[Share]:
-        """Return each source's part in the data indices: one contiguous interval of its own.
+        """Return each source's part in the data indices: one contiguous interval of its own data indices.
 
         Raises:
-            OutOfRange: beyond the largest number that a data index may have.
+            OutOfRange: beyond the largest data index.
         """
         if data_ids.end >= MAX_INDEX:
             raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
@@ -120,9 +119,9 @@ class MixtureOrder:
 
 @lru_cache(maxsize=16)
 def _period(counts: tuple[int, ...]) -> NDArray[np.uint16]:
-    """The source at each place of the period: the one whose next sample's window ends first."""
+    """Return the source at each place of the period: the one whose next sample's window ends first."""
     places = np.empty(PERIOD, dtype=np.uint16)
-    waiting = [(0, number) for number in range(len(counts))]  # by the begin of the next sample's window
+    waiting = [(0, number) for number in range(len(counts))]  # by the beginning of the next sample's window
     ready: list[tuple[int, int]] = []  # by its end
     taken = [0] * len(counts)
     heapq.heapify(waiting)

@@ -1,7 +1,7 @@
-"""From a location to an open provider: what a state file's `data_location` says, or `--data` in its place.
+"""Opens the provider of a location: of a state file's `data_location`, or of `--data` instead.
 
-Another package's provider opens `name://…` by the entry point *name* in the group `epochal.data_providers`: a callable
-`(location: str, spec: DatasetSpec)` that is awaited for the provider.
+Another package's provider opens `name://…` by the entry point *name* in the group `epochal.data_providers`: an
+asynchronous callable `(location: str, spec: DatasetSpec)` that returns the provider.
 """
 
 import asyncio
@@ -52,21 +52,19 @@ ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
 MAX_MIX_BYTES = 1024**2
 
-
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The client's part in opening its data.
+    """The client's options for opening its data.
 
     Attributes:
         run_id: names the run to a data server.
-        ticket: gives the client's current ticket for data servers.
-        cache: keeps the blocks that come from HTTP servers and buckets; None keeps nothing.
-        packs: whether samples are packed before they are trained on; then they are JSON records, or rows of parquet
-            files of any length.
-        split: which of a folder's splits is meant, of JSON lines and parquet files.
+        ticket: returns the client's current ticket for data servers.
+        cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
+        packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
+        split: the split to use of a folder of JSON lines or parquet files.
     """
 
     run_id: str
@@ -81,18 +79,17 @@ async def open_provider(
 ) -> DataProvider:
     """Open the provider of a run's data for one client. The caller closes it.
 
-    The size of tokens and the shuffle of token files are those of the run's `Http` location, or of a `data.toml`; else
-    two bytes, and none.
+    The size of tokens and the shuffle of token files are those of the run's `Http` location or of a `data.toml`; by
+    default two bytes and no shuffle.
 
     Args:
         state: the run's state file.
-        ticket: returns the client's current ticket for data servers.
-        override: location to use instead of the run's, as `epochal client --data` takes it.
-        cache: as in `OpenOptions`.
+        ticket, cache: as in `OpenOptions`.
+        override: location to use instead of the run's, as in `epochal client --data`.
 
     Raises:
         SourceUnavailable: the source does not answer now; retry.
-        CorruptData: what the source holds is not the run's data; nothing will change by itself.
+        CorruptData: the source does not hold the run's data; do not retry.
         Rejected: the source refuses this client.
         InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
     """
@@ -106,7 +103,7 @@ async def open_provider(
 
 
 async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """The provider of one location's data. Raises what `open_provider` does."""
+    """Open the provider of one location's data. Raises what `open_provider` raises."""
     if isinstance(location, Http):
         return await open_location(location.location, spec_for(location, spec.sequence_length), options)
     if isinstance(location, DummyData):
@@ -130,23 +127,17 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
 
 
 async def _open_ranged(source: ByteSource, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """A provider over a source, which is kept in the cache if there is one."""
     return await RangedDataProvider.open(source if options.cache is None else CachedSource(source, options.cache), spec)
 
 
 def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
-    """The provider of the files that a `data.toml` describes; `provider.order.spec` is how they are read. Blocks.
-
-    Args:
-        config: the `data.toml`.
-        folder: where the file lies; its `dir` is relative to it.
-
-    Raises:
-        SourceUnavailable, CorruptData: as `LocalDataProvider.open`.
-    """
-    seed = bytes(config.shuffle_seed) if config.shuffle_seed is not None else None
-    spec = DatasetSpec(config.token_size.size_bytes, config.seq_len, seed)
+    """Open the files that a `data.toml` in `folder` describes, as `LocalDataProvider.open`. Blocks."""
+    spec = DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
     return LocalDataProvider.open(folder / config.dir, spec)
+
+
+def _seed_of(config: DataConfig) -> bytes | None:
+    return None if config.shuffle_seed is None else bytes(config.shuffle_seed)
 
 
 async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -157,7 +148,7 @@ async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> Data
         for number, entry in enumerate(entries):
             location = entry.location
             if folder is not None and isinstance(location, Local | Preprocessed):
-                location = type(location)(str(folder / location.path))  # relative to the list, as people expect
+                location = type(location)(str(folder / location.path))  # relative to the mix's own folder
             name = f"{number} ({location.variant})"
             try:
                 provider = await open_location(location, spec_for(location, spec.sequence_length), options)
@@ -166,7 +157,7 @@ async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> Data
             opened.push_async_callback(provider.aclose)
             sources.append(Weighted(name, provider, entry.weight))
         mix = WeightedDataProvider(sources)
-        opened.pop_all()  # they are the mix's to close now
+        opened.pop_all()  # the mix closes them from now on
     return mix
 
 
@@ -211,24 +202,19 @@ def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> D
 
 
 def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """Samples to be packed: JSON lines, or parquet files; a `data.toml` may give the former a shuffle."""
+    """Open samples to pack: JSON lines (which a `data.toml` may shuffle) or parquet files."""
     seed = spec.shuffle_seed
     if path.suffix == DATA_CONFIG_SUFFIX:
         config = _data_config(path, spec)
-        seed = None if config.shuffle_seed is None else bytes(config.shuffle_seed)
-        path = path.parent / config.dir
+        seed, path = _seed_of(config), path.parent / config.dir
     if path.suffix == PARQUET_SUFFIX:
         return _open_preprocessed(path, spec, options)
+    allowed = f"{JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files"
     if path.suffix in TOKEN_SUFFIXES and path.is_file():
-        raise InvalidInput(
-            f"{path} holds tokens, which are not packed; allowed: {JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files",
-            path=str(path),
-        )
+        raise InvalidInput(f"{path} holds tokens, which are not packed; allowed: {allowed}", path=str(path))
     if path.is_dir() and not any(path.rglob("*" + JSON_LINES_SUFFIX)):
         if not any(path.rglob("*" + PARQUET_SUFFIX)):
-            raise CorruptData(
-                f"{path} holds no samples to pack ({JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files)", path=str(path)
-            )
+            raise CorruptData(f"{path} holds no samples to pack ({allowed})", path=str(path))
         return _open_preprocessed(path, spec, options)
     return JsonLinesDataProvider.open(path, seed, options.split)
 
@@ -242,10 +228,8 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 at byte {error.start}", path=str(path)) from error
     if config.seq_len != spec.sequence_length:
-        raise InvalidInput(
-            f"{path}: seq_len is {config.seq_len}; allowed: {spec.sequence_length}, the run's max_seq_len",
-            path=str(path),
-        )
+        allowed = f"{spec.sequence_length}, the run's max_seq_len"
+        raise InvalidInput(f"{path}: seq_len is {config.seq_len}; allowed: {allowed}", path=str(path))
     return config
 
 
@@ -260,27 +244,21 @@ async def _open_tcp(address: DataServerAddress, ticket: Callable[[], str], spec:
 
 
 async def _open_registered(location: Registered, spec: DatasetSpec) -> DataProvider:
-    """Return the provider that another package's entry point opens for a location.
-
-    Raises:
-        InvalidInput: there is no such entry point, it cannot be imported, or it opened something else than a provider.
-        EpochalError: what the opener raised, if it is one of ours.
-    """
+    """Open a location by another package's entry point. Raises `InvalidInput` or the opener's own `EpochalError`."""
     found = entry_points(group=ENTRY_POINT_GROUP)
     if location.name not in found.names:
         known = ", ".join(sorted(BUILT_IN_SCHEMES | found.names))
-        raise InvalidInput(f"no data provider is called {location.name!r}; there are {known}", name=location.name)
+        raise InvalidInput(f"no data provider is called {location.name!r}; allowed: {known}", name=location.name)
     shown = f"data provider {location.name!r} ({found[location.name].value})"
     try:
         opener: OpenRegistered = found[location.name].load()
         provider = await opener(location.location, spec)
     except EpochalError:
         raise
-    except Exception as error:  # somebody else's code may raise anything; the user must see whose it is
+    except Exception as error:  # the other package's code may raise anything
         raise InvalidInput(f"{shown} cannot be opened: {type(error).__name__}: {error}", name=location.name) from error
-    missing = [
-        part for part in ("sequence_count", "fingerprint", "get_samples", "aclose") if not hasattr(provider, part)
-    ]
+    parts = ("sequence_count", "fingerprint", "get_samples", "aclose")
+    missing = [part for part in parts if not hasattr(provider, part)]
     if missing:
         raise InvalidInput(f"{shown} opened a {type(provider).__name__} without {', '.join(missing)}")
     return provider

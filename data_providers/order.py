@@ -1,14 +1,14 @@
-"""The one order of the data: which file and place a data index means, the same through every provider.
+"""The order of the data: the file and place of each data index, the same for every provider.
 
-The samples of a dataset are numbered file after file, the files sorted by name; a pass walks over all of them once,
+The samples of a dataset are numbered file after file, the files sorted by name; a pass visits each of them once,
 and data index *d* is position `d mod N` of pass `d div N`, where *N* is the number of samples. Without a shuffle seed,
-positions are sample numbers. With one, each pass permutes *blocks* of neighbouring samples by its own key and leaves
-the inside of a block alone, so that a request reads few contiguous places:
+positions are sample numbers. With one, each pass permutes *blocks* of neighbouring samples by its own key and keeps
+the order within a block, so that a request reads few contiguous places:
 
-- a block has `block_sequences(N)` samples. The last block may be shorter, and stands at a place that is keyed too;
-- the other blocks stand in the order of `state.permutation.permute`.
+- a block has `block_sequences(N)` samples. The last block may be shorter; its place in the order is keyed too;
+- the other blocks are in the order of `state.permutation.permute`.
 
-Memory grows with the number of files, not of samples. This order is a contract between machines: golden vectors pin it.
+Memory grows with the number of files, not of samples. All machines must compute this order: golden vectors pin it.
 """
 
 import logging
@@ -25,17 +25,16 @@ from state.intervals import MAX_INDEX, DataIds
 from state.permutation import permutation_key, permute
 
 MAX_BLOCK_SEQUENCES = 16
-"""Samples of one block in a large dataset: 64 KiB of 2,048 two-byte tokens."""
+"""Samples of one block in a large dataset: 64 KiB for samples of 2,048 two-byte tokens."""
 
 MIN_BLOCKS = 1024
-"""Minimum number of blocks of a dataset with as many samples: small datasets are shuffled sample by sample."""
+"""Minimum number of blocks of a dataset with at least that many samples; smaller ones are shuffled by sample."""
 
 MAX_PASSES = 2**32
 """Maximum number of passes over the data; data indices beyond them do not exist."""
 
 WINDOW_PLACES = 256
-"""Number of places in a pass's order of blocks that are computed together: many cost little more than a few, and a
-client that asks for one data index soon asks for the next."""
+"""Number of places in a pass's order of blocks that are computed together, as clients ask for neighbours soon."""
 
 KEPT_WINDOWS = 64
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
@@ -48,12 +47,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a dataset, as its place in the order needs it.
+    """One file of a dataset.
 
     Attributes:
-        name: relative to the dataset's folder, with `/`; unique, and what files are sorted by (by code point).
+        name: relative to the dataset's folder, with `/`; unique. Files are sorted by name (by code point).
         size_bytes: of the whole file, header included.
-        token_count: tokens that it holds; where the spec's samples are one token long, its samples.
+        token_count: number of its tokens; of its samples if the spec's samples have one token.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Extent(NamedTuple):
 
 
 def block_sequences(sequence_count: int) -> int:
-    """How many samples of a dataset of `sequence_count` samples form a block."""
+    """Return the number of samples of a block, for a dataset of `sequence_count` samples."""
     return min(max(sequence_count // MIN_BLOCKS, 1), MAX_BLOCK_SEQUENCES)
 
 
@@ -90,15 +89,14 @@ class DataOrder(Generic[File]):
         files: the dataset's files, sorted by name.
         spec: how they are read.
         sequence_count: samples of one pass.
-        dropped_tokens: by file name, how many tokens at a file's end are shorter than a sample and belong to none.
+        dropped_tokens: by file name, the number of tokens at a file's end that are too few for a sample.
         fingerprint: 64 hex characters over the files' names and sizes, the token size, sequence length and shuffle.
+
+    Raises:
+        CorruptData: no file holds a whole sample, or two have the same name. The fault of the data's owner.
     """
 
     def __init__(self, files: Iterable[File], spec: DatasetSpec) -> None:
-        """
-        Raises:
-            CorruptData: no file holds a whole sample, or two have one name. The data's owner's fault.
-        """
         self.files: tuple[File, ...] = tuple(sorted(files, key=lambda file: file.name))
         self.spec = spec
         for file, following in zip(self.files, self.files[1:], strict=False):
@@ -111,7 +109,7 @@ class DataOrder(Generic[File]):
         if not self.sequence_count:
             raise CorruptData(f"{len(self.files)} files hold no sequence of {length} tokens", files=len(self.files))
         if self.sequence_count > MAX_INDEX:
-            raise CorruptData(f"{self.sequence_count} sequences are more than data indices can name")
+            raise CorruptData(f"{self.sequence_count} sequences are more than there are data indices")
         # Files without a whole sample are left out here, so that every place is in exactly one entry.
         self._file_numbers = np.array([number for number, count in enumerate(counts) if count], dtype=np.int64)
         self._file_starts = np.concatenate(([0], np.cumsum([count for count in counts if count], dtype=np.int64)))
@@ -157,7 +155,7 @@ class DataOrder(Generic[File]):
         return extents
 
     def _shuffled_extents(self, pass_number: int, first: int, stop: int) -> list[Extent]:
-        """The places of positions `[first, stop)` of a pass, in their order."""
+        """Return the places of positions `[first, stop)` of a pass, in their order."""
         short_place = self._short_place(pass_number)
         first_place, last_place = self._place_of(first, short_place), self._place_of(stop - 1, short_place)
         extents: list[Extent] = []
@@ -170,25 +168,25 @@ class DataOrder(Generic[File]):
         return _cut(extents, first - first_begin, stop - first)
 
     def _place_of(self, position: int, short_place: int) -> int:
-        """Return the place in the pass's order of blocks that holds a position."""
+        """Return the place, in the pass's order of blocks, of the block with this position."""
         before = short_place * self._block
         if position < before:
             return position // self._block
         return short_place if position < before + self._short else (position - self._short) // self._block + 1
 
     def _compute_short_place(self, pass_number: int) -> int:
-        """Return the short block's place in the pass's order of blocks; without one, the place behind all others."""
+        """Return the short block's place in the pass's order of blocks; without one, the place after all others."""
         if not self._short:
             return self._full_blocks
         return int(self._permute(_SHORT_BLOCK_DOMAIN, pass_number, self._full_blocks + 1, np.zeros(1, np.uint64))[0])
 
     def _compute_window(self, pass_number: int, number: int) -> "_Window":
-        """The extents of `WINDOW_PLACES` places of a pass's order of blocks, fewer at its end."""
+        """Return the extents of `WINDOW_PLACES` places of a pass's order of blocks, fewer at its end."""
         short_place = self._short_place(pass_number)
         end = self._full_blocks + (1 if self._short else 0)
         places = np.arange(number * WINDOW_PLACES, min((number + 1) * WINDOW_PLACES, end))
         is_short = places == short_place
-        # The short block has no number among the full ones; what is looked up for it is not used.
+        # The short block has no number among the full ones; its image is not used.
         numbers = np.minimum(places - (places > short_place), self._full_blocks - 1).astype(np.uint64)
         images = self._permute(_BLOCKS_DOMAIN, pass_number, self._full_blocks, numbers)
         blocks = np.where(is_short, self._full_blocks, images)
@@ -199,7 +197,7 @@ class DataOrder(Generic[File]):
         return permute(permutation_key(self.spec.shuffle_seed or b"", domain, pass_number), n, numbers).astype(np.int64)
 
     def _split_at_files(self, starts: Numbers, lengths: Numbers) -> tuple[list[Extent], list[int]]:
-        """Stretches of neighbouring samples as extents, cut where files end; and each one's first extent's number."""
+        """Cut stretches of neighbouring samples into extents where files end; also return each one's first extent."""
         first_entries = np.searchsorted(self._file_starts, starts, side="right") - 1
         last_entries = np.searchsorted(self._file_starts, starts + lengths - 1, side="right") - 1
         pieces = last_entries - first_entries + 1
@@ -214,14 +212,14 @@ class DataOrder(Generic[File]):
 
 
 class _Window(NamedTuple):
-    """The extents of some consecutive places; those of place *i* are `extents[heads[i]:heads[i + 1]]`."""
+    """The extents of consecutive places; those of place *i* are `extents[heads[i]:heads[i + 1]]`."""
 
     extents: list[Extent]
     heads: list[int]
 
 
 def _cut(extents: list[Extent], skipped: int, length: int) -> list[Extent]:
-    """The `length` samples of the extents that follow the first `skipped` ones."""
+    """Return the `length` samples of the extents that follow the first `skipped` ones."""
     cut: list[Extent] = []
     for extent in extents:
         if skipped >= extent.length:

@@ -1,11 +1,11 @@
-"""Samples that are cut, labelled and maybe packed already: parquet files with one row per sample.
+"""Samples that are already cut, labelled and maybe packed: parquet files with one row per sample.
 
 Columns, each a list of integers per row: `inputs`, and optionally `labels` and `position_ids` (as long as the inputs)
 and `sequence_lengths` (of the documents packed into the row; they add up to its length). pyarrow reads them, an extra
-(`pip install 'epochal[parquet]'`). The order is the files' own, by name, pass after pass: whoever cuts samples
-beforehand shuffles them beforehand. Row groups are decoded as they are needed and kept under a named limit.
+(`pip install 'epochal[parquet]'`). The order is the files' own, by name, pass after pass: such samples are shuffled
+when they are written. Row groups are decoded when they are needed, and a limited number is kept.
 
-`data_providers/splits.py` says which files of a folder are meant.
+`data_providers/splits.py` chooses a folder's files.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ EXTRA = "pip install 'epochal[parquet]'"
 INPUTS = "inputs"
 OPTIONAL = ("labels", "position_ids", "sequence_lengths")
 MAX_DECODED_BYTES = 512 * 1024**2
-"""Decoded row groups that are kept; the least recently used goes first."""
+"""Maximum size of the decoded row groups that are kept; the least recently used is dropped first."""
 MAX_ROW_GROUP_BYTES = 256 * 1024**2
 """A row group that is larger when decoded is refused: write smaller ones (a few thousand samples)."""
 DECODED_ROWS = 1024
-"""Rows that are decoded before what they take is looked at: a few bytes may stand for many equal values."""
+"""Number of rows that are decoded before their size is checked: a few bytes may encode many equal values."""
 MAX_TOKEN = 2**32 - 1
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
-"""To the order a row is a sample of one token."""
+"""For the order a row is a sample of one token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFile(DataFile):
-    """A file as its footer shows it; row group *g* has rows `[starts[g], starts[g + 1])`."""
+    """A file as its footer describes it; row group *g* has rows `[starts[g], starts[g + 1])`."""
 
     path: Path
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class RowFile(DataFile):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One list column of some rows: its values one after the other, and each row's begin, `(rows + 1,)`."""
+    """One list column of some rows: its values one after the other, and each row's first one, `(rows + 1,)`."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -74,13 +74,16 @@ class PreprocessedDataProvider:
 
     def __init__(self, files: Sequence[RowFile], max_tokens: int | None) -> None:
         self._order = DataOrder(files, _ROWS)
+        self.files: tuple[RowFile, ...] = self._order.files
+        """The files in their order; a token of theirs is a row."""
         self.columns = files[0].columns
         self._max_tokens = max_tokens
         self._decoded: OrderedDict[tuple[int, int], dict[str, _Column]] = OrderedDict()
         self._decoded_bytes = 0
         self._reading = asyncio.Lock()
         self._closed = False
-        self._fingerprint = dataset_fingerprint(
+        self.sequence_count = self._order.sequence_count
+        self.fingerprint = dataset_fingerprint(
             "preprocessed",
             files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
             columns=list(self.columns),
@@ -88,12 +91,12 @@ class PreprocessedDataProvider:
 
     @classmethod
     def open(cls, path: Path, max_tokens: int | None = None, split: str = DEFAULT_SPLIT) -> Self:
-        """A provider over a parquet file, or a folder's of one split, of samples of at most `max_tokens`. Blocks.
+        """Open a parquet file, or a folder's of one split, with samples of at most `max_tokens`. Blocks.
 
         Raises:
-            SourceUnavailable: nothing can be read there now; retry.
-            CorruptData: no parquet files, or one that does not hold samples; the data's owner's fault.
-            InvalidInput: pyarrow is not installed, or the folder's splits do not say which one is meant.
+            SourceUnavailable: the files cannot be read now; retry.
+            CorruptData: no parquet files, or one that does not hold samples; the fault of the data's owner.
+            InvalidInput: pyarrow is not installed, or the folder has several splits and not the one asked for.
         """
         _pyarrow()
         try:
@@ -109,32 +112,16 @@ class PreprocessedDataProvider:
                 raise CorruptData(f"{table.path} has columns {table.columns}, {first.name} has {first.columns}")
         return cls(tables, max_tokens)
 
-    @property
-    def files(self) -> tuple[RowFile, ...]:
-        """The files in their order; a token of theirs is a row."""
-        return self._order.files
-
-    @property
-    def sequence_count(self) -> int:
-        return self._order.sequence_count
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`; samples may differ in length. `input_ids` are uint32, all else int64.
+        """Return the samples of these data indices, as `DataProvider.get_samples`; they may differ in length.
 
-        Raises:
-            SourceUnavailable: a file cannot be read now; retry.
-            CorruptData: a file does not hold what its footer says, or a row is no sample.
-            OutOfRange, Rejected: no such data index; too many, or too long ones, at a time.
+        `input_ids` are uint32, all other arrays int64.
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
         if data_ids.count > MAX_REQUEST_SAMPLES:
             raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
-        async with self._reading:  # a row group is decoded once, however many ask for it
+        async with self._reading:  # so that a row group is decoded once, however many calls need it
             return await asyncio.to_thread(self._read, self._order.locate(data_ids))
 
     async def aclose(self) -> None:
@@ -211,7 +198,7 @@ def _row_file(path: Path, name: str) -> RowFile:
             metadata, schema = file.metadata, file.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except (arrow.ArrowException, ValueError, OSError) as error:
-        raise _as_ours(error, path, "is no parquet file") from error
+        raise _as_ours(error, path, "is not a parquet file") from error
     columns = tuple(column for column in (INPUTS, *OPTIONAL) if column in schema.names)
     if INPUTS not in columns:
         raise CorruptData(f"{path} has columns {schema.names}; one must be {INPUTS!r}", path=str(path))
@@ -228,13 +215,10 @@ def _row_file(path: Path, name: str) -> RowFile:
 
 
 def _check_row_group(group: Any, number: int, path: Path) -> None:
-    """Raise `CorruptData` unless a row group may be decoded; its columns' own descriptions are not looked at.
+    """Raise `CorruptData` if a row group has an impossible number of rows or is too large.
 
-    pyarrow checks those when it decodes; asked for them alone, it ends the process where they are damaged
-    (github.com/apache/arrow/issues/45283 shows the place).
-
-    Raises:
-        CorruptData: it has an impossible number of rows, or is too large.
+    Its columns' metadata are not read: pyarrow checks them when it decodes, but reading damaged ones alone ends the
+    process (github.com/apache/arrow/issues/45283).
     """
     if group.num_rows < 0:
         raise CorruptData(f"{path}: row group {number} has {group.num_rows} rows", path=str(path))
@@ -268,7 +252,7 @@ def _decode(table: RowFile, group: int) -> dict[str, _Column]:
 
 
 def _rows_of(file: Any, table: RowFile, group: int) -> Any:
-    """A row group as an arrow table, decoded part by part, so that one that is too large is noticed in time."""
+    """Return a row group as an arrow table, decoded in parts so that one that is too large is noticed in time."""
     columns = list(table.columns)
     batches, taken_bytes = [], 0
     for batch in file.iter_batches(DECODED_ROWS, row_groups=[group], columns=columns):
@@ -280,7 +264,7 @@ def _rows_of(file: Any, table: RowFile, group: int) -> Any:
 
 
 def _as_ours(error: Exception, path: Path, trouble: str) -> CorruptData | SourceUnavailable:
-    """pyarrow raises `OSError` for damaged files too; only the system's own have a number."""
+    # pyarrow raises `OSError` for damaged files too; only those of the operating system have an errno.
     if isinstance(error, OSError) and error.errno is not None:
         return SourceUnavailable(f"{path} cannot be read: {error.strerror}", path=str(path))
     return CorruptData(f"{path} {trouble}: {str(error).partition(chr(10))[0]}", path=str(path))

@@ -1,16 +1,14 @@
 """The protocol of data providers, the samples that they deliver, and their errors.
 
-A provider is asked for data indices, not for batches: `BatchId.to_data_ids` turns the one into the other.
-The rule kept here: tokens are moved as the bytes that the files hold, never one by one.
-
-The errors, all of them `DataError`s:
+A provider is asked for data indices, not for batches; `BatchId.to_data_ids` converts. The rule kept here: tokens are
+moved as the bytes of the files, never one by one. The errors:
 
 ```
 DataError
 ├── SourceUnavailable   the source does not answer now (network, server, missing file); retry
-├── CorruptData         the bytes are not what they must be; never retry
-├── OutOfRange          no such data index; the asker's fault
-└── Rejected            the source refuses, and says why
+├── CorruptData         the bytes are not the data that they should be; never retry
+├── OutOfRange          no such data index; the caller's fault
+└── Rejected            the source refuses the request; the message has its reason
 ```
 """
 
@@ -26,7 +24,7 @@ from state.wire import document_digest
 
 TOKEN_SIZES_BYTES = (2, 4)
 MAX_SEQUENCE_BYTES = 16 * 1024**2
-"""The largest sample, so that one always fits into a frame and a range request."""
+"""Maximum size of a sample, so that it always fits into a frame and a range request."""
 
 MAX_REQUEST_BYTES = 256 * 1024**2
 """Maximum number of bytes that one `get_samples` returns."""
@@ -37,21 +35,21 @@ MAX_REQUEST_SAMPLES = 2**18
 DataErrorKind = Literal["unavailable", "corrupt", "out_of_range", "rejected"]
 
 IGNORED_LABEL = -100
-"""A label that says "predict nothing here"; the value is Hugging Face's and PyTorch's (`ignore_index`)."""
+"""The label of a position without a prediction; the value is Hugging Face's and PyTorch's (`ignore_index`)."""
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """One-dimensional, uint16 or uint32, little-endian."""
 
 
 class SourceUnavailable(DataError):
-    """The source does not answer now, or its answer broke off. Retry, with a delay."""
+    """The source does not answer now, or its answer was interrupted. Retry, with a delay."""
 
     kind: ClassVar[DataErrorKind] = "unavailable"
     retry: ClassVar[bool] = True
 
 
 class CorruptData(DataError):
-    """The source's bytes are not the data that they should be. The fault of the data's owner; do not retry."""
+    """The bytes are not the data that they should be. The fault of the data's owner; do not retry."""
 
     kind: ClassVar[DataErrorKind] = "corrupt"
     retry: ClassVar[bool] = False
@@ -65,7 +63,7 @@ class OutOfRange(DataError):
 
 
 class Rejected(DataError):
-    """The source refuses the request; the message is its reason. The caller's fault; do not retry the same request."""
+    """The source refuses the request; the message has its reason. The caller's fault; do not retry the same request."""
 
     kind: ClassVar[DataErrorKind] = "rejected"
     retry: ClassVar[bool] = False
@@ -125,18 +123,18 @@ class TokenBatch:
     Attributes:
         input_ids: the tokens of all samples, one after the other, in the file's own dtype (uint16 or uint32).
         offsets: int64, `(count + 1,)`; sample *i* is `input_ids[offsets[i]:offsets[i + 1]]`.
-        labels: flat like `input_ids`; what is to be predicted at each place from the tokens before it, as Hugging
-            Face's models take it: a copy of the tokens with `IGNORED_LABEL` where nothing is to be learnt. None for
-            the tokens themselves.
+        labels: flat like `input_ids`; the token to predict at each position from those before it, as in Hugging
+            Face's models: a copy of the tokens with `IGNORED_LABEL` where nothing is predicted. None for the tokens
+            themselves.
         position_ids: each token's position in its document, flat like `input_ids`; None counts from the sample's start.
         sequence_lengths: lengths of the documents packed into the samples, flat; those of one sample add up to its
-            length. None when a sample is one document.
+            length. None if each sample is one document.
         is_text: whether the samples are records instead of tokens: each is the UTF-8 bytes of one JSON document, one
             byte in each item of `input_ids`. A task encoder turns them into tokens.
-        source_count: of packs, how many source samples are finished with this batch (all of their tokens are in it or
-            came before, or they were left out by the run's rules); None where every sample is a source sample.
-        check: whether to check that the parts fit together, which takes longer than packing; False where they do by
-            the way they were made.
+        source_count: of packs, the number of source samples that are finished with this batch (all of their tokens
+            are in it or in earlier ones, or they were left out by the run's rules); None for unpacked samples.
+        check: whether to check that the parts fit together, which takes longer than packing; False if they are known
+            to fit.
 
     Raises:
         CorruptData: the parts do not fit together; the provider's fault.
@@ -169,7 +167,7 @@ class TokenBatch:
 
     @classmethod
     def fixed_length(cls, input_ids: Tokens, sequence_length: int) -> Self:
-        """Return a batch whose samples all have `sequence_length` tokens. No tokens are copied."""
+        """Return a batch whose samples all have `sequence_length` tokens, without copying them."""
         return cls(input_ids, np.arange(0, len(input_ids) + 1, sequence_length, dtype=np.int64))
 
     @property
@@ -182,19 +180,15 @@ class TokenBatch:
         return type(self)(*parts, source_count, check=False)
 
     def rows(self) -> Tokens:
-        """Return the samples as a `(sample_count, sequence_length)` view of `input_ids`, without a copy.
-
-        Raises:
-            InvalidInput: the samples differ in length; the caller's fault.
-        """
+        """Return the samples as a `(sample_count, sequence_length)` view; `InvalidInput` if they differ in length."""
         lengths = np.diff(self.offsets)
         if not len(lengths) or (lengths != lengths[0]).any():
-            raise InvalidInput("samples of different lengths are no rows; cut `input_ids` at `offsets`")
+            raise InvalidInput("samples of different lengths do not form rows; cut `input_ids` at `offsets`")
         return self.input_ids.reshape(len(lengths), int(lengths[0]))
 
 
 def dataset_fingerprint(kind: str, **described: Any) -> str:
-    """64 hex characters over a kind of dataset and all that decides which samples it delivers, in which order."""
+    """Return 64 hex characters over a kind of dataset and everything that determines its samples and their order."""
     return document_digest({"format": f"epochal/{kind}/v1", **described})
 
 
@@ -203,27 +197,25 @@ class DataProvider(Protocol):
 
     @property
     def sequence_count(self) -> int | None:
-        """Number of samples in one pass over the data; None if there is no end. Data indices go on into more passes."""
+        """Number of samples in one pass over the data; None if there is no end. Later data indices are more passes."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """64 hex characters that two providers share exactly when they deliver the same samples in the same order."""
+        """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order."""
         ...
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, in order. The arrays belong to the caller.
 
-        The specification of data providers calls the argument's type `BatchId`. Here that type counts batches, of
-        `data_indices_per_batch` samples each, so that an interval of data indices has a type of its own.
-
         Raises:
             SourceUnavailable: there is no answer now; retry, with a delay.
-            CorruptData, OutOfRange: the data are wrong, or do not exist; do not retry.
-            Rejected: the source refuses; do not retry the same request.
+            CorruptData: the data are wrong, or changed after the provider was opened; do not retry.
+            OutOfRange: there is no such data index; do not retry.
+            Rejected: the source refuses, or too many samples or bytes at a time; do not retry the same request.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close files and connections. Requests under way may fail; a second call does nothing."""
+        """Close files and connections. Calls under way may fail; a second `aclose` does nothing."""
         ...

@@ -1,19 +1,43 @@
-"""The provider over a `ByteSource`: samples from token files by few range requests, which `ranges.py` plans."""
+"""The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import discover
 from data_providers.formats.token_file import TokenFile
-from data_providers.order import DataOrder
+from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
-from data_providers.ranges import ByteRange, plan_ranges
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, run_bounded
 from state.errors import InternalError
 from state.intervals import DataIds
+
+MAX_RANGE_BYTES = 16 * 1024**2
+"""A longer stretch is cut, so that its parts are read concurrently."""
+
+MAX_GAP_BYTES = 16 * 1024
+"""Maximum number of unwanted bytes between two ranges that are requested as one."""
+
+
+class Piece(NamedTuple):
+    """The destination of a part of a range: `length` bytes from `source` in the range to `target` in the answer."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `[start, stop)` of a file, by its position in the dataset's order, and the wanted pieces; never empty."""
+
+    file: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
 
 
 class RangedDataProvider:
@@ -21,6 +45,8 @@ class RangedDataProvider:
 
     def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
         self.order = DataOrder(files, spec)
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
         self._source = source
         self._closed = False
 
@@ -30,38 +56,20 @@ class RangedDataProvider:
 
         Raises:
             SourceUnavailable: the source does not answer now; retry.
-            CorruptData: there are no token files, or one of them is not in its format; the data's owner's fault.
+            CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
             Rejected: the source refuses.
         """
         try:
             files = await discover(source, spec)
             if not files:
-                raise CorruptData(
-                    f"{source.location} holds no token files ({TOKEN_FILES})",
-                    location=source.location,
-                )
+                raise CorruptData(f"{source.location} holds no token files ({TOKEN_FILES})", location=source.location)
             return cls(source, files, spec)
         except BaseException:
             await source.aclose()
             raise
 
-    @property
-    def sequence_count(self) -> int:
-        return self.order.sequence_count
-
-    @property
-    def fingerprint(self) -> str:
-        return self.order.fingerprint
-
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """Return the samples of these data indices, as `DataProvider.get_samples`.
-
-        Raises:
-            SourceUnavailable: no answer within the source's own retries; retry.
-            CorruptData: a file is no longer the one that was opened.
-            OutOfRange: no such data index.
-            Rejected: the source refuses; or too many data indices at a time.
-        """
+        """Return the samples of these data indices, as `DataProvider.get_samples`."""
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self.order.spec.empty_tokens(data_ids)
@@ -84,3 +92,40 @@ class RangedDataProvider:
     async def aclose(self) -> None:
         self._closed = True
         await self._source.aclose()
+
+
+def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
+    """Return the byte ranges that hold the extents, by file and offset; ranges with small gaps are joined.
+
+    Args:
+        extents: the places of a request, in the order of the answer.
+        files: the dataset's files, in its order.
+    """
+    wanted = sorted(_cut_long(extents, files, spec))
+    ranges: list[ByteRange] = []
+    pieces: list[Piece] = []
+    file, start, stop = -1, 0, 0
+    for next_file, offset, target, length in wanted:
+        joins = next_file == file and offset <= stop + MAX_GAP_BYTES and offset + length - start <= MAX_RANGE_BYTES
+        if not joins:
+            if pieces:
+                ranges.append(ByteRange(file, start, stop, tuple(pieces)))
+            file, start, stop, pieces = next_file, offset, offset, []
+        pieces.append(Piece(offset - start, target, length))
+        stop = max(stop, offset + length)
+    if pieces:
+        ranges.append(ByteRange(file, start, stop, tuple(pieces)))
+    return ranges
+
+
+def _cut_long(
+    extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (file, offset in the file, offset in the answer, length) of parts of at most `MAX_RANGE_BYTES`."""
+    target = 0
+    for extent in extents:
+        for offset, left in files[extent.file].stretches(extent.sequence, extent.length, spec):
+            while left:
+                length = min(left, MAX_RANGE_BYTES)
+                yield extent.file, offset, target, length
+                offset, target, left = offset + length, target + length, left - length

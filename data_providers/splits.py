@@ -1,8 +1,8 @@
 """Finds the files of a split in a folder that is laid out as Hugging Face's `datasets` expects.
 
-`train-00000-of-00004.parquet` or `train.parquet`, directly or in `data/`, or a folder per split, `train/…`, all of it
-perhaps in the folder of a configuration. The split that is asked for is taken; where it is the default one, the only
-one that there is will do; of several configurations one must be named (huggingface.co, "File names and splits").
+`train-00000-of-00004.parquet` or `train.parquet`, directly or in `data/`, or a folder per split, `train/…`, each
+maybe in the folder of a configuration. If the default split is wanted and there is only one split, that one is taken;
+of several configurations the user must name one (huggingface.co, "File names and splits").
 """
 
 import re
@@ -25,10 +25,10 @@ _WORDS = re.compile(r"[-._ 0-9]+")
 
 
 def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> list[str]:
-    """The names, relative to the folder, of its files of one split; in the folder itself, or in folders two deep.
+    """Return the names, relative to the folder, of its files of one split, up to two folders deep.
 
     Raises:
-        CorruptData: no file has the suffix; the data's owner's fault.
+        CorruptData: no file has the suffix; the fault of the data's owner.
         InvalidInput: there is no such split, or it is in several configurations; the user's fault.
         OSError: the folder cannot be read.
     """
@@ -56,7 +56,7 @@ def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> lis
 
 
 def _split_of(name: str, suffix: str) -> tuple[str, str]:
-    """A file's split, "" where its name tells none, and the folder of its configuration."""
+    """Return a file's split, "" if its name has none, and the folder of its configuration."""
     *folders, last = name.split("/")
     stem = last.removesuffix(suffix)
     match = _SHARD.fullmatch(stem)

@@ -1,4 +1,4 @@
-"""The provider of a mix: it asks several others, each for its weight's share, in the order that `mixture.py` has."""
+"""The provider of a mix of several others, each with a share of the samples, in the order of `mixture.py`."""
 
 import logging
 from collections.abc import Sequence
@@ -48,38 +48,21 @@ class WeightedDataProvider:
         weights = [source.weight for source in sources]
         counts = counts_of(weights)
         self.counts = {source.name: count for source, count in zip(sources, counts, strict=True)}
-        """How often each source stands in a period of `PERIOD` data indices."""
+        """Each source's number of samples in a period of `PERIOD` data indices."""
         self.quantisation_error = quantisation_error(weights)
+        self.sequence_count = None  # a mix has no passes of its own: each source is read pass after pass
         self._sources = tuple(sources)
         self._order = MixtureOrder(counts)
         self._closed = False
         described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
-        self._fingerprint = dataset_fingerprint("mixture", sources=described)
-        log.info(
-            "mix_opened",
-            extra={
-                "counts": self.counts,
-                "quantisation_error": self.quantisation_error,
-                "fingerprint": self._fingerprint,
-            },
-        )
-
-    @property
-    def sequence_count(self) -> None:
-        """A mix has no passes of its own: each source is walked pass after pass."""
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        self.fingerprint = dataset_fingerprint("mixture", sources=described)
+        facts = {"quantisation_error": self.quantisation_error, "fingerprint": self.fingerprint}
+        log.info("mix_opened", extra={"counts": self.counts, **facts})
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`; an error names the source.
+        """Return the samples of these data indices, as `DataProvider.get_samples`; an error names the source.
 
-        Raises:
-            SourceUnavailable, CorruptData, OutOfRange, Rejected: as the source says.
-            CorruptData: only some sources have labels (or positions, or lengths of documents): their samples do not go
-                together.
-            Rejected: too much at a time.
+        Also raises `CorruptData` if only some sources have labels, positions or lengths of documents.
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
@@ -103,7 +86,7 @@ class WeightedDataProvider:
         return interleaved([(found[share.source], share.rows) for share in shares])
 
     async def aclose(self) -> None:
-        """Closes every source, also when one of them fails at it."""
+        """Close every source, even if closing one of them fails."""
         self._closed = True
         async with AsyncExitStack() as closing:
             for source in self._sources:
@@ -111,15 +94,15 @@ class WeightedDataProvider:
 
 
 def of_source(name: str, error: DataError) -> DataError:
-    """A source's error, of the same kind, with the source's name."""
+    """Return a source's error, of the same kind, with the source's name."""
     return type(error)(f"source {name} of the mix: {error.message}", **error.context)
 
 
 def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenBatch:
-    """The samples of several batches as one, each at its row.
+    """Return the samples of several batches as one batch, each at its row.
 
     Args:
-        parts: a batch, and int64 `(sample_count,)` rows; all rows together are 0, 1, 2, … without a gap.
+        parts: batches, each with int64 `(sample_count,)` rows; all rows together are 0, 1, 2, … without a gap.
 
     Raises:
         CorruptData: only some of the batches have labels, position ids or sequence lengths.
@@ -131,7 +114,7 @@ def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenB
     lengths[rows] = np.concatenate([np.diff(batch.offsets) for batch, _ in parts])
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     if (lengths == lengths[0]).all():
-        # Whole rows at a time, which is many times faster and needs no place for every token.
+        # Whole rows at a time, which is many times faster and needs no index for every token.
         flat = {name: _placed([(getattr(batch, name), rows) for batch, rows in parts], name) for name in _FLAT_PARTS}
     else:
         sources = _token_sources(parts, lengths)
@@ -149,7 +132,7 @@ def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenB
 def _token_sources(
     parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]], lengths: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each token of the answer, where it stands in the parts written one after the other."""
+    """Return, for each token of the answer, its position in the parts written one after the other."""
     begins = np.empty(len(lengths), dtype=np.int64)
     before = 0
     for batch, rows in parts:
@@ -160,7 +143,7 @@ def _token_sources(
 
 
 def _placed(parts: Sequence[tuple[_Flat | None, NDArray[np.int64]]], name: str) -> _Flat | None:
-    """The flat parts of samples that all have one length, each sample at its row."""
+    """Return the flat parts of samples of one length, each sample at its row."""
     held = _all_or_none([flat for flat, _ in parts], name)
     if not held:
         return None
@@ -184,7 +167,7 @@ def _all_or_none(flats: Sequence[_Flat | None], name: str) -> list[_Flat]:
 
 
 def _documents(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> NDArray[np.int64] | None:
-    """The documents' lengths in the order of the answer."""
+    """Return the documents' lengths in the order of the answer."""
     held = [batch.sequence_lengths for batch, _ in parts if batch.sequence_lengths is not None]
     if not held:
         return None

@@ -1,7 +1,7 @@
-"""Assigns a round's batches to its clients: `assign_data_for_state` gives every machine the same answer, unasked.
+"""Assigns a round's batches to its clients: every machine computes the same assignment by `assign_data_for_state`.
 
 The roster is permuted by the round's seed. Each isolated interval goes whole to the first client in that order that
-has not failed on it and has nothing yet. Everyone else takes a contiguous part of the shared positions, in proportion
+has not failed on it and has nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion
 to its share: integers by largest remainder, ties to the client that comes first in the permuted order.
 """
 
@@ -20,15 +20,9 @@ DataAssignments = dict[ClientId, tuple[BatchId, ...]]
 
 
 def assign_data_for_state(roster: Roster, work: WorkList, seed: Seed) -> DataAssignments:
-    """The data assignment of every client of the round, in the round's permuted order.
+    """Return the data assignment of every client of the round, in the round's permuted order.
 
-    Args:
-        roster: the round's clients and shares.
-        work: the round's work list.
-        seed: the round's seed.
-
-    Returns:
-        A mapping over every roster client. The assignments partition the work list: each batch is in exactly one.
+    The assignments partition the work list: each batch is in exactly one of them.
 
     Raises:
         InvalidInput: the work list needs more clients than the roster has; the coordinator's fault.
@@ -40,7 +34,7 @@ def assign_data_for_state(roster: Roster, work: WorkList, seed: Seed) -> DataAss
     total = total_batches(work.shared)
     if total and not sharing:
         raise InvalidInput(
-            f"{len(work.isolated)} isolated intervals leave nobody of {len(clients)} for {total} batches"
+            f"{len(work.isolated)} isolated intervals leave none of the {len(clients)} clients for {total} batches"
         )
     counts = apportion([entry.share for entry in sharing], total)
     parts = iter(split_consecutively(work.shared, counts))
@@ -61,9 +55,9 @@ def _assign_isolated(clients: Sequence[RosterEntry], work: WorkList) -> dict[Cli
 
 
 def apportion(shares: Sequence[int], total: int) -> list[int]:
-    """Integers in proportion to `shares` that add up to `total`, by largest remainder (Hamilton's method).
+    """Return integers in proportion to `shares` (positive) that add up to `total`, by Hamilton's largest remainder.
 
-    Ties go to the earlier position. `shares` are positive; an empty list takes a total of 0.
+    Ties go to the earlier position. Without shares the total must be 0.
     """
     if not shares:
         return []
@@ -77,7 +71,7 @@ def apportion(shares: Sequence[int], total: int) -> list[int]:
 
 
 def split_consecutively(work: Sequence[BatchId], counts: Sequence[int]) -> list[tuple[BatchId, ...]]:
-    """The concatenated work cut into consecutive parts of `counts[i]` batches; one walk over both lists."""
+    """Return the concatenated work cut into consecutive parts of `counts[i]` batches."""
     parts: list[tuple[BatchId, ...]] = []
     index, offset = 0, 0
     for count in counts:

@@ -1,7 +1,4 @@
-"""Who witnesses a round, who writes a checkpoint, how many make a quorum: pure functions of a roster and a seed.
-
-Source of the quorum: DESIGN section 4, `max(⌊2n/3⌋, ⌊n/2⌋ + 1)`.
-"""
+"""Elects witnesses and checkpointers, and sizes the quorum: pure functions of a roster and a seed."""
 
 from state.documents import Roster
 from state.permutation import shuffled_positions
@@ -13,23 +10,25 @@ _CHECKPOINTER_DOMAIN = b"epochal/checkpointer/v1"
 
 
 def witness_count(roster_count: int, witness_nodes: int) -> int:
-    """How many witnesses a round elects: `witness_nodes`, or everyone when it is 0; never above `MAX_WITNESSES`."""
-    wanted = witness_nodes or roster_count
-    return min(wanted, roster_count, MAX_WITNESSES)
+    """Return the number of witnesses of a round: at most `witness_nodes` (0 for everyone) and `MAX_WITNESSES`."""
+    return min(witness_nodes or roster_count, roster_count, MAX_WITNESSES)
 
 
 def elect_witnesses(roster: Roster, seed: Seed, count: int) -> tuple[ClientId, ...]:
-    """The `count` elected witnesses of the round, in order of election."""
-    order = shuffled_positions(bytes.fromhex(seed), len(roster.clients), _WITNESS_DOMAIN)
-    return tuple(roster.clients[position].client_id for position in order[:count])
+    """Return the `count` elected witnesses of the round, in order of election."""
+    return _shuffled(roster, seed, _WITNESS_DOMAIN)[:count]
 
 
 def checkpointer_order(roster: Roster, seed: Seed) -> tuple[ClientId, ...]:
-    """The whole roster in the order in which its clients are asked to write a checkpoint."""
-    order = shuffled_positions(bytes.fromhex(seed), len(roster.clients), _CHECKPOINTER_DOMAIN)
+    """Return the whole roster in the order in which its clients are asked to write a checkpoint."""
+    return _shuffled(roster, seed, _CHECKPOINTER_DOMAIN)
+
+
+def _shuffled(roster: Roster, seed: Seed, domain: bytes) -> tuple[ClientId, ...]:
+    order = shuffled_positions(bytes.fromhex(seed), len(roster.clients), domain)
     return tuple(roster.clients[position].client_id for position in order)
 
 
 def quorum(elected_count: int) -> int:
-    """How many of `elected_count` elected witnesses must agree: `max(⌊2n/3⌋, ⌊n/2⌋ + 1)`; 1 at the least."""
+    """Return the number of `elected_count` witnesses that must agree: `max(⌊2n/3⌋, ⌊n/2⌋ + 1)`, at least 1."""
     return max(2 * elected_count // 3, elected_count // 2 + 1)

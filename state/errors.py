@@ -73,7 +73,7 @@ class InvalidConfig(InvalidInput):
 
 
 class InvalidDocument(InvalidInput):
-    """The bytes that a peer sent are not the document that they claim to be. The peer's fault."""
+    """A peer's bytes are not the document that they should be. The peer's fault."""
 
 
 class InvalidResult(InvalidInput):

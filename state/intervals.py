@@ -1,8 +1,8 @@
 """Closed intervals of batch numbers (`BatchId`) and of data indices (`DataIds`), and arithmetic on lists of them.
 
 Batch *b* covers the data indices `[b·k, (b+1)·k)`, where *k* is the run's `data_indices_per_batch`. The two kinds of
-interval are two types, and `BatchId.to_data_ids` and `DataIds.to_batches` are where the factor between them is applied.
-The rule kept here: an interval is never empty, so "no batches" is an empty tuple and nothing else.
+interval are two types; only `BatchId.to_data_ids` and `DataIds.to_batches` apply the factor between them.
+The rule kept here: an interval is never empty, so "no batches" is always an empty tuple.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,17 +45,13 @@ class Interval:
         return self.end - self.start + 1
 
     def covers(self, other: Self) -> bool:
-        """Whether it holds all of the other's numbers."""
+        """Return whether it holds all of the other's numbers."""
         return self.start <= other.start and other.end <= self.end
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId(Interval):
-    """A closed interval of batch numbers, from `start` to `end`; `BatchId(7, 7)` is one batch.
-
-    Raises:
-        InvalidInput: not `0 ≤ start ≤ end < 2⁶³`; the caller's fault.
-    """
+    """A closed interval of batch numbers, from `start` to `end`; `BatchId(7, 7)` is one batch."""
 
     noun: ClassVar[str] = "batch interval"
 
@@ -77,11 +73,7 @@ class BatchId(Interval):
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataIds(Interval):
-    """A closed interval of data indices, from `start` to `end`, each the number of one sample. Iterates over them.
-
-    Raises:
-        InvalidInput: not `0 ≤ start ≤ end < 2⁶³`; the caller's fault.
-    """
+    """A closed interval of data indices, from `start` to `end`, each the number of one sample. Iterates over them."""
 
     noun: ClassVar[str] = "data indices"
 
@@ -99,16 +91,15 @@ class DataIds(Interval):
 
 
 Kind = TypeVar("Kind", BatchId, DataIds)
-"""One of the two, and the same one throughout a call."""
 
 
 def total_batches(intervals: Iterable[BatchId]) -> int:
-    """The number of batches in the list, counted with repetition."""
+    """Return the number of batches in the list, counted with repetition."""
     return sum(interval.count for interval in intervals)
 
 
 def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[BatchId, ...]:
-    """The batches at positions `[start, stop)` of the concatenated list, as intervals in the same order.
+    """Return the batches at positions `[start, stop)` of the concatenated list, as intervals in the same order.
 
     Positions number the batches of `work` one after the other: position 0 is the first batch of the first interval.
 
@@ -133,7 +124,7 @@ def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[Batc
 
 
 def coalesce(intervals: Iterable[Kind]) -> tuple[Kind, ...]:
-    """The same set of numbers as sorted, disjoint, non-adjacent intervals. Overlaps are merged, not reported."""
+    """Return the same set of numbers as sorted, disjoint, non-adjacent intervals. Overlaps are merged."""
     merged: list[Kind] = []
     for interval in sorted(intervals):
         if merged and interval.start <= merged[-1].end + 1:
@@ -145,7 +136,7 @@ def coalesce(intervals: Iterable[Kind]) -> tuple[Kind, ...]:
 
 
 def first_overlap(intervals: Iterable[Kind]) -> Kind | None:
-    """The first numbers that are in the list twice, or None when the intervals are pairwise disjoint."""
+    """Return the first numbers that are in the list twice, or None when the intervals are pairwise disjoint."""
     previous: Kind | None = None
     for interval in sorted(intervals):
         if previous is not None and interval.start <= previous.end:
@@ -155,7 +146,7 @@ def first_overlap(intervals: Iterable[Kind]) -> Kind | None:
 
 
 def subtract(intervals: Iterable[Kind], removed: Iterable[Kind]) -> tuple[Kind, ...]:
-    """The numbers of `intervals` that are not in `removed`; the order of `intervals` is kept."""
+    """Return the numbers of `intervals` that are not in `removed`; the order of `intervals` is kept."""
     holes = coalesce(removed)
     return tuple(piece for interval in intervals for piece in _without(interval, holes))
 

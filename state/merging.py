@@ -1,9 +1,9 @@
-"""The merge: averaging the outcome's differences and taking one outer Nesterov step, bit for bit alike everywhere.
+"""The merge: averages an outcome's differences and takes one outer Nesterov step, with the same bits everywhere.
 
-`docs/merging.md` writes the update out. The rule kept here: every value comes from elementwise float32 `+ − ×`, each
-rounded once as IEEE 754 has it, with `np.float32` scalars, in a fixed order. No reduction (its order is NumPy's own
-affair), no fused or compiled operation, no wider intermediate. So the answer depends neither on the processor, nor on
-how arrays lie in memory or are cut into chunks. It does depend on denormals being kept: see `verify_arithmetic`.
+`docs/merging.md` writes the update out. The rule kept here: every value is computed by elementwise float32 `+ − ×`,
+each rounded once as IEEE 754 prescribes, with `np.float32` scalars, in a fixed order. No reduction (NumPy does not fix
+its order), no fused or compiled operation, no wider intermediate. So the result depends neither on the processor, nor
+on how arrays lie in memory or are cut into chunks. It does depend on denormals being kept: see `verify_arithmetic`.
 
 Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `torch.optim.SGD(nesterov=True)`.
 """
@@ -25,9 +25,9 @@ _QUOTIENT_BITS = 40
 
 
 class UnsoundArithmetic(EpochalError):
-    """This thread does not compute IEEE float32 (as a rule, it flushes denormals to zero): it must not merge.
+    """This thread does not compute IEEE float32 (usually it flushes denormals to zero) and must not merge.
 
-    The machine's or a loaded library's fault (`-ffast-math`); trying again in the same thread does not help.
+    The fault of the machine or of a loaded library (`-ffast-math`); do not retry in the same thread.
     """
 
 
@@ -57,7 +57,7 @@ class Contribution:
 
 
 def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterStep) -> Replica:
-    """The replica after this outcome: one step further, with new parameters and momentum.
+    """Return the replica after this outcome: one step further, with new parameters and momentum.
 
     Takes the memory of the new replica and a constant (`CHUNK_ELEMENTS`).
 
@@ -68,7 +68,7 @@ def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterS
 
     Raises:
         InternalError: no contribution, a weight below 1, or other names, shapes or types than the replica's; the
-            caller's bug, because an empty outcome is not merged and results are checked before they are attested.
+            caller's bug: outcomes are never empty, and results are checked before they are attested.
         Diverged: the new values are not finite. The same on every replica; do not retry.
     """
     differences = _checked(replica, contributions)
@@ -76,7 +76,7 @@ def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterS
     weights = [ratio_as_float32(contribution.batch_count, total) for contribution in contributions]
     parameters: Tensors = {}
     momentum: Tensors = {}
-    with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is meant
+    with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
             parameters[name] = np.empty(start.shape, np.float32)
             momentum[name] = np.empty(start.shape, np.float32)
@@ -94,7 +94,7 @@ def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterS
 
 
 def ratio_as_float32(numerator: int, denominator: int) -> np.float32:
-    """The float32 nearest to the exact ratio of two positive integers below 2⁶⁴, ties to even, rounded once.
+    """Return the float32 nearest to the exact ratio of two positive integers below 2⁶⁴, ties to even, rounded once.
 
     The quotient is taken to 40 bits or more with the rest folded into its last bit (round to odd), which a float64
     holds exactly; so its conversion to float32 is the only rounding. (Dividing as floats would round twice.)
@@ -118,7 +118,7 @@ class _TensorStep:
 def _merge_tensor(
     step: _TensorStep, outer: OuterStep, parameters_out: Float32Array, momentum_out: Float32Array
 ) -> None:
-    """Writes θ′ and v′, chunk by chunk; one NumPy call is one rounding."""
+    """Write θ′ and v′, chunk by chunk; one NumPy call is one rounding."""
     rate, decay = np.float32(outer.learning_rate), np.float32(outer.momentum)
     size = min(CHUNK_ELEMENTS, step.parameters.size)
     mean_buffer, product_buffer = np.empty(size, np.float32), np.empty(size, np.float32)
@@ -160,10 +160,9 @@ _TIE_BITS = 0x4B800002
 
 
 def verify_arithmetic() -> None:
-    """Returns if this thread keeps denormals and rounds to nearest, even; call it in the thread that merges.
+    """Raise `UnsoundArithmetic` unless this thread keeps denormals and rounds to nearest, even.
 
-    Raises:
-        UnsoundArithmetic: it does not. The machine's fault; do not merge in this thread.
+    Call it in the thread that merges.
     """
     tiny = np.full(_PROBE_ELEMENTS, _TINY_BITS, np.uint32).view(np.float32)
     large = np.full(_PROBE_ELEMENTS, 2.0**24, np.float32)
@@ -173,12 +172,12 @@ def verify_arithmetic() -> None:
             ("a denormal operand", np.add(tiny, tiny), 2 * _TINY_BITS),
             ("a tie", np.add(large, np.float32(3.0)), _TIE_BITS),
         )
-    for what, found, expected in probes:
+    for name, found, expected in probes:
         bits = found.view(np.uint32)
         if np.any(bits != expected):
             raise UnsoundArithmetic(
-                f"{what} does not come out as IEEE 754 has it: this thread flushes denormals to zero, or rounds "
-                "otherwise (libraries built with -ffast-math set that). It cannot keep its replica identical",
+                f"{name} is not computed as IEEE 754 prescribes: this thread flushes denormals to zero, or rounds "
+                "differently (libraries built with -ffast-math set that), so its replica would differ from the others",
                 found=hex(int(bits[0])),
                 expected=hex(expected),
             )

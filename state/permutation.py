@@ -1,13 +1,11 @@
 """Keyed permutations: the order of data, of rosters and of elections, the same on every machine.
 
-Two kinds, for two sizes of problem:
-
-* `permute` maps single indices of `[0, n)` pointwise, in constant memory for any `n` up to `MAX_PERMUTED`. It is an
+* `permute` maps single indices of `[0, n)`, in constant memory for any `n` up to `MAX_PERMUTED`. It is an
   unbalanced Feistel network over the smallest power of two that holds `n`, with cycle walking: an image outside
   `[0, n)` is mapped again until it falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-* `shuffled_positions` is a whole permutation of a small list, by sorting keyed digests of the positions.
+* `shuffled_positions` permutes a small list by sorting keyed digests of the positions.
 
-The rule kept here: only integer arithmetic modulo 2**64 and BLAKE2b, so that no version of a library changes an answer.
+The rule kept here: only integer arithmetic modulo 2**64 and BLAKE2b, so that no version of a library changes a result.
 Golden vectors pin both. The permutations spread indices evenly; they are no ciphers and keep no secret.
 """
 
@@ -41,7 +39,7 @@ class PermutationKey:
 
 
 def permutation_key(seed: bytes, domain: bytes, number: int) -> PermutationKey:
-    """The key that belongs to a seed, a purpose and a number; different ones give unrelated permutations.
+    """Return the key for a seed, a purpose and a number; different ones give unrelated permutations.
 
     Args:
         seed: any bytes; the run's shuffle seed has 32.
@@ -54,7 +52,7 @@ def permutation_key(seed: bytes, domain: bytes, number: int) -> PermutationKey:
 
 
 def permute(key: PermutationKey, n: int, indices: Indices) -> Indices:
-    """The images of `indices` under the key's permutation of `[0, n)`, in the same order and shape.
+    """Return the images of `indices` under the key's permutation of `[0, n)`, in the same order and shape.
 
     Args:
         key: from `permutation_key`.
@@ -81,7 +79,7 @@ def permute(key: PermutationKey, n: int, indices: Indices) -> Indices:
 
 
 def shuffled_positions(seed: bytes, count: int, domain: bytes) -> list[int]:
-    """A permutation of `range(count)`: its positions sorted by a keyed digest of each.
+    """Return a permutation of `range(count)`: its positions sorted by a keyed digest of each.
 
     Args:
         seed: any bytes; a round's seed has 32.
@@ -98,15 +96,15 @@ def shuffled_positions(seed: bytes, count: int, domain: bytes) -> list[int]:
 
 
 def _digest(seed: bytes, domain: bytes, number: int) -> bytes:
-    """BLAKE2b over the three parts, each of the first two led by its length so that no two inputs run together."""
+    """Return BLAKE2b over the three parts, the first two preceded by their lengths so that no two inputs collide."""
     parts = (len(seed).to_bytes(8, "little"), seed, len(domain).to_bytes(8, "little"), domain)
     return hashlib.blake2b(b"".join(parts) + number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES).digest()
 
 
 def _feistel(key: PermutationKey, n: int, indices: Indices) -> Indices:
-    """One walk step: the image of each index in the power of two that holds `n`; its high half is the narrower."""
+    """Return the image of each index in the smallest power of two that holds `n`: one step of the cycle walk."""
     width = (n - 1).bit_length()
-    left_bits, right_bits = width // 2, width - width // 2
+    left_bits, right_bits = width // 2, width - width // 2  # the high half is the narrower one
     left_mask, right_mask = np.uint64((1 << left_bits) - 1), np.uint64((1 << right_bits) - 1)
     shift = np.uint64(right_bits)
     left, right = indices >> shift, indices & right_mask
@@ -120,9 +118,8 @@ def _feistel(key: PermutationKey, n: int, indices: Indices) -> Indices:
 
 
 def _mix(half: Indices, round_key: int) -> Indices:
-    """32 well-mixed bits of each half; array multiplication wraps modulo 2**64."""
     mixed: Indices = half ^ np.uint64(round_key)
-    mixed *= np.uint64(_MULTIPLIER_1)
+    mixed *= np.uint64(_MULTIPLIER_1)  # array multiplication wraps modulo 2**64
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(_MULTIPLIER_2)
     mixed >>= np.uint64(32)

@@ -17,4 +17,4 @@ class RunState(StrEnum):
 
 
 ROUND_PHASES = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
-"""The phases in which the run document carries a round."""
+"""The phases in which the run document holds a round."""

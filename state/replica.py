@@ -1,7 +1,7 @@
 """The replica: the model as every member holds it between two rounds, its digest, and the checkpoint file.
 
-The rule kept here: two replicas are equal exactly when their digests are. The digest covers the step, the parameters
-and the outer momentum, and nothing else (DESIGN, "Words"); inner optimizer state is each client's own.
+The rule kept here: two replicas are equal exactly when their digests are. The digest covers only the step, the
+parameters and the outer momentum (`docs/concepts.md`); inner optimizer state is each client's own.
 """
 
 import hashlib
@@ -69,9 +69,9 @@ class Replica:
 
 
 def replica_digest(replica: Replica) -> str:
-    """SHA-256, as hex, of the replica; the same on every machine, whatever its memory layout.
+    """Return the SHA-256 of the replica as hex; the same on every machine, whatever its memory layout.
 
-    Hashed are a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
+    It covers a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
     length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
     momentum's, in C order. Integers and floats are little-endian; values are finite, so that no bits are ambiguous.
     """
@@ -87,7 +87,7 @@ def replica_digest(replica: Replica) -> str:
 
 
 def checkpoint_bytes(replica: Replica) -> bytes:
-    """The checkpoint file: safetensors with `parameters.NAME` and `momentum.NAME`; equal replicas, equal bytes."""
+    """Return the checkpoint file: safetensors of `parameters.NAME` and `momentum.NAME`, the same for equal replicas."""
     tensors = {_PARAMETERS + name: array for name, array in replica.parameters.items()}
     tensors |= {_MOMENTUM + name: array for name, array in replica.momentum.items()}
     metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(replica.step)}
@@ -95,7 +95,7 @@ def checkpoint_bytes(replica: Replica) -> bytes:
 
 
 def checkpoint_size_bound(layout: TensorLayout) -> int:
-    """An upper bound in bytes for a checkpoint whose parameters have this layout."""
+    """Return an upper bound in bytes for a checkpoint whose parameters have this layout."""
     return sum(
         file_size_bound(TensorLayout(tuple((prefix + name, shape) for name, shape in layout.entries)), bound)
         for prefix, bound in ((_PARAMETERS, _METADATA_BOUND_BYTES), (_MOMENTUM, 0))
@@ -103,7 +103,7 @@ def checkpoint_size_bound(layout: TensorLayout) -> int:
 
 
 def parse_checkpoint(data: Buffer) -> Replica:
-    """The replica that a checkpoint holds; its arrays are read-only views of `data`.
+    """Return the replica that a checkpoint holds; its arrays are read-only views of `data`.
 
     Raises:
         InvalidDocument: the sender's fault, do not retry the same bytes; `rule` in the context names what is broken:
@@ -131,7 +131,7 @@ def parse_checkpoint(data: Buffer) -> Replica:
 
 
 def _parse_metadata(file: TensorFile) -> int:
-    """The step, once format and version are those that this module writes."""
+    """Return the step; raise `InvalidDocument` unless format and version are those that this module writes."""
     expected = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
     found = dict(file.metadata)
     step = found.pop("step", "")

@@ -1,12 +1,12 @@
 """Results: the one file that a client publishes for its whole assignment, and the check of its bytes.
 
-A result is a safetensors file with one float32 tensor per parameter, holding the **difference** `start − end`: what the
-parameters were at the start of the round, minus what they are after the client's local steps. It has the sign of a
+A result is a safetensors file with one float32 tensor per parameter, holding the **difference** `start − end`: the
+parameters at the start of the round, minus those after the client's local steps. It has the sign of a
 gradient, so that the outer step subtracts it, as in DiLoCo (https://arxiv.org/abs/2311.08105, algorithm 1).
 
-Its metadata says whose and for what it is, so that a result copied from another client, round or attempt is refused
-although its numbers are fine. The rule kept here: the check is a pure function of the bytes and of what was assigned,
-so that every member that repeats it comes to the same verdict.
+Its metadata names its client and round, so that a result copied from another client, round or attempt is refused.
+The rule kept here: the check is a pure function of the bytes and of what was assigned, so that every member that
+repeats it gets the same answer.
 """
 
 from collections.abc import Mapping
@@ -36,12 +36,10 @@ _CHECKED = ("run_id", "step", "attempt", "client_id", "work_sha256")
 
 @dataclass(frozen=True, slots=True)
 class ResultHeader:
-    """Whose result it is, and for what.
+    """The client and the round of a result.
 
     Attributes:
-        run_id: the run.
-        step: the round's step, from 1.
-        attempt: the round's attempt at that step.
+        step, attempt: the round.
         client_id: who trained, 32 hex characters.
         work_sha256: digest of the round's work list, 64 hex characters.
         replica_digest: of the replica from which the client trained, 64 hex characters.
@@ -56,32 +54,26 @@ class ResultHeader:
 
 
 def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) -> bytes:
-    """A result's bytes, the same for the same content.
+    """Return a result's bytes, the same for the same content.
 
     Args:
-        header: whose it is, and for what.
-        difference: `start − end` of every parameter, float32.
-
-    Raises:
-        InternalError: an array is not float32; the caller's bug.
+        difference: `start − end` of every parameter, float32; another type is an `InternalError`.
     """
     metadata = {key: str(value) for key, value in asdict(header).items()}
     return encode_tensor_file(difference, metadata | {"format": RESULT_FORMAT})
 
 
 def result_size_bound(layout: TensorLayout) -> int:
-    """The most bytes that a result for a model of this layout may have; what an upload is limited to."""
+    """Return the maximum size in bytes of a result, and so of its upload, for a model of this layout."""
     return file_size_bound(layout, METADATA_BOUND_BYTES)
 
 
 def check_result(data: Buffer, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> ResultHeader:
-    """The result's own header, once its bytes keep every rule; raises nothing but `InvalidResult`, whatever the bytes.
-
-    Takes the memory of the header and a constant, besides `data`.
+    """Check a result's bytes against every rule, and return its header. Takes constant memory besides the header.
 
     Args:
         data: the result's bytes.
-        expected: what the coordinator assigned. Its `replica_digest` is not compared: the outcome compares the
+        expected: the assigned round and client. Its `replica_digest` is not compared: the outcome compares the
             returned one with the digest that the quorum attested.
         layout: names and shapes of the model's parameters.
         max_abs: the largest magnitude that a value may have.
@@ -108,11 +100,11 @@ def check_result(data: Buffer, expected: ResultHeader, layout: TensorLayout, max
 
 
 def decode_result(data: Buffer) -> tuple[ResultHeader, Tensors]:
-    """Header and difference of a result that `check_result` accepted; the arrays are read-only views of `data`.
+    """Return header and difference of a result that `check_result` accepted; the arrays are read-only views of `data`.
 
     Raises:
-        InvalidResult: the bytes are not a result at all (`size`, `header`, `dtype`, `layout`, `format` and the header's
-            fields); what the header and the values say is not checked.
+        InvalidResult: the bytes are not a result (`size`, `header`, `dtype`, `layout`, `format` and the header's
+            fields); the content of the header and the values are not checked.
     """
     file = _parse(data)
     return _parse_header(file), file.tensors()
@@ -135,17 +127,16 @@ def _parse_header(file: TensorFile) -> ResultHeader:
         if len(found[name]) != _HASH_CHARACTERS or set(found[name]) - set("0123456789abcdef"):
             raise InvalidResult(name, f"a result whose {name} is not {_HASH_CHARACTERS} lowercase hex characters")
     return ResultHeader(
-        run_id=found["run_id"],
-        step=_natural(found, "step"),
-        attempt=_natural(found, "attempt"),
-        client_id=found["client_id"],
-        work_sha256=found["work_sha256"],
-        replica_digest=found["replica_digest"],
+        found["run_id"],
+        _natural(found, "step"),
+        _natural(found, "attempt"),
+        found["client_id"],
+        found["work_sha256"],
+        found["replica_digest"],
     )
 
 
 def _natural(found: dict[str, str], name: str) -> int:
-    """The integer, if it is written as `str` writes it."""
     text = found[name]
     if not (text.isascii() and text.isdigit() and len(text) < 20 and str(int(text)) == text):
         raise InvalidResult(name, f"a result whose {name} is {text[:32]!a}, not a natural number")

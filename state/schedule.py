@@ -1,7 +1,7 @@
-"""How the size of a round and the learning rate move over a run.
+"""The size of a round and the learning rate over a run.
 
-The size of a round is the coordinator's and must be the same wherever a journal is replayed: integers only. The
-learning rate is each client's own, for its inner steps; nothing that machines agree on depends on its last bit.
+The size of a round must be the same wherever a journal is replayed, so it is computed from integers only. The
+learning rate is for a client's inner steps; nothing that machines agree on depends on its last bit.
 """
 
 import math
@@ -11,7 +11,7 @@ from state.config.state_file import RunConfig
 
 
 def global_batch_size(config: RunConfig, tokens_before: int) -> int:
-    """How many batches a round has: linear from start to end over the warm-up, halves rounded away from zero.
+    """Return the number of batches of a round: linear from start to end over the warm-up, halves rounded up.
 
     Args:
         config: the run's `[config]`.
@@ -25,9 +25,7 @@ def global_batch_size(config: RunConfig, tokens_before: int) -> int:
 
 
 def learning_rate(schedule: LrSchedule, position: int) -> float:
-    """The inner optimizer's learning rate.
-
-    After its last step a schedule stays at its last value.
+    """Return the inner optimizer's learning rate. After its last step a schedule stays at its last value.
 
     Args:
         schedule: the run's `model.LLM.lr_schedule`.
@@ -36,15 +34,11 @@ def learning_rate(schedule: LrSchedule, position: int) -> float:
     if position < schedule.warmup_steps:
         return _line(schedule.warmup_init_lr, schedule.base_lr, position, schedule.warmup_steps)
     after = position - schedule.warmup_steps
-    match schedule:
-        case Constant():
-            return schedule.base_lr
-        case Linear():
-            return _line(schedule.base_lr, schedule.final_lr, after, schedule.total_steps - schedule.warmup_steps)
-        case Cosine():
-            return _half_cosine(
-                schedule.base_lr, schedule.final_lr, after, schedule.total_steps - schedule.warmup_steps
-            )
+    if isinstance(schedule, Constant):
+        return schedule.base_lr
+    if isinstance(schedule, Linear | Cosine):
+        shape = _line if isinstance(schedule, Linear) else _half_cosine
+        return shape(schedule.base_lr, schedule.final_lr, after, schedule.total_steps - schedule.warmup_steps)
     in_cosine = after - schedule.stable_steps
     if in_cosine < 0:
         return schedule.base_lr

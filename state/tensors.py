@@ -2,10 +2,10 @@
 
 Everything that a run agrees on numerically is a `Tensors`: parameters, outer momentum, differences. A file holds an
 8-byte little-endian header length, a JSON header padded with spaces to a multiple of 8, and the tensors' bytes:
-https://huggingface.co/docs/safetensors/index#format. The rule kept here: what we write, the safetensors library reads,
-and what it writes for float32 tensors, we read; but the library writes metadata in no fixed order and accepts files
-that two readers could take differently, so we write the bytes ourselves, always the same for the same content, and
-refuse a gap, an overlap, a trailing byte, a second key of the same name, and any type but float32.
+https://huggingface.co/docs/safetensors/index#format. The rule kept here: the safetensors library reads our files, and
+we read its files of float32 tensors. But the library writes metadata in no fixed order and accepts files that two
+readers could read differently. So the bytes are written here, always the same for the same content, and a gap, an
+overlap, a trailing byte, a second key of the same name and any type but float32 are refused.
 """
 
 import json
@@ -28,7 +28,7 @@ Tensors = dict[str, Float32Array]
 Buffer = bytes | bytearray | memoryview
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-"""Header of the largest file that is read: some 100,000 tensors."""
+"""Header of the largest file that is read: about 100,000 tensors."""
 CHECK_CHUNK_ELEMENTS = 1 << 18
 """Values that are checked at a time, so that a check takes constant memory (1 MiB)."""
 MAX_DIMENSIONS = 32
@@ -50,7 +50,7 @@ class InvalidTensorFile(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """The names and shapes of a model's tensors, in name order: what every result and replica must have.
+    """The names and shapes of a model's tensors, in name order: those of every result and replica.
 
     Raises:
         InternalError: names out of order or doubled, or a dimension below 1; the caller's bug.
@@ -67,25 +67,25 @@ class TensorLayout:
 
     @property
     def element_count(self) -> int:
-        """The number of float32 values in all tensors together."""
+        """Number of float32 values in all tensors together."""
         return sum(math.prod(shape) for _, shape in self.entries)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all values, without any header."""
+        """Size of all values, without any header."""
         return self.element_count * _WIRE_DTYPE.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """What stands in a tensor file. `values` and the tensors are read-only views of the file's own bytes."""
+    """The content of a tensor file. `values` and the tensors are read-only views of the file's own bytes."""
 
     metadata: dict[str, str]
     layout: TensorLayout
     values: Float32Array
 
     def tensors(self) -> Tensors:
-        """The tensors by name, without a copy."""
+        """Return the tensors by name, without a copy."""
         tensors: Tensors = {}
         offset = 0
         for name, shape in self.layout.entries:
@@ -96,12 +96,12 @@ class TensorFile:
 
 
 def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
-    """The layout of named arrays of any type, in name order."""
+    """Return the layout of named arrays of any type, in name order."""
     return TensorLayout(tuple((name, tuple(map(int, tensors[name].shape))) for name in sorted(tensors)))
 
 
 def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
-    """The same values as read-only C-contiguous float32 arrays in name order; copies only what is laid out otherwise.
+    """Return the values as read-only C-contiguous arrays in name order; only arrays of another layout are copied.
 
     Raises:
         InternalError: an array is not float32; the caller's bug.
@@ -117,15 +117,15 @@ def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
 
 
 def wire_bytes(array: Float32Array) -> memoryview:
-    """The array's values as little-endian bytes in C order; no copy where memory already holds them so."""
+    """Return the array's values as little-endian bytes in C order; no copy where memory already holds them so."""
     values = np.ascontiguousarray(array, dtype=_WIRE_DTYPE).reshape(-1)
     return values.view(np.uint8).data
 
 
 def file_size_bound(layout: TensorLayout, metadata_bytes: int) -> int:
-    """An upper bound in bytes for any tensor file of this layout whose metadata, as JSON, takes `metadata_bytes`.
+    """Return an upper bound in bytes for tensor files of this layout whose metadata takes `metadata_bytes` as JSON.
 
-    It leaves room for headers that other writers form (blanks after separators, every character escaped).
+    It leaves room for the headers of other writers (blanks after separators, every character escaped).
     """
     size = 2 * _LENGTH.size + 64 + metadata_bytes + layout.size_bytes
     for name, shape in layout.entries:
@@ -134,11 +134,7 @@ def file_size_bound(layout: TensorLayout, metadata_bytes: int) -> int:
 
 
 def encode_tensor_file(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) -> bytes:
-    """A tensor file's bytes, the same for the same content whatever the order or memory layout of the arguments.
-
-    Args:
-        tensors: float32 arrays by name.
-        metadata: text by key.
+    """Return a tensor file's bytes, the same for the same content whatever the order or memory layout of the arguments.
 
     Raises:
         InternalError: an array is not float32; the caller's bug.
@@ -156,13 +152,13 @@ def encode_tensor_file(tensors: Mapping[str, Float32Array], metadata: Mapping[st
 
 
 def parse_tensor_file(data: Buffer) -> TensorFile:
-    """The content of a tensor file; its arrays are views of `data`, which must not change while they live.
+    """Parse a tensor file. The arrays are views of `data`, which must not change while they are used.
 
     Values are not checked: see `check_values`.
 
     Raises:
-        InvalidTensorFile: the sender's fault, for every other sequence of bytes; `rule` is `header` (length, JSON,
-            keys), `dtype`, `layout` (shapes and offsets) or `size` (missing or trailing bytes).
+        InvalidTensorFile: the sender's fault; `rule` is `header` (length, JSON, keys), `dtype`, `layout` (shapes and
+            offsets) or `size` (missing or trailing bytes).
     """
     view = memoryview(data).cast("B").toreadonly()
     if len(view) < _LENGTH.size:
@@ -185,7 +181,7 @@ def parse_tensor_file(data: Buffer) -> TensorFile:
 
 
 def check_values(values: Float32Array, max_abs: float) -> str | None:
-    """The rule that a flat array breaks (`finite` or `max_abs`), or None; takes constant memory.
+    """Return the rule that a flat array breaks (`finite` or `max_abs`), or None; takes constant memory.
 
     Args:
         values: float32, one-dimensional.
@@ -209,7 +205,7 @@ def _refuse(rule: str, message: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -230,7 +226,7 @@ def _parse_metadata(found: object) -> dict[str, str]:
 
 
 def _parse_layout(header: dict[str, Any]) -> TensorLayout:
-    """The layout, once every tensor is float32 and the tensors stand back to back in name order."""
+    """Return the layout; refuse the header unless every tensor is float32 and they follow one another in name order."""
     entries: list[tuple[str, tuple[int, ...]]] = []
     offset = 0
     for name in sorted(header):

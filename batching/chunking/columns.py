@@ -1,4 +1,4 @@
-"""Chunks of samples in columns, as a run's remote trainer sends them: the cuts of `policies.py`, vectorised."""
+"""Chunks of samples in columns, as a run's remote trainer sends them; cut as in `policies.py`, vectorised."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,12 +43,10 @@ def chunk_columns(
 ) -> Iterator[ColumnChunk]:
     """Yield the samples of batches in chunks, cut where `chunk_data` cuts the same samples.
 
-    Sizes are computed from `offsets` for a whole batch at a time, and a chunk's end is searched for, not walked to.
-
     Args:
         loss_inputs: number of arrays that the loss needs, each as long as its sample.
         policy: one that counts every number alike.
-        limits: the service's own; the policy's by default.
+        limits: of the service; the policy's by default.
     """
     limits = limits or policy.limits
     scale = policy.number_size * (1 + loss_inputs)
@@ -70,11 +68,8 @@ def chunk_columns(
                 size += int(before[stop] - before[start])
                 start = stop
             if start < count:
-                yield ColumnChunk(tuple(parts), items, size, _reason(items, limits))
+                end = ChunkEnd.ITEMS if items == limits.items else ChunkEnd.SIZE
+                yield ColumnChunk(tuple(parts), items, size, end)
                 parts, items, size = [], 0, 0
     if items:
         yield ColumnChunk(tuple(parts), items, size, ChunkEnd.END)
-
-
-def _reason(items: int, limits: ChunkLimits) -> ChunkEnd:
-    return ChunkEnd.ITEMS if items == limits.items else ChunkEnd.SIZE

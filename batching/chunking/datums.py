@@ -1,8 +1,8 @@
-"""Examples as objects, as the SDK of tinker names them: what `chunk_data` cuts. No run of Epochal goes through here.
+"""Examples as objects, named as in tinker's SDK, for `chunk_data` in your own programs. No run of Epochal uses them.
 
-A `Datum` is one model input (text as tokens, and images, in chunks) with the arrays that its loss needs. Token *length*
-and *size* are different things: the length of an image is known only when somebody says how many tokens it takes, its
-size always is (`batching/chunking/policies.py`).
+A `Datum` is one model input (text as tokens, and images, in chunks) with the arrays that its loss needs. Its token
+*length* and its *size* differ: an image's size is always known (`batching/chunking/policies.py`), its length only if
+`expected_tokens` is given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,11 +45,7 @@ class ImageChunk:
 
     @property
     def length(self) -> int:
-        """Number of tokens.
-
-        Raises:
-            InvalidInput: `expected_tokens` is None.
-        """
+        """Number of tokens. Raises `InvalidInput` if `expected_tokens` is None."""
         return _expected(self.expected_tokens, "an image")
 
 
@@ -89,7 +85,7 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorData:
-    """An array of a loss: its values, float32 or int64."""
+    """An array that a loss needs, of float32 or int64."""
 
     data: Sequence[float] | NDArray[Any]
 

@@ -1,18 +1,17 @@
-"""Chunking: examples into requests of a bounded number and size.
+"""Chunking: examples are grouped into requests of a bounded number and size.
 
-Two policies say how large a datum is before it is encoded, and how much goes into one request:
+Two policies estimate the size of a datum before it is encoded, and limit a request:
 
-* `BYTES`, the default: **ten bytes for each token and for each element of a loss's array** (about what a number takes
+* `BYTES`, the default: **ten bytes for each token and for each element of a loss's array** (about the size of a number
   in JSON), an image's own bytes, the characters of a pointer's location; at most **1,024 items and 5,000,000 bytes**.
 * `NUMBERS`, the older one: each token and each element counts one, images and pointers as before; at most **128 items
   and 500,000 numbers**.
 
-The rules kept here: order is kept; a chunk is never empty; exactly the limit fits; a datum that is larger than the
-limit goes alone; one pass, in memory that does not grow with the number of data, whether they come one by one
-(`chunk_data`) or in columns (`columns.py`), and with the same cuts.
+The rules kept here: order is kept; a chunk is never empty; exactly the limit fits; a datum larger than the limit is a
+chunk by itself; one pass, in memory that does not grow. `chunk_data` (objects) and `columns.py` cut at the same places.
 
-A run of Epochal takes its limits from here and cuts columns. Data as objects, that is `chunk_data`, the estimates of a
-`Datum` and `exact`, which measures what an encoder makes of one instead, are for programs of a user's own.
+A run of Epochal takes its limits from here and cuts columns. `chunk_data`, the estimates of a `Datum` and `exact` are
+for your own programs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,20 +35,16 @@ class ChunkEnd(StrEnum):
     """Why a chunk ended."""
 
     ITEMS = "items"
-    """It holds as many items as one may."""
+    """It has the maximum number of items."""
     SIZE = "size"
-    """It and the next item together would have been too large."""
+    """With the next item it would have been too large."""
     END = "end"
     """There are no more items."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """How much one request may hold: a number of items, and a size in the units of the policy.
-
-    Raises:
-        InvalidInput: a limit is below 1.
-    """
+    """Maximum number of items of one request, and maximum size in the policy's units; `InvalidInput` below 1."""
 
     items: int = MAX_CHUNK_ITEMS
     size: int = MAX_CHUNK_BYTES
@@ -70,7 +65,7 @@ class Chunk(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
-    """How the size of an example is estimated, and how much fits into a request.
+    """An estimate of the size of an example, and the limits of a request.
 
     Attributes:
         estimate: returns the size of one datum.
@@ -85,32 +80,33 @@ class ChunkPolicy:
 
 
 def estimate_bytes(datum: Datum) -> int:
-    """About how many bytes a datum takes on the wire: ten for each number, an image's own.
+    """Return about how many bytes a datum takes on the wire: ten for each number, and an image's own bytes.
 
     Raises:
         InvalidInput: the model input has a chunk of an unknown kind.
     """
-    size = 0
-    for chunk in datum.model_input.chunks:
-        if type(chunk) is EncodedTextChunk:
-            size += BYTES_PER_NUMBER * len(chunk.tokens)
-        else:
-            size += _size_without_tokens(chunk)
-    for value in datum.loss_fn_inputs.values():
-        size += BYTES_PER_NUMBER * len(value.data)
-    return size
+    return _estimate(datum, BYTES_PER_NUMBER)
 
 
 def estimate_numbers(datum: Datum) -> int:
-    """How many numbers a datum counts for under the older rule (adr-003); raises what `estimate_bytes` does."""
+    """Return the size of a datum under the older rule, one for each number. Raises what `estimate_bytes` raises."""
+    return _estimate(datum, 1)
+
+
+def _estimate(datum: Datum, number_size: int) -> int:
     size = 0
     for chunk in datum.model_input.chunks:
-        size += len(chunk.tokens) if type(chunk) is EncodedTextChunk else _size_without_tokens(chunk)
-    return size + sum(len(value.data) for value in datum.loss_fn_inputs.values())
+        if type(chunk) is EncodedTextChunk:
+            size += number_size * len(chunk.tokens)
+        else:
+            size += _size_without_tokens(chunk)
+    for value in datum.loss_fn_inputs.values():
+        size += number_size * len(value.data)
+    return size
 
 
 def exact(encode: Callable[[Datum], bytes]) -> Callable[[Datum], int]:
-    """Return an estimator that encodes a datum and counts the bytes that it really takes."""
+    """Return an estimator that encodes a datum and returns its true size."""
     return lambda datum: len(encode(datum))
 
 
@@ -127,7 +123,7 @@ def chunk_data(
     A chunk is never empty; exactly the limit fits; a datum larger than the limit is a chunk by itself.
 
     Args:
-        policy: estimates the size of a datum: 10 bytes a number, by default.
+        policy: estimates the size of a datum: ten bytes for each number, by default.
         limits: of the service; the policy's by default.
 
     Raises:
@@ -137,7 +133,7 @@ def chunk_data(
 
 
 def chunked(items: Iterable[T], estimate: Callable[[T], int], limits: ChunkLimits) -> Iterator[Chunk[T]]:
-    """Any items in chunks, each as large as `estimate` says. See the module's head for the rules."""
+    """Yield any items in chunks; `estimate` returns an item's size."""
     most_items, most = limits.items, limits.size
     held: list[T] = []
     size = 0

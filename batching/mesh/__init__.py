@@ -1,1 +1,1 @@
-"""Mesh layout: which process loads which rows."""
+"""Meshes: which process loads which rows, and how the others get them."""

@@ -1,6 +1,6 @@
-"""The layout of a mesh that jax or PyTorch made: `compute_batch_size` for a training loop of a user's own.
+"""The layout of a mesh of jax or PyTorch: `compute_batch_size`, for your own training loop.
 
-No run of Epochal goes through here: its clients spread a mesh over processes themselves (`layout.spread_over`).
+Runs of Epochal do not use it: their clients spread a mesh over processes themselves (`layout.spread_over`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from state.errors import InvalidInput
 def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> tuple[bool, int]:
     """Return whether this process loads data, and how many shards of the global batch it loads.
 
-    No communication: every process computes it from the mesh. The process's local batch size is its number of shards
+    Without communication: every process computes it from the mesh. A process's local batch size is its number of shards
     times the rows of a shard.
 
     Args:
@@ -24,7 +24,7 @@ def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> t
         `(should_load, local_shards)`; `(False, 0)` for a process that receives all of its rows.
 
     Raises:
-        InvalidInput: the mesh is of another type, or has no such axis; the caller's fault.
+        InvalidInput: as `layout_of_mesh`.
     """
     layout, process = layout_of_mesh(mesh, batch_axes)
     return layout.compute_batch_size(process)

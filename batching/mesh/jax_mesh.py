@@ -1,6 +1,6 @@
-"""Meshes of jax: the layout of a `jax.sharding.Mesh`, and global arrays of rows that each host has a part of.
+"""Meshes of jax: the layout of a `jax.sharding.Mesh`, and global arrays of rows that are spread over the hosts.
 
-For training loops of a user's own; no run of Epochal goes through here.
+For your own training loop; runs of Epochal do not use it.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,7 @@ MAX_KEPT_SUMS = 16
 
 
 def layout_of_jax(mesh: Mesh, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
-    """The layout of a mesh, and this process's index.
-
-    Raises:
-        InvalidInput: it has no devices (an abstract mesh), or none of its axes is a batch axis.
-    """
+    """Return a mesh's layout, and this process's index. Raises `InvalidInput` if it has no devices or no batch axis."""
     if not isinstance(mesh, Mesh):
         raise InvalidInput(f"a mesh of type {type(mesh).__name__} has no devices; allowed: jax.sharding.Mesh")
     processes = np.array([device.process_index for device in mesh.devices.flat], dtype=np.int64)
@@ -34,7 +30,7 @@ def layout_of_jax(mesh: Mesh, batch_axes: Sequence[str], batch_size: int = 1) ->
 def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Sequence[str] = (DATA_AXIS,)) -> jax.Array:
     """Return the global batch as one array, from the rows of each process. Every process of the mesh must call it.
 
-    Along the axes that are not batch axes, one device has the rows and the others have zeros; their sum is a broadcast.
+    Along the axes that are not batch axes, one device has the rows and the others have zeros; summing them broadcasts.
 
     Args:
         rows: `(needed_shards · batch_size, …)`, in the order of this process's shards; zeros where another process
@@ -67,7 +63,7 @@ def global_rows(mesh: Mesh, rows: NDArray[Any], batch_size: int, batch_axes: Seq
 
 
 def _is_block(layout: MeshLayout, process: int, replicas: NDArray[np.int64]) -> bool:
-    """Whether every process holds as many shards times as many places along the other axes, all combined."""
+    """Return whether each process holds a full block of shards × replicas, and all blocks have the same size."""
     held = layout.holders == process
     shards = int(held.any(axis=1).sum())
     counts = {int((layout.holders == other).sum()) for other in np.unique(layout.holders)}
@@ -76,7 +72,7 @@ def _is_block(layout: MeshLayout, process: int, replicas: NDArray[np.int64]) -> 
 
 
 def _part(layout: MeshLayout, needed: tuple[int, ...], rows: NDArray[Any], index: tuple[slice, ...]) -> NDArray[Any]:
-    """Return one device's part of the stacked array: its shard's rows at the first place, zeros at the others."""
+    """Return one device's part of the stacked array: its shard's rows for the first replica, zeros for the others."""
     first, start = index[0].start or 0, index[1].start or 0
     at = needed.index(start // layout.batch_size) * layout.batch_size
     own = rows[at : at + layout.batch_size]

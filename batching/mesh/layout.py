@@ -5,8 +5,8 @@ rows each; along every other axis the devices hold the same rows. A process load
 the device at index 0 of every axis that is not a batch axis, so every row is loaded exactly once, by one process;
 the others that need it receive it by broadcast.
 
-The shape of the mesh alone does not decide this: which process holds which device is an input. Everything here follows
-from that layout without a collective, so that all processes agree by computing the same.
+Which process holds which device is an input. Everything here is computed from it without communication, so that all
+processes agree.
 """
 
 import math
@@ -23,7 +23,7 @@ MAX_DEVICES = 2**20
 MAX_SIZE_DIGITS = 18
 DATA_AXIS = "data"
 BATCH_AXES = (DATA_AXIS, "replica", "fsdp")
-"""Axes along which rows differ, by the names that people give them."""
+"""The usual names of axes along which rows differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,16 @@ class ProcessLoading:
         should_load: whether the process loads any rows.
         loaded_shards: the shards that it loads, ascending.
         local_batch_size: number of rows that it loads.
-        loaded_rows, needed_rows: `[start, stop)` ranges that it loads, and that its devices compute on; neighbours
-            joined.
-        needed_shards: the shards that its devices compute on.
+        loaded_rows: `[start, stop)` ranges of the rows that it loads; neighbours joined.
+        needed_shards: the shards on which its devices compute.
         received_from: for each needed shard that it does not load, the process that does.
     """
 
-    process: int
     should_load: bool
     loaded_shards: tuple[int, ...]
     local_batch_size: int
     loaded_rows: tuple[tuple[int, int], ...]
     needed_shards: tuple[int, ...]
-    needed_rows: tuple[tuple[int, int], ...]
     received_from: dict[int, int]
 
     @property
@@ -99,7 +96,7 @@ class MeshLayout:
     @property
     def shard_count(self) -> int:
         """Number of shards of the global batch."""
-        return math.prod(self.size(axis) for axis in self.batch_axes)
+        return math.prod(self.processes.shape[self.axes.index(axis)] for axis in self.batch_axes)
 
     @property
     def replica_count(self) -> int:
@@ -111,31 +108,20 @@ class MeshLayout:
         """Number of rows of the global batch."""
         return self.batch_size * self.shard_count
 
-    def size(self, axis: str) -> int:
-        """Return the number of devices along an axis."""
-        return int(self.processes.shape[self.axes.index(axis)])
-
     @cached_property
     def holders(self) -> NDArray[np.int64]:
-        """`(shard_count, replica_count)`: the process of each device, by its shard and its place among the others."""
+        """`(shard_count, replica_count)`: the process of each device, by its shard and its place among the replicas."""
         order = [self.axes.index(axis) for axis in (*self.batch_axes, *self.other_axes)]
         return self.processes.transpose(order).reshape(self.shard_count, self.replica_count)
 
     def loading(self, process: int) -> ProcessLoading:
-        """Return what a process loads, needs and receives. A process without a device has no part."""
+        """Return the shards that a process loads, needs and receives; none for a process without a device."""
         loaders = self.holders[:, 0]
         loaded = np.flatnonzero(loaders == process).tolist()
         needed = np.flatnonzero((self.holders == process).any(axis=1)).tolist()
-        return ProcessLoading(
-            process,
-            bool(loaded),
-            tuple(loaded),
-            self.batch_size * len(loaded),
-            self._rows(loaded),
-            tuple(needed),
-            self._rows(needed),
-            {shard: int(loaders[shard]) for shard in needed if shard not in loaded},
-        )
+        received_from = {shard: int(loaders[shard]) for shard in needed if shard not in loaded}
+        row_count = self.batch_size * len(loaded)
+        return ProcessLoading(bool(loaded), tuple(loaded), row_count, self._rows(loaded), tuple(needed), received_from)
 
     def compute_batch_size(self, process: int) -> tuple[bool, int]:
         """Return `(should_load, local_shards)` of a process. Its local batch size is `batch_size × local_shards`."""
@@ -144,12 +130,8 @@ class MeshLayout:
 
     @property
     def io_saved(self) -> float:
-        """Factor by which fewer rows are loaded than if each process loaded every row that its devices need.
-
-        The specification's examples state it; no run uses it.
-        """
-        loaded_alone = sum(len(set(row)) for row in self.holders.tolist())
-        return loaded_alone / self.shard_count
+        """Factor by which fewer rows are loaded than if each process loaded all rows that its devices need."""
+        return sum(len(set(row)) for row in self.holders.tolist()) / self.shard_count
 
     def _rows(self, shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
         ranges: list[tuple[int, int]] = []
@@ -166,7 +148,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     """Return the sizes of a mesh's axes by name, in order, from a text such as `data=2,tensor=2`.
 
     Raises:
-        InvalidInput: the text does not describe a mesh; the user's fault.
+        InvalidInput: the text is not of this form; the user's fault.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -183,7 +165,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 def spread_over(sizes: dict[str, int], process_count: int, batch_size: int) -> MeshLayout:
     """Return a mesh whose devices, in order (the last axis fastest), are spread evenly over processes.
 
-    The axes called `data` (and `fsdp`, `replica`, the usual names) are batch axes.
+    The axes named in `BATCH_AXES` are batch axes.
 
     Raises:
         InvalidInput: there is no process, more processes than devices, or no batch axis; the user's fault.

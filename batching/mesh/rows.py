@@ -1,8 +1,8 @@
-"""The rows of global batches: which data indices a process of a mesh loads, and the arrays that it loads them into.
+"""The rows of global batches: which data indices a process of a mesh loads, and the arrays of its rows.
 
 A data assignment is cut into global batches one after the other, within each local step; row *i* of a global batch is
-the *i*-th of its samples, and the last global batch of a local step is filled up with rows of zero weight. So every
-process knows from the plan and the layout alone which samples it loads, and all of them have arrays of the same shape.
+the *i*-th of its samples, and the last global batch of a local step is filled up with rows of zero weight. So the plan
+and the layout alone determine which samples a process loads, and all processes have arrays of the same shape.
 """
 
 import itertools
@@ -30,8 +30,8 @@ class GlobalBatch:
 
     Attributes:
         local_step: the local step that it belongs to, from 0.
-        start: its first row's place in the data assignment.
-        row_count: number of rows that hold a sample; the rows after them have zero weight.
+        start: its first row's position in the data assignment.
+        row_count: number of rows with a sample; the rows after them have zero weight.
     """
 
     local_step: int
@@ -40,7 +40,7 @@ class GlobalBatch:
 
 
 def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBatch]:
-    """Yield a round's global batches, in order. The last one of each local step may have fewer rows than fit."""
+    """Yield a round's global batches, in order. The last one of each local step may have fewer rows."""
     start = 0
     for local_step, size in enumerate(plan.micro_batch_sizes):
         for at in range(0, size, global_batch_size):
@@ -54,7 +54,7 @@ def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[Da
     ends = list(itertools.accumulate(interval.count for interval in intervals))
     loading = layout.loading(process)
     found: list[tuple[int, int]] = []
-    at = 0  # places ascend, so the intervals are gone through once
+    at = 0  # positions ascend, so one pass over the intervals is enough
     for batch in global_batches(plan, layout.global_batch_size):
         for first, stop in loading.loaded_rows:
             place, last = batch.start + first, batch.start + min(stop, batch.row_count)
@@ -75,11 +75,11 @@ class RowArrays:
     """Rows of one length, as arrays that can be sent whole.
 
     Attributes:
-        data: int32, `(rows, 3 · length + 1)`, contiguous: what the others are views of.
+        data: int32, `(rows, 3 · length + 1)`, contiguous; the others are views of it.
         tokens: int32, `(rows, length)`; 0 beyond a row's end.
         labels: int32, `(rows, length)`, as in `TokenBatch`; `IGNORED_LABEL` beyond a row's end.
         positions: int32, `(rows, length)`: each token's position in its document, −1 beyond a row's end.
-        weights: float32, `(rows,)`: 1 for a sample, 0 for a row that only fills up.
+        weights: float32, `(rows,)`: 1 for a sample, 0 for a row without one.
     """
 
     def __init__(self, data: NDArray[np.int32]) -> None:
@@ -90,7 +90,7 @@ class RowArrays:
 
     @classmethod
     def zeros(cls, row_count: int, length: int) -> Self:
-        """Return rows of zero weight, into which others can be received."""
+        """Return rows of zero weight, to receive other processes' rows."""
         return cls(np.zeros((row_count, 3 * length + 1), dtype=np.int32))
 
     def clear(self, rows: slice) -> None:
@@ -184,7 +184,6 @@ class RowReader:
 
 
 def _positions(batch: TokenBatch, start: int, stop: int) -> NDArray[np.int64]:
-    """Each token's position in its document."""
     places = np.arange(start, stop)
     if batch.sequence_lengths is None:
         return places - start

@@ -13,7 +13,7 @@ from batching.mesh.layout import MeshLayout
 
 
 def layout_of_torch(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
-    """The layout of a `torch.distributed.device_mesh.DeviceMesh`, each rank a process, and this process's rank.
+    """Return the layout of a `torch.distributed.device_mesh.DeviceMesh`, and this process's rank.
 
     Raises:
         InvalidInput: the mesh's axes have no names, or none of them is a batch axis.
@@ -25,7 +25,7 @@ def layout_of_torch(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -
 
 @dataclass(frozen=True, slots=True)
 class _Broadcast:
-    """One message: neighbouring rows of a process's arrays, from their loader to the others that need them."""
+    """One message: neighbouring rows, from the process that loads them to those that need them."""
 
     group: Any
     source: int
@@ -36,8 +36,8 @@ class _Broadcast:
 class RowBroadcast:
     """Sends rows from the process that loads them to the processes that need them.
 
-    Every process of the default process group must create it, also those outside the mesh: PyTorch names groups by how
-    many a process has created, and a process that skipped one would wait forever in the next that it shares.
+    Every process of the default process group must create it, also those outside the mesh: PyTorch numbers the groups
+    that a process creates, and a process that skipped one would wait forever in the next one.
 
     Args:
         layout: the mesh; its processes are ranks of the default process group.
@@ -59,7 +59,7 @@ class RowBroadcast:
             rows: `(needed_shards · batch_size, …)`, contiguous, in the order of this process's shards.
 
         Raises:
-            RuntimeError: another process is gone, or did not come within the process group's timeout.
+            RuntimeError: another process ended, or did not answer within the process group's timeout.
         """
         whole = torch.from_numpy(rows)
         for part in self._plan:
@@ -67,7 +67,7 @@ class RowBroadcast:
 
 
 def _planned(layout: MeshLayout, process: int, groups: dict[tuple[int, ...], Any]) -> list[_Broadcast]:
-    """This process's messages, in the order of the shards, which is the same everywhere; neighbours joined."""
+    """Return this process's messages in the order of the shards, which all processes share; neighbours joined."""
     found: list[_Broadcast] = []
     holders = layout.holders.tolist()
     joined: tuple[tuple[int, ...], int, int] | None = None
@@ -75,10 +75,9 @@ def _planned(layout: MeshLayout, process: int, groups: dict[tuple[int, ...], Any
         members, source = tuple(sorted(set(holders[shard]))), holders[shard][0]
         if len(members) == 1:
             continue
-        start = number * layout.batch_size
-        first = start
+        start, stop = number * layout.batch_size, (number + 1) * layout.batch_size
         if joined == (members, source, shard - 1):
-            first = found.pop().start
-        found.append(_Broadcast(groups[members], source, first, start + layout.batch_size))
+            start = found.pop().start
+        found.append(_Broadcast(groups[members], source, start, stop))
         joined = (members, source, shard)
     return found

@@ -1,1 +1,1 @@
-"""Packing: samples of any length into full rows."""
+"""Packing: samples of different lengths become full rows."""

@@ -1,14 +1,14 @@
-"""Packing between the channel and the trainer: a data assignment's samples in, rows out.
+"""Packs the samples of a data assignment on their way from the fetcher to the trainer.
 
-The rule kept here: a packer never outlives the data assignment. At the assignment's end it is emptied, so that a result
-covers exactly its samples, and any client that is given the same assignment packs it into the same rows.
+The rule kept here: each data assignment has its own packer, which is emptied at the assignment's end. So a result
+covers exactly its samples, and every client packs the same assignment into the same rows.
 """
 
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol, Self
 
-from batching.packing.packer import Packer, PackingCounts
+from batching.packing.packer import Packer
 from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
 from data_providers.protocol import TokenBatch
@@ -20,7 +20,7 @@ from state.intervals import BatchId, DataIds
 
 
 class AssignedBatches(Protocol):
-    """A data assignment's batches in order; `failed_batch` names the batches on which the iteration has failed."""
+    """A data assignment's batches in order; `failed_batch` has the batches on which the iteration failed."""
 
     failed_batch: BatchId | None
 
@@ -30,7 +30,7 @@ class AssignedBatches(Protocol):
 
 
 class Packing:
-    """How a run's samples are packed: made once per client, for every data assignment a new packer.
+    """Packs a run's samples: made once per client; every data assignment gets a new packer.
 
     Args:
         config: the run's `[packing]`.
@@ -46,14 +46,14 @@ class Packing:
         self._encoder = encoder
         self._data_indices_per_batch = data_indices_per_batch
         self._worker = worker
-        Packer(config, encoder)  # what does not go together is found before the first round
+        Packer(config, encoder)  # raises before the first round if the two do not go together
 
     @classmethod
     def of(cls, state: StateFile, vocabulary: int | None, worker: Worker, split: Split = "train") -> Self | None:
-        """Return the packing that the run's state file asks for; None where samples are trained on as they come.
+        """Return the packing that the run's state file describes; None if it does not pack samples.
 
         Args:
-            vocabulary: tokens are below it; None where it is not known.
+            vocabulary: tokens are below it; None if unknown.
             split: whether the samples are for training or for validation.
 
         Raises:
@@ -67,7 +67,7 @@ class Packing:
         return cls(state.packing, encoder, state.config.data_indices_per_batch, worker)
 
     def rows_of(self, data_assignments: Sequence[BatchId], batches: AssignedBatches) -> "PackedBatches":
-        """The rows of one data assignment, whose samples `batches` delivers."""
+        """Return the rows of one data assignment; `batches` delivers its samples."""
         packer = Packer(self._config, self._encoder)
         return PackedBatches(packer, data_assignments, batches, self._data_indices_per_batch, self._worker)
 
@@ -97,28 +97,22 @@ class PackedBatches:
         )
         self._arrived: Iterator[RawSample] = iter(())
 
-    @property
-    def counts(self) -> PackingCounts:
-        """Counts of the samples so far."""
-        return self._packer.counts
-
     def __aiter__(self) -> "PackedBatches":
         return self
 
     async def __anext__(self) -> TokenBatch:
-        """The next row; the last batch may have none and account for samples that were left out.
+        """Return the next row. The last batch may be empty; its `source_count` counts the samples left out at the end.
 
         Raises:
-            StopAsyncIteration: every sample of the assignment is accounted for.
             DataError: the provider's, or a sample that cannot be encoded.
             TrainerFailed: the task encoder failed.
         """
         while True:
             try:
-                row, is_hungry = await self._worker.run(self._advance)
+                row, wants_samples = await self._worker.run(self._advance)
                 if row is not None:
                     return row
-                if not is_hungry:
+                if not wants_samples:
                     raise StopAsyncIteration
                 await self._fetch()
             except DataError as error:
@@ -126,7 +120,7 @@ class PackedBatches:
                 raise
 
     def _advance(self) -> tuple[TokenBatch | None, bool]:
-        """The next row that can be had of what has arrived, and whether more samples are wanted for one."""
+        """Return the next row from the samples that have arrived, or None; and whether more samples are wanted."""
         is_full = self._packer.take(self._arrived)
         return self._packer.next_row(), not is_full
 

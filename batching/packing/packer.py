@@ -1,13 +1,12 @@
-"""Packing: from samples of different lengths to rows of one length.
+"""Packs samples of different lengths into rows of one length.
 
-Theory of operation. A `Packer` holds a pool of encoded samples. Its caller lets it take the samples that it
-wants (`take`), takes a row (`next_row`), lets it take as many samples as left with the row, and so on; `finish` says
-that no more will come, and the rows that follow empty the pool. A row is made only of a full pool or of a finished one,
-so the rows follow from the samples and their order alone, however they arrive.
+A `Packer` holds a pool of encoded samples. Its caller alternates between `take`, which fills the pool, and `next_row`,
+which takes a row out of it; after `finish` the rows empty the pool. A row is made only from a full or a finished pool,
+so the rows depend only on the samples and their order, not on when they arrive.
 
-The rules kept here: the pool never holds more than its bound; every sample comes out exactly once, or is counted under
-the policy that left it out; and each row says how many source samples are finished with it, so that the run's ledger
-counts samples, not rows. A packer is saved as sample indices, and restored to exactly the rows that remained.
+The rules kept here: the pool never exceeds its bound; every sample is returned exactly once, or counted under the
+policy that left it out; and each row has the number of source samples that are finished with it, so that the run's
+ledger counts samples, not rows. A packer is saved as sample indices, and restored to exactly the rows that remained.
 """
 
 import logging
@@ -18,7 +17,6 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from batching.packing.packer_state import STATE_FORMAT, check_same_settings
 from batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from batching.packing.samples import EncodedSample, RawSample, check_encoded, padded_row, part_of
 from batching.packing.task_encoder import SkipSample, TaskEncoder
@@ -28,6 +26,8 @@ from state.errors import InvalidInput, TrainerFailed
 from state.wire import document_digest
 
 log = logging.getLogger(__name__)
+
+STATE_FORMAT = "epochal/packer/v1"
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _EMPTY_ROW = TokenBatch(np.empty(0, "<u2"), np.zeros(1, np.int64))
 
 @dataclass(slots=True)
 class PackingCounts:
-    """Numbers of samples so far. `samples` were taken; `finished` were returned whole, in one or more rows.
+    """Numbers of samples so far. `samples` were taken; `finished` were completely returned, in one or more rows.
 
     `skipped` (by `SkipSample`), `failed`, `empty` and `dropped` samples are in no row. `truncated` and `split` count
     samples that were longer than a row. `rows` and `tokens` count what was returned.
@@ -66,7 +66,7 @@ class Packer:
         encoder: encodes samples, and turns the samples of a row into a batch.
 
     Raises:
-        InvalidInput: method and encoder do not go together; the state file's author's fault.
+        InvalidInput: method and encoder do not go together; the fault of the state file's author.
     """
 
     def __init__(self, config: PackingConfig, encoder: TaskEncoder) -> None:
@@ -89,7 +89,7 @@ class Packer:
 
     @property
     def held(self) -> int:
-        """Number of samples in the pool, with those of rows that are decided but not returned yet."""
+        """Number of samples in the pool, and in rows that are decided but not returned yet."""
         return len(self._pool) + self._pending_samples
 
     @property
@@ -99,7 +99,7 @@ class Packer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything besides the samples that the rows depend on, as plain JSON values; part of the saved state."""
+        """Everything besides the samples on which the rows depend, as plain JSON values; part of the saved state."""
         return {
             **self._config.model_dump(mode="json"),
             "task_encoder": self._encoder.name,
@@ -110,11 +110,9 @@ class Packer:
     def take(self, samples: Iterator[RawSample]) -> bool:
         """Encode samples into the pool until it is full. Return whether it is; False if the samples ended before.
 
-        No sample is taken from `samples` that is not wanted. One that is left out makes no difference to what is.
-
         Raises:
-            CorruptData: one cannot be encoded, and no more failures are tolerated, or it is too long and that is an
-                error; the context's `data_index` says which.
+            CorruptData: a sample, the context's `data_index`, is too long and `oversized` is "error", or cannot be
+                encoded and no more failures are tolerated.
         """
         wanted = self.wanted
         while wanted:
@@ -138,8 +136,7 @@ class Packer:
     def next_row(self) -> TokenBatch | None:
         """Return the next row, a batch of one packed sample. Return None if samples are wanted first, or none are left.
 
-        The last batch may be without a sample, where samples were left out after the last row: its `source_count` is
-        theirs.
+        If samples were left out after the last row, a last batch without a row has their number as its `source_count`.
 
         Raises:
             TrainerFailed: the task encoder's `slice_batch` or `batch` failed, or broke its contract.
@@ -161,10 +158,10 @@ class Packer:
         return row.finishing(source_count)
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` goes on from, as plain JSON values: indices of samples, not tokens.
+        """Return the packer's state for `restored`, as plain JSON values: indices of samples, not tokens.
 
         Raises:
-            InvalidInput: the task encoder's `encode_sample` is not stateless; its author's fault.
+            InvalidInput: the task encoder's `encode_sample` is not stateless; the fault of its author.
         """
         if not self._encoder.is_stateless:
             raise InvalidInput(
@@ -194,18 +191,18 @@ class Packer:
         Args:
             config, encoder: as they were then.
             state: what `state` returned.
-            samples: those that `indices_held` names, in any order.
+            samples: the samples of `indices_held(state)`, in any order.
 
         Raises:
-            InvalidInput: the configuration is another one than then (the message names what changed), the state is
-                damaged, or samples are missing.
+            InvalidInput: the configuration has changed (the message names the differences), the state is damaged, or
+                samples are missing.
         """
         packer = cls(config, encoder)
-        check_same_settings(state, packer.settings)
+        _check_same_settings(state, packer.settings)
         try:
             packer._take_over(state, {raw.index: raw for raw in samples})
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(f"a packer's saved state is damaged: {type(error).__name__}: {error}") from error
+            raise _damaged(error) from error
         return packer
 
     def _take_over(self, state: Mapping[str, Any], raws: Mapping[int, RawSample]) -> None:
@@ -227,7 +224,7 @@ class Packer:
         self.counts = PackingCounts(**{field.name: int(state["counts"][field.name]) for field in fields(PackingCounts)})
 
     def _admit(self, raw: RawSample) -> EncodedSample | None:
-        """The sample encoded, and brought to an allowed length; None when it is left out."""
+        """Return the sample, encoded and with an allowed length; None if it is left out."""
         encoder = self._encoder
         encoder.current_sample_index = raw.index
         try:
@@ -274,13 +271,13 @@ class Packer:
         log.warning("sample_failed", extra={"data_index": index, "reason": shown})
 
     def _next_samples(self) -> list[EncodedSample]:
-        """The samples of the next row, taken from the pool."""
+        """Take the samples of the next row out of the pool."""
         if self._pending:
             row = self._pending.pop(0)
             self._pending_samples -= len(row)
             return row
         if self._config.oversized == "split" and max(self._lengths) > self._row_tokens:
-            return [self._head_of_an_oversized_sample()]
+            return [self._head_of_oversized()]
         if self._config.method in ("rolling", "padded") and not self._finished:
             chosen = fill_row(self._lengths, self._row_tokens)
             row = [self._pool[position] for position in chosen]
@@ -291,8 +288,8 @@ class Packer:
         self._pending_samples = sum(map(len, self._pending))
         return self._next_samples()
 
-    def _head_of_an_oversized_sample(self) -> EncodedSample:
-        """A whole row of the oldest sample that is longer; the rest stays in its place."""
+    def _head_of_oversized(self) -> EncodedSample:
+        """Cut a full row off the oldest sample that is longer than one; the rest stays in the pool."""
         position = next(at for at, length in enumerate(self._lengths) if length > self._row_tokens)
         sample = self._pool[position]
         self._pool[position] = part_of(sample, self._row_tokens, len(sample))
@@ -300,18 +297,18 @@ class Packer:
         return part_of(sample, 0, self._row_tokens)
 
     def _sliced(self) -> list[list[EncodedSample]]:
-        """The pool as rows, in the order in which they come out; what is in none stays in the pool."""
+        """Return the pool as rows, in order; samples that are in no row stay in the pool."""
         pool, encoder = self._pool, self._encoder
         slicer = _SLICERS.get(self._config.method, None if self._config.method == "encoder" else tail_rows)
         if slicer is not None:
-            positions = slicer(self._lengths, self._row_tokens)
+            rows = [[pool[position] for position in row] for row in slicer(self._lengths, self._row_tokens)]
             self._pool, self._lengths = [], []
-            return [[pool[position] for position in row] for row in positions]
+            return rows
         encoder.current_sample_index = pool[0].index
         answer = self._asked("slice_batch", partial(encoder.slice_batch, list(pool)))
         if not isinstance(answer, Iterable):
             raise TrainerFailed(f"{encoder.name}.slice_batch returned {answer!r}; allowed: a list of lists of samples")
-        # Both may be generators, which are the encoder's own code and can be gone through once.
+        # Both may be generators, which run the encoder's code and can be iterated only once.
         rows = self._asked("slice_batch", lambda: [list(row) for row in answer])
         self._pool = _left_in(pool, rows, self._row_tokens, encoder.name)
         self._lengths = [len(sample) for sample in self._pool]
@@ -337,12 +334,12 @@ class Packer:
             raise TrainerFailed(f"{self._encoder.name}.{method} failed: {type(error).__name__}: {error}") from error
 
     def _has_rest(self, sample: EncodedSample) -> bool:
-        """Whether later rows hold more of the same sample, because it is being split."""
+        """Return whether the pool holds a later part of the same sample, because it is being split."""
         return any(other.index == sample.index and other.start > sample.start for other in self._pool)
 
 
 def packed(packer: Packer, samples: Iterator[RawSample]) -> Iterator[TokenBatch]:
-    """Yield the rows of a stream of samples, to the last. Raises what `Packer.take` and `next_row` raise."""
+    """Yield all rows of a stream of samples. Raises what `Packer.take` and `next_row` raise."""
     while True:
         if not packer.take(samples):
             packer.finish()
@@ -356,11 +353,7 @@ def packed(packer: Packer, samples: Iterator[RawSample]) -> Iterator[TokenBatch]
 def _left_in(
     pool: Sequence[EncodedSample], rows: list[list[EncodedSample]], row_tokens: int, name: str
 ) -> list[EncodedSample]:
-    """The samples of the pool that no row holds.
-
-    Raises:
-        TrainerFailed: the rows break the contract of `slice_batch`.
-    """
+    """Return the samples of the pool that are in no row; `TrainerFailed` if the rows break `slice_batch`'s contract."""
     places = {id(sample): sample for sample in pool}
     if not any(rows) or not all(rows):
         raise TrainerFailed(f"{name}.slice_batch returned {'an empty row' if rows else 'no row'} for a full pool")
@@ -372,3 +365,31 @@ def _left_in(
         if sum(map(len, row)) > row_tokens:
             raise TrainerFailed(f"{name}.slice_batch made a row of {sum(map(len, row))} tokens; at most {row_tokens}")
     return list(places.values())
+
+
+def indices_held(state: Mapping[str, Any]) -> list[int]:
+    """Return the data indices of the samples that `Packer.restored` needs, ascending; `InvalidInput` if damaged."""
+    try:
+        return sorted({int(index) for places in (state["pool"], *state["pending"]) for index, _ in places})
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(error) from error
+
+
+def _check_same_settings(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` unless the state was saved under these settings; the message names those that differ."""
+    if state.get("format") != STATE_FORMAT:
+        raise InvalidInput(f"a packer's saved state has format {state.get('format')!r}; allowed: {STATE_FORMAT!r}")
+    if state.get("settings_sha256") == document_digest(dict(settings)):
+        return
+    before = state.get("settings")
+    before = before if isinstance(before, Mapping) else {}
+    changed = ", ".join(
+        f"{name} was {before.get(name)!r} and is {settings.get(name)!r}"
+        for name in sorted({*before, *settings})
+        if before.get(name) != settings.get(name)
+    )
+    raise InvalidInput(f"a packer cannot go on under another configuration: {changed or 'its digest differs'}")
+
+
+def _damaged(error: Exception) -> InvalidInput:
+    return InvalidInput(f"a packer's saved state is damaged: {type(error).__name__}: {error}")

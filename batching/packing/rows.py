@@ -1,10 +1,10 @@
 """Chooses the samples that share a row: pure functions over lengths.
 
-`fill_row` is the rolling packer's: it takes the oldest sample and, of those that wait, a set that fills the rest of
-the row best. Finding it is the subset-sum problem, which dynamic programming over sums solves exactly (Bellman, 1957);
-with the sums that can be reached as the bits of one integer, a candidate costs one shift and one `or` over a row's
-length in bits, and the search ends with the first set that fills the row to the last token. Some twenty candidates
-have a million subsets for a few thousand sums, so the end comes soon, however large the pool.
+`fill_row`, for rolling packing, takes the oldest sample and those that fill the rest of the row best. That is the
+subset-sum problem, which dynamic programming over sums solves exactly (Bellman, 1957). The reachable sums are the bits
+of one integer, so a candidate costs one shift and one `or` over a row's length in bits, and the search ends with the
+first set that fills the row completely. Some twenty candidates have a million subsets for a few thousand sums, so it
+ends soon, however large the pool.
 
 `first_fit_decreasing` and `best_fit_decreasing` are the classical rules (Johnson, 1973), which place all samples of a
 pool at once.
@@ -14,13 +14,13 @@ import bisect
 from collections.abc import Sequence
 
 MAX_CANDIDATES = 64
-"""Samples that `fill_row` looks at; bounds the memory of its search to so many bit sets of a row's length."""
+"""Maximum number of samples that `fill_row` considers, and so of the bit sets of a row's length that it holds."""
 
 
 def fill_row(lengths: Sequence[int], row: int) -> list[int]:
-    """Positions, ascending, of samples that fill a row of `row` tokens as far as can be; position 0 is one of them.
+    """Return ascending positions, 0 among them, of samples that fill a row of `row` tokens as far as possible.
 
-    After it only the first `MAX_CANDIDATES` that fit are looked at, so that those go first that waited longest.
+    Besides position 0 only the first `MAX_CANDIDATES` that fit are considered, so that older samples go first.
 
     Args:
         lengths: from 1 to `row`; in the order of their arrival.
@@ -43,14 +43,14 @@ def fill_row(lengths: Sequence[int], row: int) -> list[int]:
     left = reached.bit_length() - 1
     while left:
         before, position = reached_before.pop(), candidates.pop()
-        if not before >> left & 1:  # this sum was not there without the candidate
+        if not before >> left & 1:  # this sum needs the candidate
             chosen.append(position)
             left -= lengths[position]
     return [0, *reversed(chosen)]
 
 
 def first_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """All positions in rows of at most `row` tokens: the longest first, each into the first row with room."""
+    """Return all positions in rows of at most `row` tokens: the longest first, each into the first row with room."""
     rows: list[list[int]] = []
     room: list[int] = []
     for position in _longest_first(lengths):
@@ -64,7 +64,7 @@ def first_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
 
 
 def best_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """All positions in rows of at most `row` tokens: the longest first, each into the fullest row with room."""
+    """Return all positions in rows of at most `row` tokens: the longest first, each into the fullest row with room."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, the row's number), sorted
     for position in _longest_first(lengths):
@@ -78,8 +78,7 @@ def best_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
 
 
 def tail_rows(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """All positions in rows of at most `row` tokens, where none will follow: what needs fewer rows, `fill_row` for row
-    after row, or `best_fit_decreasing`."""
+    """Return all positions in rows of at most `row` tokens: by `fill_row` or, if that makes fewer, best fit."""
     left = list(range(len(lengths)))
     rolled: list[list[int]] = []
     while left:

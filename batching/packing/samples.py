@@ -1,4 +1,4 @@
-"""Samples on their way into rows: as a provider delivers them, as an encoder makes them, and as a row holds them."""
+"""Samples as a provider delivers them, as a task encoder returns them, and as a row holds them."""
 
 import itertools
 import json
@@ -36,25 +36,25 @@ class RawSample:
         """Return the JSON document of a record.
 
         Raises:
-            CorruptData: the sample is no record, or no JSON; the fault of the data's owner.
+            CorruptData: the sample is not a record, or not JSON; the fault of the data's owner.
         """
         if not self.is_text:
             raise CorruptData(f"data index {self.index} holds tokens, not a JSON record", data_index=self.index)
         try:
             return json.loads(self.tokens.astype(np.uint8).tobytes())
         except (ValueError, RecursionError) as error:
-            raise CorruptData(f"data index {self.index} is no JSON: {error}", data_index=self.index) from error
+            raise CorruptData(f"data index {self.index} is not JSON: {error}", data_index=self.index) from error
 
 
 def raw_samples(batch: TokenBatch, indices: Iterator[int]) -> Iterator[RawSample]:
-    """A batch's samples one by one, with the data indices that `indices` says."""
+    """Yield a batch's samples one by one, with the next data indices of `indices`."""
     begins = batch.offsets.tolist()
     ids, labels, lengths = batch.input_ids, batch.labels, batch.sequence_lengths
     ends = None if lengths is None else np.cumsum(lengths, dtype=np.int64)
     for begin, end in itertools.pairwise(begins):
         documents = None
         if lengths is not None and ends is not None:
-            # A document belongs to the sample that it ends in; one without a token to no sample.
+            # A document belongs to the sample in which it ends; an empty one belongs to none.
             first, stop = np.searchsorted(ends, (begin, end), side="right")
             documents = lengths[first:stop][lengths[first:stop] > 0]
         sample_labels = None if labels is None else labels[begin:end]
@@ -70,7 +70,7 @@ class EncodedSample:
         labels: flat like `input_ids`, as in `TokenBatch`; None for the tokens themselves.
         sequence_lengths: lengths of the documents in it; None for one.
         index: its data index in the run; the packer sets it.
-        start: how many of the sample's tokens went into earlier rows; the packer sets it.
+        start: number of the sample's tokens in earlier rows; the packer sets it.
     """
 
     input_ids: Tokens
@@ -84,12 +84,12 @@ class EncodedSample:
 
 
 def check_encoded(encoded: Any, vocabulary: int | None) -> None:
-    """Raises `ValueError` unless it is a sample whose parts fit together."""
+    """Raise `ValueError` unless it is a sample whose parts fit together."""
     if not isinstance(encoded, EncodedSample):
         raise ValueError(f"returned {type(encoded).__name__}; allowed: an EncodedSample")
     ids, labels = encoded.input_ids, encoded.labels
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind != "u":
-        raise ValueError("input_ids are no one-dimensional array of unsigned integers")
+        raise ValueError("input_ids are not a one-dimensional array of unsigned integers")
     limit = vocabulary or 2**32
     if ids.size and np.maximum.reduce(ids) >= limit:  # what `max` calls, at half the price for one sample
         raise ValueError(f"token {int(ids.max())}; the model's vocabulary allows 0 to {limit - 1}")
@@ -103,13 +103,13 @@ def check_encoded(encoded: Any, vocabulary: int | None) -> None:
             raise ValueError(f"label {int(labels[wrong][0])}; allowed: 0 to {limit - 1}, and {IGNORED_LABEL}")
     lengths = encoded.sequence_lengths
     if lengths is not None and (lengths.dtype.kind not in "iu" or lengths.ndim != 1):
-        raise ValueError("sequence_lengths are no one-dimensional array of integers")
+        raise ValueError("sequence_lengths are not a one-dimensional array of integers")
     if lengths is not None and ((lengths <= 0).any() or int(lengths.sum()) != ids.size):
         raise ValueError(f"sequence_lengths do not add up to {ids.size} tokens")
 
 
 def part_of(sample: EncodedSample, start: int, stop: int) -> EncodedSample:
-    """Tokens `[start, stop)` of a sample."""
+    """Return tokens `[start, stop)` of a sample."""
     if start == 0 and stop == len(sample):
         return sample
     lengths = sample.sequence_lengths
@@ -122,11 +122,10 @@ def part_of(sample: EncodedSample, start: int, stop: int) -> EncodedSample:
 
 
 def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
-    """The samples one after the other as one packed sample.
+    """Return the samples one after the other as one packed sample.
 
     `sequence_lengths` has each document's length, `position_ids` count from each document's start, and `labels` are
-    the samples' own (or their tokens) with `IGNORED_LABEL` at each document's first token, which no token of its
-    own document precedes.
+    the samples' own (or their tokens) with `IGNORED_LABEL` at each document's first token.
     """
     parts = [sample.input_ids for sample in samples]
     input_ids = np.concatenate(parts)
@@ -140,8 +139,8 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
     if all([sample.labels is None for sample in samples]):  # noqa: C419
         labels = input_ids.astype(np.int32 if input_ids.dtype.itemsize < 4 else np.int64)
     else:
-        learnt = [sample.input_ids if sample.labels is None else sample.labels for sample in samples]
-        labels = np.concatenate(learnt, dtype=np.int64)
+        given = [sample.input_ids if sample.labels is None else sample.labels for sample in samples]
+        labels = np.concatenate(given, dtype=np.int64)
     labels[begins] = IGNORED_LABEL
     position_ids = np.arange(len(input_ids), dtype=np.int32)
     position_ids -= np.repeat(begins.astype(np.int32), lengths)
@@ -150,7 +149,7 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
 
 
 def padded_row(row: TokenBatch, row_tokens: int) -> TokenBatch:
-    """The row at its full length, as fixed shapes need it: zeros that are a document of their own and never learnt."""
+    """Return the row padded to its full length with zeros, which are a document of their own and never predicted."""
     missing = row_tokens - len(row.input_ids)
     if not missing:
         return row

@@ -1,12 +1,11 @@
-"""Task encoders: from what a provider delivers to what is packed, in a user's own words.
+"""Task encoders: turn what a provider delivers into samples to pack; users write their own.
 
-A task encoder says what a sample is (`encode_sample`), and may say how samples are put into rows (`slice_batch`) and
-what a row looks like (`batch`); the three are those of Megatron-Energon's `TaskEncoder`. A run names
-its encoder in `state.toml` as `module:Class`; without one, `TaskEncoder` itself takes JSON records and token samples.
+A task encoder encodes a sample (`encode_sample`), and may replace how samples are grouped into rows (`slice_batch`) and
+how a row is built (`batch`), as Megatron-Energon's `TaskEncoder` does. A run names its encoder in `state.toml` as
+`module:Class`; the default is `TaskEncoder`, which takes JSON records and token samples.
 
-The rule kept here: what an encoder does to a sample depends on the sample alone. Whatever is random is seeded from
-the run, the stage's name and the sample's index, never from a worker or a clock, so that every client that encodes a
-sample makes the same of it, and a packer that is restored makes the same again.
+The rule kept here: the encoding of a sample depends on the sample alone. Random numbers are seeded from the run, the
+stage's name and the sample's index, so that every client, and a restored packer, encodes a sample in the same way.
 """
 
 import hashlib
@@ -36,15 +35,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SkipSample(Exception):
-    """Raised by `encode_sample` to leave a sample out. The sample is counted as skipped, not as failed."""
+    """Raise it in `encode_sample` to leave a sample out. The sample is counted as skipped, not as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderContext:
-    """What a task encoder knows about its run.
+    """A task encoder's knowledge of its run.
 
     Attributes:
-        run_id: the run's id.
         row_tokens: tokens of one row, `model.LLM.max_seq_len`.
         vocabulary: number of the model's tokens, None if unknown.
         split: whether the samples are for training or for validation.
@@ -68,9 +66,9 @@ def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
 
     Args:
         function: the method.
-        restore_seeds: the method draws random numbers: while it runs, `random`, NumPy's legacy generator and, where it
-            is loaded, PyTorch's are seeded from the run, the method's name and `current_sample_index`, and are put
-            back afterwards; `self.rng` is a generator of the method's own, which no other thread can disturb.
+        restore_seeds: the method draws random numbers: while it runs, `random`, NumPy's legacy generator and, if it
+            is loaded, PyTorch's are seeded from the run, the method's name and `current_sample_index`, and are
+            restored afterwards; `self.rng` is a generator that other threads do not use.
     """
 
     def mark(method: Any) -> Any:
@@ -84,7 +82,7 @@ def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
 
             def made() -> Any:
                 with _seeded_generators(seed):
-                    self.rng = random.Random(seed + 1)  # not the numbers that `random` itself gives
+                    self.rng = random.Random(seed + 1)  # other numbers than those of the module `random`
                     return method(self, *arguments, **named)
 
             had_torch = _TORCH in sys.modules
@@ -96,7 +94,7 @@ def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
             else:
                 if had_torch or _TORCH not in sys.modules:
                     return first
-            return made()  # the method itself has loaded PyTorch, which was not seeded then
+            return made()  # the method has just loaded PyTorch, which was not seeded before
 
         setattr(seeded, STATELESS, True)
         return seeded
@@ -105,7 +103,7 @@ def stateless(function: Any = None, /, *, restore_seeds: bool = False) -> Any:
 
 
 def stage_seed(run_id: str, stage: str, sample_index: int) -> int:
-    """The seed of one stage for one sample: 256 bits of BLAKE2b over the run, the stage's name and the index."""
+    """Return the seed of one stage for one sample: 256 bits of BLAKE2b over the run, the stage's name and the index."""
     text = json.dumps([_SEED_DOMAIN, run_id, stage, sample_index]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big")
 
@@ -129,13 +127,13 @@ def _seeded_generators(seed: int) -> Iterator[None]:
 
 @dataclass(eq=False)
 class TaskEncoder:
-    """The default encoder, and the base of every other. Subclasses replace what they do differently.
+    """The default encoder, and the base class of all others.
 
     Made once for each split that a client reads, with the run's context. Methods are called one at a time, in a
     worker thread.
 
     Attributes:
-        context: what the encoder knows of its run.
+        context: the run's facts.
         current_sample_index: the data index of the sample that is being encoded; of a row's first sample in `batch`.
         rng: random numbers inside a method marked `@stateless(restore_seeds=True)`.
         version: part of a packer's saved state; raise it when the encoder encodes differently than before.
@@ -148,13 +146,14 @@ class TaskEncoder:
 
     @stateless
     def encode_sample(self, sample: RawSample) -> EncodedSample:
-        """Return what of the sample is to be packed.
+        """Return the sample as it is packed.
 
-        Token samples stay as they are. A JSON record is `{"text": …}`; `{"prompt": …, "completion": …}`, of which the
-        completion is to be learnt; or `{"input_ids": […]}`, maybe with `"labels"`. Text becomes its UTF-8 bytes.
+        Token samples stay as they are. A JSON record is `{"text": …}`; `{"prompt": …, "completion": …}`, of which only
+        the completion contributes to the loss; or `{"input_ids": […]}`, maybe with `"labels"`. Text becomes its UTF-8
+        bytes.
 
         Raises:
-            SkipSample: the sample is to be left out.
+            SkipSample: the sample is left out.
             CorruptData: the record has none of these forms. Any other exception counts as a failure too.
         """
         if not sample.is_text:
@@ -164,23 +163,22 @@ class TaskEncoder:
     def slice_batch(self, samples: list[EncodedSample]) -> list[list[EncodedSample]]:
         """Return rows for the samples of the pool. Called with `packing.method = "encoder"`.
 
-        A row is yielded before the next is looked at, and as many samples are fetched as left with it; when all rows
-        are out, the pool is sliced again. What is in no row stays in the pool.
+        When all rows have been used, the pool is filled and sliced again. Samples that are in no row stay in the pool.
 
         Args:
-            samples: the pool, oldest first; the list is the callee's own. None is longer than a row.
+            samples: the pool, oldest first; a copy. None is longer than a row.
 
         Returns:
-            Rows of at most `context.row_tokens` tokens in all; every sample in one row at the most.
+            Rows of at most `context.row_tokens` tokens; every sample is in at most one row.
 
         Raises:
-            NotImplementedError: the encoder leaves rows to `packing.method`; a packer then does not call it.
+            NotImplementedError: the encoder does not replace it; a packer then does not call it.
         """
         raise NotImplementedError(f"{self.name} leaves its rows to packing.method and has no slice_batch of its own")
 
     @stateless
     def batch(self, samples: list[EncodedSample]) -> TokenBatch:
-        """Return one row as a batch of one sample, in which nothing is attended to or predicted across documents."""
+        """Return one row as a batch of one sample, without attention or prediction across documents."""
         return packed_row(samples)
 
     @property
@@ -200,18 +198,15 @@ class TaskEncoder:
 
 
 def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
-    """The task encoder that a state file names, `TaskEncoder` where it names none.
-
-    Args:
-        place: `module:Class`; the module must be importable on this machine.
-        context: the encoder's.
+    """Return the task encoder that a state file names as `module:Class`; by default a `TaskEncoder`.
 
     Raises:
-        InvalidInput: there is no such class, or it is no task encoder; the message says what was tried.
+        InvalidInput: the class cannot be imported or made, or is not a task encoder; the message says why.
     """
     if place is None:
         return TaskEncoder(context)
     module_name, _, class_name = place.partition(":")
+    shown = f"packing.task_encoder {place!r}"
     try:
         found: Any = importlib.import_module(module_name)
         for part in class_name.split("."):
@@ -220,23 +215,16 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             hint = f"; install the package, or set PYTHONPATH to the folder that holds {error.name}.py"
-        raise InvalidInput(
-            f"packing.task_encoder {place!r} cannot be imported: {type(error).__name__}: {error}{hint}", place=place
-        ) from error
+        raise InvalidInput(f"{shown} cannot be imported: {type(error).__name__}: {error}{hint}", place=place) from error
     if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
-        raise InvalidInput(
-            f"packing.task_encoder {place!r} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place
-        )
+        raise InvalidInput(f"{shown} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place)
     try:
         encoder = found(context)
     except Exception as error:
-        raise InvalidInput(
-            f"packing.task_encoder {place!r} cannot be made: {type(error).__name__}: {error}", place=place
-        ) from error
+        raise InvalidInput(f"{shown} cannot be made: {type(error).__name__}: {error}", place=place) from error
     if getattr(encoder, "context", None) is not context:
         raise InvalidInput(
-            f"packing.task_encoder {place!r} has no context; allowed: an __init__(context) that calls TaskEncoder's",
-            place=place,
+            f"{shown} has no context; allowed: an __init__(context) that calls TaskEncoder's", place=place
         )
     return encoder
 
@@ -248,17 +236,16 @@ def _encoded_record(record: Any, index: int) -> EncodedSample:
         return EncodedSample(_bytes_of(text))
     if isinstance(prompt, str) and isinstance(completion, str):
         before, answer = _bytes_of(prompt), _bytes_of(completion)
-        learnt = np.concatenate([np.full(len(before), IGNORED_LABEL), answer]).astype(np.int64)
-        return EncodedSample(np.concatenate([before, answer]), learnt)
+        target = np.concatenate([np.full(len(before), IGNORED_LABEL), answer]).astype(np.int64)
+        return EncodedSample(np.concatenate([before, answer]), target)
     if "input_ids" in fields:
         tokens = _integers(fields["input_ids"], "input_ids", index, 0, 2**32 - 1)
         labels: Labels | None = None
         if "labels" in fields:
             labels = _integers(fields["labels"], "labels", index, IGNORED_LABEL, 2**32 - 1)
             if len(labels) != len(tokens):
-                raise CorruptData(
-                    f"data index {index} has {len(labels)} labels for {len(tokens)} input_ids", data_index=index
-                )
+                found = f"{len(labels)} labels for {len(tokens)} input_ids"
+                raise CorruptData(f"data index {index} has {found}", data_index=index)
         return EncodedSample(tokens.astype("<u2" if tokens.max(initial=0) < 2**16 else "<u4"), labels)
     shown = ", ".join(sorted(map(str, fields))[:8]) or type(record).__name__
     raise CorruptData(
@@ -274,5 +261,7 @@ def _bytes_of(text: str) -> Tokens:
 
 def _integers(values: Any, name: str, index: int, low: int, high: int) -> npt.NDArray[np.int64]:
     if not isinstance(values, list) or not all(type(value) is int and low <= value <= high for value in values):
-        raise CorruptData(f"data index {index}: {name} is no list of integers from {low} to {high}", data_index=index)
+        raise CorruptData(
+            f"data index {index}: {name} is not a list of integers from {low} to {high}", data_index=index
+        )
     return np.array(values, dtype=np.int64)

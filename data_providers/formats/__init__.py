@@ -1,1 +1,1 @@
-"""Token files in every format that people have: where the tokens are, and how many."""
+"""The formats of token files: where the tokens are, and how many."""

@@ -1,13 +1,11 @@
-"""Finds the token files among a place's files, and their formats, alike on a disk, over HTTP and in a bucket.
+"""Finds the token files among a place's files, and their formats, on a disk, over HTTP and in a bucket.
 
-Theory of operation. What a format needs to know stands in a file's first bytes or in a small file beside it, and where
-the bytes come from does not matter here: `discovery` is a generator that yields the parts of files that it wants
-to see, is sent their bytes, and returns the token files. `discover` drives it over a `ByteSource`.
+A format is described in a file's first bytes or in a small file beside it. `discovery` is a generator that yields the
+parts of files that it needs, is sent their bytes, and returns the token files; `discover` drives it over a source.
 
 * `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
 * `.bin` beside an `.idx` of the same name: Megatron's indexed dataset (`formats/megatron.py`).
-* `.npy`: NumPy's format (`formats/npy.py`); without NumPy's first bytes it is nothing but tokens
-  (datatrove writes such files).
+* `.npy`: NumPy's format (`formats/npy.py`); without NumPy's first bytes, nothing but tokens (datatrove writes them).
 * `index.json` and the shards that it names: MosaicML's MDS (`formats/mds.py`).
 """
 
@@ -30,14 +28,14 @@ class Part(NamedTuple):
 
 
 Discovery = Generator[list[Part], list[bytes], list[TokenFile]]
-"""Yields what it wants to see, is sent it in that order, and returns the token files."""
+"""Yields the parts that it needs, is sent them in that order, and returns the token files."""
 
 
 def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
-    """The token files among these files.
+    """Return the token files among these files.
 
     Raises:
-        CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
+        CorruptData: a file is not in its format, or contradicts the description; the fault of the data's owner.
     """
     by_name = {file.name: file for file in files}
     indexes = mds.outermost(name for name in by_name if name.rpartition("/")[2] == MDS_INDEX_NAME)
@@ -56,17 +54,11 @@ def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
 
 
 def raw_file(file: SourceFile, spec: DatasetSpec) -> TokenFile:
-    """A file that is nothing but tokens.
-
-    Raises:
-        CorruptData: it ends within a token.
-    """
+    """Return a file that is nothing but tokens. Raises `CorruptData` if it ends within a token."""
     count, rest = divmod(file.size_bytes, spec.token_size_bytes)
     if rest:
-        raise CorruptData(
-            f"{file.name} has {file.size_bytes} bytes, no whole number of {spec.token_size_bytes}-byte tokens",
-            name=file.name,
-        )
+        size = f"{file.size_bytes} bytes, not a multiple of the token size {spec.token_size_bytes}"
+        raise CorruptData(f"{file.name} has {size}", name=file.name)
     return TokenFile(file.name, file.size_bytes, count, 0)
 
 
@@ -88,12 +80,12 @@ def _mds_files(indexes: Sequence[str], by_name: dict[str, SourceFile], spec: Dat
     shapes = yield [Part(name, begin - len(shape), begin) for name, (begin, shape) in shaped.items()]
     for (name, (_, shape)), held in zip(shaped.items(), shapes, strict=True):
         if held != shape:
-            raise CorruptData(f"{name} has samples that are no arrays of one dimension; they are not read", name=name)
+            raise CorruptData(f"{name} has samples that are not arrays of one dimension; not supported", name=name)
     return found
 
 
 def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:
-    """The `.bin` files that have an `.idx` of Megatron's beside them, each with the index's header."""
+    """Yield the `.bin` files that have an `.idx` of Megatron's beside them, each with the index's header."""
     candidates = [file for file in by_name.values() if file.name.endswith(megatron.INDEX_SUFFIX)]
     heads = yield [Part(file.name, 0, min(megatron.HEADER_BYTES, file.size_bytes)) for file in candidates]
     pairs: dict[str, bytes] = {}
@@ -103,7 +95,7 @@ def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], lis
         if not head.startswith(megatron.MAGIC) and not is_cut_off:
             continue
         if tokens not in by_name:
-            raise CorruptData(f"{file.name} is the index of {tokens}, which is not there", name=file.name)
+            raise CorruptData(f"{file.name} is the index of {tokens}, which does not exist", name=file.name)
         pairs[tokens] = head
     return pairs
 
@@ -126,12 +118,7 @@ def _index_of(name: str, by_name: dict[str, SourceFile]) -> SourceFile:
 
 
 async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
-    """The source's token files.
-
-    Raises:
-        CorruptData: a file is not in its format, or contradicts the description; the data's owner's fault.
-        SourceUnavailable, Rejected: as `ByteSource.read_into`.
-    """
+    """Return the source's token files. Raises what `discovery` and `ByteSource.read_into` raise."""
     asking = discovery(source.files, spec)
     try:
         wanted = next(asking)

@@ -5,8 +5,8 @@ description again, then the samples. A sample begins with a u32 size for each co
 bytes follow in their order. The tokens are the column `tokens` or `input_ids`, of encoding `ndarray:uint16:SHAPE`,
 `ndarray:uint32:SHAPE`, the same without a shape or signed, or `bytes` (tokens of the described size). Without a shape
 in its encoding, an array of one dimension begins with the byte `4 + k` and its length in `2^k` bytes, the fewest that
-hold it. Every sample of a shard must be equally long, so that a sample's place follows from its number; tokenised text
-is written like that. An index stands for the folders below it too: a merged dataset names `00001/shard.00000.mds`.
+hold it. All samples of a shard must have the same length, as tokenised text has, so that a sample's place is computed
+from its number. An index also covers the folders below it: a merged dataset names `00001/shard.00000.mds`.
 """
 
 import json
@@ -36,10 +36,10 @@ class Shard:
     """A shard as the index describes it.
 
     Attributes:
-        fixed_before_bytes: from a sample's begin to its tokens.
-        sample_tokens: of one sample; None when the shard's own offsets tell.
+        fixed_before_bytes: from a sample's beginning to its tokens, without their shape.
         fixed_other_bytes: of a sample, all but its tokens and their shape.
-        has_shape: whether each sample says its own shape before its tokens.
+        sample_tokens: tokens of one sample; None if only the shard's offsets give them.
+        has_shape: whether each sample has its own shape before its tokens.
     """
 
     file: SourceFile
@@ -56,7 +56,7 @@ class Shard:
 
 
 def outermost(indexes: Iterable[str]) -> list[str]:
-    """The names of the indexes that are not below the folder of another one, sorted."""
+    """Return the names of the indexes that are not below the folder of another one, sorted."""
     folders = {name.removesuffix(MDS_INDEX_NAME) for name in indexes}
     highest = (folder for folder in folders if not any(above in folders for above in _above(folder)))
     return sorted(folder + MDS_INDEX_NAME for folder in highest)
@@ -69,7 +69,7 @@ def _above(folder: str) -> Iterator[str]:
 
 
 def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: DatasetSpec) -> list[Shard]:
-    """The shards of an index.
+    """Return the shards of an index.
 
     Args:
         name: of the index, within its source.
@@ -77,36 +77,34 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
         files: every file of the source, by name.
 
     Raises:
-        CorruptData: it is no MDS index, or names a shard that is missing or has another size.
-        Rejected: the shards are compressed, or their columns are not of a kind that is read here.
+        CorruptData: it is not an MDS index, or names a shard that is missing or has another size.
+        Rejected: the shards are compressed, or their columns are not supported.
     """
     try:
         index = json.loads(text)
         entries = index["shards"]
         version = index.get("version")
         if not isinstance(entries, list):
-            raise CorruptData(f"{name} is no MDS index: its shards are no list", name=name)
+            raise CorruptData(f"{name} is not an MDS index: its shards are not a list", name=name)
         if version != VERSION:
             raise CorruptData(f"{name} is an MDS index of version {version!r}; allowed: {VERSION}", name=name)
         folder = name.removesuffix(MDS_INDEX_NAME)
         return [_shard(name, folder, entry, files, spec) for entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{name} is no MDS index: {type(error).__name__} {error}", name=name) from error
+        raise CorruptData(f"{name} is not an MDS index: {type(error).__name__} {error}", name=name) from error
 
 
 def _shard(name: str, folder: str, entry: Any, files: Mapping[str, SourceFile], spec: DatasetSpec) -> Shard:
     if entry["format"] != "mds":
-        raise Rejected(f"{name}: shards of format {entry['format']!r} are not read; allowed: mds", name=name)
+        raise Rejected(f"{name}: shards of format {entry['format']!r} are not supported; allowed: mds", name=name)
     if entry.get("compression") is not None or entry.get("zip_data") is not None:
-        raise Rejected(f"{name}: compressed shards are not read; write them with compression=None", name=name)
-    shard_name = folder + entry["raw_data"]["basename"]
+        raise Rejected(f"{name}: compressed shards are not supported; write them with compression=None", name=name)
+    shard_name, size_bytes = folder + entry["raw_data"]["basename"], entry["raw_data"]["bytes"]
     file = files.get(shard_name)
     if file is None:
-        raise CorruptData(f"{name} names {shard_name}, which is not there", name=name)
-    if file.size_bytes != entry["raw_data"]["bytes"]:
-        raise CorruptData(
-            f"{shard_name} has {file.size_bytes} bytes, {name} says {entry['raw_data']['bytes']}", name=shard_name
-        )
+        raise CorruptData(f"{name} names {shard_name}, which does not exist", name=name)
+    if file.size_bytes != size_bytes:
+        raise CorruptData(f"{shard_name} has {file.size_bytes} bytes; {name} says {size_bytes}", name=shard_name)
     count = entry["samples"]
     if type(count) is not int or not 0 <= count <= MAX_SHARD_SAMPLES:
         raise CorruptData(f"{name}: {shard_name} has {count!r} samples; allowed: 0 to {MAX_SHARD_SAMPLES}", name=name)
@@ -133,7 +131,7 @@ def _with_columns(
 
 
 def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: DatasetSpec) -> tuple[int | None, bool]:
-    """How many tokens a sample has by its encoding, None where only the shard tells; and whether it says its shape."""
+    """Return a sample's number of tokens, None if its encoding does not give it; and whether samples have a shape."""
     if encoding == "bytes" and size is None:
         return None, False
     kind, _, rest = encoding.partition(":")
@@ -152,10 +150,10 @@ def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: Datas
 
 
 def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
-    """Return the token file that a shard is, from its first `header_bytes`.
+    """Return a shard as a token file, from its first `header_bytes`.
 
     Raises:
-        CorruptData: the offset table contradicts the index, or the samples do not hold whole sequences.
+        CorruptData: the offset table contradicts the index, or a sample is not a whole number of sequences.
     """
     name = shard.file.name
     numbers = np.frombuffer(header[: len(header) // _SIZE_BYTES * _SIZE_BYTES], dtype="<u4").astype(np.int64)
@@ -166,9 +164,7 @@ def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
     offsets = numbers[1 : shard.sample_count + 2]
     lengths = np.diff(offsets)
     if offsets[0] < shard.header_bytes or offsets[-1] != shard.file.size_bytes or (lengths != lengths[0]).any():
-        raise CorruptData(
-            f"{name} does not hold samples of one length up to its end; they are not read here", name=name
-        )
+        raise CorruptData(f"{name} does not hold samples of one length up to its end; not supported", name=name)
     stride = int(lengths[0])
     column_bytes = stride - shard.fixed_other_bytes
     shape = _shape_for(column_bytes, spec) if shard.has_shape else b""
@@ -177,25 +173,23 @@ def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
     if unexplained or (shard.has_shape and not shape):
         raise CorruptData(f"{name} has samples of {stride} bytes, which its columns do not explain", name=name)
     if tokens % spec.sequence_length:
-        raise CorruptData(
-            f"{name} has samples of {tokens} tokens; allowed: a multiple of the sequence length {spec.sequence_length}",
-            name=name,
-        )
+        allowed = f"a multiple of the sequence length {spec.sequence_length}"
+        raise CorruptData(f"{name} has samples of {tokens} tokens; allowed: {allowed}", name=name)
     begin = int(offsets[0]) + shard.fixed_before_bytes + len(shape)
     count = shard.sample_count * tokens
     return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length, "MDS")
 
 
 def shape_before(layout: TokenFile, spec: DatasetSpec) -> bytes:
-    """Return the bytes that must precede the first sample's tokens in a shard that `has_shape` and samples.
+    """Return the bytes that must precede the first sample's tokens in a shard that `has_shape`.
 
-    Where it does, it stands before all of them: no other array of one dimension is as long in bytes.
+    The other samples need no check: no other array of one dimension is as long in bytes.
     """
     return _shape_of(layout.samples_per_record * spec.sequence_length)
 
 
 def _shape_for(column_bytes: int, spec: DatasetSpec) -> bytes:
-    """The shape of the tokens that take so many bytes together with it; empty where there are none."""
+    """Return the shape of tokens that have this size together with it; empty if there is none."""
     for width_bytes in (1, 2, 4):
         tokens = (column_bytes - 1 - width_bytes) // spec.token_size_bytes
         if tokens > 0 and len(_shape_of(tokens)) + tokens * spec.token_size_bytes == column_bytes:

@@ -3,7 +3,7 @@
 The index (version 1, all little-endian): the magic `MMIDIDX\\0\\0`, u64 version, u8 code of the tokens' type, u64
 number of sequences *n*, u64 number of document boundaries; then *n* int32 lengths in tokens, *n* int64 byte offsets,
 and the boundaries as int64. As in Megatron's own GPT dataset, the tokens are one stream of documents.
-Only the header and the last sequence are looked at, which is enough to know that index and tokens belong together.
+Only the header and the last sequence are read, which is enough to check that index and tokens belong together.
 """
 
 import struct
@@ -23,7 +23,7 @@ HEADER_BYTES = _HEADER.size
 _LENGTH_BYTES, _OFFSET_BYTES = 4, 8
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 _TOKEN_TYPES = {2: (3, 8), 4: (4,)}
-"""The codes of integers with the size of our tokens."""
+"""The codes of integers, by their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MegatronIndex:
 
     @property
     def last_parts(self) -> list[tuple[int, int]]:
-        """The places in the index of the last sequence's length and offset, as `[start, stop)`."""
+        """The byte ranges `[start, stop)` in the index of the last sequence's length and offset."""
         if not self.sequence_count:
             return []
         length_at = HEADER_BYTES + (self.sequence_count - 1) * _LENGTH_BYTES
@@ -46,31 +46,29 @@ class MegatronIndex:
 
 
 def index_of(index: SourceFile, head: bytes, tokens: SourceFile, spec: DatasetSpec) -> MegatronIndex:
-    """The index of a tokens' file, from its first `HEADER_BYTES`.
+    """Return the parsed index of a token file, from its first `HEADER_BYTES`.
 
     Raises:
         CorruptData: it is cut off, of another version, or its tokens are not those of the description.
     """
     name = index.name
     if len(head) < HEADER_BYTES:
-        raise CorruptData(
-            f"{name} has {index.size_bytes} bytes; a Megatron index has {HEADER_BYTES} or more", name=name
-        )
+        raise CorruptData(f"{name} has {index.size_bytes} bytes; allowed: {HEADER_BYTES} or more", name=name)
     _, version, code, count, boundaries = _HEADER.unpack(head)
     if version != VERSION:
         raise CorruptData(f"{name} is a Megatron index of version {version}; allowed: {VERSION}", name=name)
     if code not in _TOKEN_TYPES[spec.token_size_bytes]:
         allowed = " or ".join(_TYPES[known] for known in _TOKEN_TYPES[spec.token_size_bytes])
         held = _TYPES.get(code, f"type {code}")
-        raise CorruptData(f"{name} says that {tokens.name} holds {held}; the description allows {allowed}", name=name)
+        raise CorruptData(f"{name} says that {tokens.name} holds {held}; allowed: {allowed}", name=name)
     expected_bytes = HEADER_BYTES + count * (_LENGTH_BYTES + _OFFSET_BYTES) + boundaries * _OFFSET_BYTES
     if index.size_bytes != expected_bytes:
-        raise CorruptData(f"{name} has {index.size_bytes} bytes, its header says {expected_bytes}", name=name)
+        raise CorruptData(f"{name} has {index.size_bytes} bytes; its header says {expected_bytes}", name=name)
     return MegatronIndex(index, tokens, count, spec.token_size_bytes)
 
 
 def megatron_file(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
-    """The tokens' file, once the bytes at `index.last_parts` are known.
+    """Return the token file; `last` are the bytes at `index.last_parts`.
 
     Raises:
         CorruptData: the file is longer or shorter than the index says.
@@ -82,7 +80,7 @@ def megatron_file(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
     tokens = index.tokens
     if tokens.size_bytes != expected_bytes:
         raise CorruptData(
-            f"{tokens.name} has {tokens.size_bytes} bytes, {index.index.name} says {expected_bytes}", name=tokens.name
+            f"{tokens.name} has {tokens.size_bytes} bytes; {index.index.name} says {expected_bytes}", name=tokens.name
         )
     count = tokens.size_bytes // index.token_size_bytes
     return TokenFile(tokens.name, tokens.size_bytes, count, 0, format="Megatron")

@@ -1,7 +1,6 @@
-"""NumPy's file format (numpy.org, "numpy.lib.format"): a header that says what follows.
+"""NumPy's file format (numpy.org, "numpy.lib.format"), of arrays of one or two dimensions.
 
-One- or two-dimensional; the rows of a two-dimensional array follow each other. Its integers must have the described
-size (a signed array's bytes are read as unsigned: token numbers are never negative).
+The integers must have the described size; signed ones are read as unsigned, as token numbers are never negative.
 """
 
 import ast
@@ -31,9 +30,7 @@ def npy_file(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
     descr, by_columns, shape = (header.get(key) for key in ("descr", "fortran_order", "shape"))
     expected = (f"<u{spec.token_size_bytes}", f"<i{spec.token_size_bytes}")
     if descr not in expected:
-        raise CorruptData(
-            f"{name} holds {descr!r}; the description allows {' or '.join(map(repr, expected))}", name=name
-        )
+        raise CorruptData(f"{name} holds {descr!r}; allowed: {' or '.join(map(repr, expected))}", name=name)
     if (
         not isinstance(shape, tuple)
         or not 1 <= len(shape) <= 2
@@ -45,23 +42,23 @@ def npy_file(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
     count = math.prod(shape)
     expected_bytes = begin + count * spec.token_size_bytes
     if file.size_bytes != expected_bytes:
-        raise CorruptData(f"{name} has {file.size_bytes} bytes, its header says {expected_bytes}", name=name)
+        raise CorruptData(f"{name} has {file.size_bytes} bytes; its header says {expected_bytes}", name=name)
     return TokenFile(name, file.size_bytes, count, begin, format="npy")
 
 
 def _header(name: str, head: bytes) -> tuple[dict[str, Any], int]:
-    """The header's dictionary, and the byte at which the array begins."""
+    """Return the header's dictionary, and the byte at which the array begins."""
     length_bytes = {1: 2, 2: 4, 3: 4}.get(head[6] if len(head) > 6 else 0)
     if not head.startswith(MAGIC) or length_bytes is None:
         raise CorruptData(f"{name} does not begin like a .npy file of version 1, 2 or 3", name=name)
     text_begin = 8 + length_bytes
     begin = text_begin + int.from_bytes(head[8:text_begin], "little")
     if begin > len(head):
-        raise CorruptData(f"{name} has a .npy header of {begin} bytes; at most {HEAD_BYTES}, and whole", name=name)
+        raise CorruptData(f"{name} has a .npy header of {begin} bytes; at most {HEAD_BYTES} in the file", name=name)
     try:
         header = ast.literal_eval(head[text_begin:begin].decode("utf-8"))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise CorruptData(f"{name} has an unreadable .npy header: {error}", name=name) from error
     if not isinstance(header, dict):
-        raise CorruptData(f"{name} has a .npy header that is no dictionary", name=name)
+        raise CorruptData(f"{name} has a .npy header that is not a dictionary", name=name)
     return header, begin

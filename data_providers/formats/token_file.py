@@ -1,4 +1,4 @@
-"""A token file as the order and the ranges see it: how many tokens, and at which byte each sample begins."""
+"""A token file: its number of tokens, and the byte at which each sample begins."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from data_providers.protocol import DatasetSpec
 class TokenFile(DataFile):
     """A token file and the places of its samples.
 
-    Its samples follow each other without a gap, or stand in records of equal length: sample *i* is number
+    Its samples follow each other without a gap, or are in records of equal length: sample *i* is number
     `i mod samples_per_record` of record `i div samples_per_record`.
 
     Attributes:
@@ -26,14 +26,14 @@ class TokenFile(DataFile):
     format: str = "raw"
 
     def offset_bytes(self, sequence: int, spec: DatasetSpec) -> int:
-        """The byte at which the file's sample of this number begins."""
+        """Return the byte at which a sample begins."""
         if self.stride_bytes is None:
             return self.data_offset_bytes + sequence * spec.sequence_bytes
         record, rest = divmod(sequence, self.samples_per_record)
         return self.data_offset_bytes + record * self.stride_bytes + rest * spec.sequence_bytes
 
     def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
-        """Neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
+        """Return neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
         if self.stride_bytes is None:
             return [(self.offset_bytes(sequence, spec), length * spec.sequence_bytes)]
         found: list[tuple[int, int]] = []

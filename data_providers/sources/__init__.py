@@ -1,1 +1,1 @@
-"""Bytes by range: HTTP, object stores, the disk cache, manifests."""
+"""Files read by byte ranges: over HTTP, from object stores, through the disk cache, checked by manifests."""

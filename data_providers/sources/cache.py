@@ -3,12 +3,12 @@
 Files are kept in aligned blocks, each a file of its own: 32 bytes of SHA-256, then the block. Several processes share a
 folder safely:
 
-- a block is written under the folder's lock to one name, `incoming`, and renamed when it is whole, so that a killed
-  process leaves nothing that anybody reads, and at most one file, which the next writer overwrites;
-- a block is read without a lock, and believed only if it has its hash; another one is deleted and fetched again;
-- the total is counted under the lock in `total`; at the limit the blocks that were longest not used make room.
+- a block is written under the folder's lock to one name, `incoming`, and renamed when it is complete, so that a killed
+  process leaves at most this file, which is never read and which the next writer overwrites;
+- a block is read without a lock, and used only if its hash is right; otherwise it is deleted and fetched again;
+- the total size is counted under the lock in `total`; at the limit the least recently used blocks are deleted.
 
-A block is named after the file's place, size, version and distinction, so that a file that changed is another file.
+A block is named after the file's place, size, version and distinction, so that a changed file has other blocks.
 """
 
 import asyncio
@@ -16,19 +16,18 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
 from state.errors import InvalidInput
 
 BLOCK_BYTES = 256 * 1024
-"""A miss fetches whole blocks, so a sample costs at most its own bytes and two blocks."""
+"""A miss fetches whole blocks: at most the sample's own bytes and two blocks."""
 DEFAULT_CACHE_BYTES = 16 * 1024**3
 MIN_CACHE_BYTES = 64 * BLOCK_BYTES
 MAX_STRETCH_BLOCKS = 16
-"""Neighbouring blocks that are missing are fetched as one range, up to 4 MiB."""
+"""Maximum number of missing neighbouring blocks that are fetched as one range (4 MiB)."""
 EVICT_TO_PERCENT = 90
 _DIGEST_BYTES = 32
 _INCOMING, _LOCK, _TOTAL = "incoming", "lock", "total"
@@ -54,7 +53,7 @@ class BlockCache:
             raise InvalidInput(f"data cache {folder}: {error.strerror or error}", path=str(folder)) from error
 
     def get(self, key: str, size_bytes: int) -> bytes | None:
-        """The block, or None when it is not held (any more)."""
+        """Return the block, or None if it is not held."""
         path = self._path(key)
         try:
             data = path.read_bytes()
@@ -69,7 +68,7 @@ class BlockCache:
         return block
 
     def put(self, key: str, block: bytes | memoryview) -> None:
-        """Keep a block. A disk that is full or gone costs the caching, never the data."""
+        """Keep a block. Errors of the disk are ignored: they cost only the caching."""
         path = self._path(key)
         with contextlib.suppress(OSError), self._locked():
             if path.exists():
@@ -90,14 +89,14 @@ class BlockCache:
         return self._folder / key[:2] / key
 
     def _entries(self) -> Iterator[tuple[int, float, Path]]:
-        """Size, time of last use, and path of every block."""
+        """Yield size, time of last use, and path of every block."""
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(OSError):  # another process has just evicted it
                 found = path.stat()
                 yield found.st_size, found.st_mtime, path
 
     def _make_room(self, needed_bytes: int) -> int:
-        """Deletes what was longest not used; the bytes that are left."""
+        """Delete the least recently used blocks, and return the size of those that are left."""
         entries = sorted(self._entries(), key=lambda entry: entry[1])
         total = sum(size for size, _, _ in entries)
         goal = self._max_bytes * EVICT_TO_PERCENT // 100 - needed_bytes
@@ -122,45 +121,31 @@ class BlockCache:
         (self._folder / _TOTAL).write_bytes(b"%d" % total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """Neighbouring blocks that are not held: numbers `[first, stop)`."""
-
-    first: int
-    stop: int
-
-
 class CachedSource:
-    """A `ByteSource` that keeps what another one brings, and closes it."""
+    """A `ByteSource` that reads another one through a cache, and closes it."""
 
     def __init__(self, source: ByteSource, cache: BlockCache) -> None:
+        self.location = source.location
+        self.files = source.files
+        self.fetched_bytes = 0
+        """Number of bytes that were fetched from the source so far."""
         self._source = source
         self._cache = cache
-        self._files = {file.name: file for file in source.files}
-        self.fetched_bytes = 0
-        """The bytes that were fetched from the source so far."""
-
-    @property
-    def location(self) -> str:
-        return self._source.location
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        return self._source.files
+        self._by_name = {file.name: file for file in source.files}
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """As `ByteSource.read_into`."""
-        file, stop = self._files[name], start + len(into)
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
+        file, stop = self._by_name[name], start + len(into)
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         body = memoryview(bytearray(max(0, min(last * BLOCK_BYTES, file.size_bytes) - first * BLOCK_BYTES)))
         missing = await asyncio.to_thread(self._fill, file, first, last, body)
 
-        async def fetch(part: _Missing) -> None:
-            begin, end = part.first * BLOCK_BYTES, min(part.stop * BLOCK_BYTES, file.size_bytes)
+        async def fetch(blocks: range) -> None:
+            begin, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, file.size_bytes)
             found = body[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
             await self._source.read_into(name, begin, found)
             self.fetched_bytes += len(found)
-            await asyncio.to_thread(self._keep, file, part, found)
+            await asyncio.to_thread(self._keep, file, blocks, found)
 
         await run_bounded(fetch, missing, MAX_CONCURRENT_READS)
         into[:] = body[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
@@ -168,23 +153,23 @@ class CachedSource:
     async def aclose(self) -> None:
         await self._source.aclose()
 
-    def _fill(self, file: SourceFile, first: int, last: int, body: memoryview) -> list[_Missing]:
-        """Puts the blocks that are held to their places; says which are not."""
-        missing: list[_Missing] = []
+    def _fill(self, file: SourceFile, first: int, last: int, body: memoryview) -> list[range]:
+        """Copy the blocks that are held into `body`, and return the numbers of the others, neighbours together."""
+        missing: list[range] = []
         for number in range(first, last):
             block = self._cache.get(_key(file, number), _block_bytes(file, number))
             if block is not None:
                 at = (number - first) * BLOCK_BYTES
                 body[at : at + len(block)] = block
-            elif missing and missing[-1].stop == number and number - missing[-1].first < MAX_STRETCH_BLOCKS:
-                missing[-1] = _Missing(missing[-1].first, number + 1)
+            elif missing and missing[-1].stop == number and len(missing[-1]) < MAX_STRETCH_BLOCKS:
+                missing[-1] = range(missing[-1].start, number + 1)
             else:
-                missing.append(_Missing(number, number + 1))
+                missing.append(range(number, number + 1))
         return missing
 
-    def _keep(self, file: SourceFile, part: _Missing, found: memoryview) -> None:
-        for number in range(part.first, part.stop):
-            at = (number - part.first) * BLOCK_BYTES
+    def _keep(self, file: SourceFile, blocks: range, found: memoryview) -> None:
+        for number in blocks:
+            at = (number - blocks.start) * BLOCK_BYTES
             self._cache.put(_key(file, number), found[at : at + _block_bytes(file, number)])
 
 

@@ -1,8 +1,8 @@
-"""A manifest of content hashes: what a dataset's owner says its bytes are, checked as they arrive.
+"""A manifest of content hashes, by which a dataset's bytes are checked as they arrive.
 
 `epochal data manifest FOLDER` writes `epochal-manifest.json` beside the files: for every file its size and the first 16
-bytes of the SHA-256 of each block. A source that holds such a file is read block by block, each compared before anybody
-sees a byte of it; so a truncated, damaged or replaced file is an error and never a wrong sample.
+bytes of the SHA-256 of each block. A source with such a file is read block by block, each compared before it is used;
+so a truncated, damaged or replaced file is an error and never a wrong sample.
 """
 
 import base64
@@ -29,7 +29,7 @@ _HASH_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file as the manifest has it; `hashes` has `_HASH_BYTES` for each block of `block_bytes`."""
+    """A file in a manifest; `hashes` has `_HASH_BYTES` for each block of `block_bytes`."""
 
     size_bytes: int
     hashes: bytes
@@ -45,16 +45,12 @@ Manifest: TypeAlias = Mapping[str, ListedFile]
 
 
 def block_hash(block: bytes | memoryview) -> bytes:
-    """The hash of one block: the first 16 bytes of its SHA-256."""
+    """Return the hash of one block: the first 16 bytes of its SHA-256."""
     return hashlib.sha256(block).digest()[:_HASH_BYTES]
 
 
 def parse_manifest(text: bytes, place: str) -> Manifest:
-    """The manifest in a file.
-
-    Raises:
-        CorruptData: the text is not a manifest; the data's owner's fault.
-    """
+    """Parse a manifest; `CorruptData` if the text is something else. `place` is its path or URL, for messages."""
     try:
         found = json.loads(text)
         if found["format"] != _FORMAT:
@@ -64,23 +60,18 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
             raise CorruptData(f"{place}: block_bytes {block_bytes!r}; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
         return {str(name): _listed(place, name, entry, block_bytes) for name, entry in found["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{place} is no manifest: {type(error).__name__} {error}", place=place) from error
+        raise CorruptData(f"{place} is not a manifest: {type(error).__name__} {error}", place=place) from error
 
 
 async def read_manifest(source: ByteSource, file: SourceFile) -> Manifest:
-    """The manifest that is a file of a source.
-
-    Raises:
-        CorruptData: the file is not a manifest, or has more than `MAX_MANIFEST_BYTES`.
-        SourceUnavailable, Rejected: as `ByteSource.read_into`.
-    """
+    """Read a manifest from a source; `CorruptData` if it has more than `MAX_MANIFEST_BYTES`."""
     if file.size_bytes > MAX_MANIFEST_BYTES:
         raise CorruptData(f"{file.place} has {file.size_bytes} bytes; at most {MAX_MANIFEST_BYTES}")
     return parse_manifest(await read(source, file.name, 0, file.size_bytes), file.place)
 
 
 def looks_like_one(head: bytes) -> bool:
-    """Whether a file with these first bytes means to be a manifest. Many servers answer any path with something."""
+    """Return whether a file with these first bytes is a manifest, not the page that many servers send for any path."""
     return head.startswith(b"{") and _FORMAT.rpartition("/")[0].encode() in head[:HEAD_BYTES]
 
 
@@ -117,14 +108,14 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
 
 
 def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
-    """Compare every byte of a folder with its manifest; the number of files that were compared. Blocks.
+    """Compare every byte of a folder with its manifest, and return the number of files compared. Blocks.
 
     Args:
         names: files of the folder that the manifest must list, because they would be read as data.
 
     Raises:
-        CorruptData: a file is missing, is not listed, has another size, or differs; the first one found is named with
-            the block.
+        CorruptData: a file is missing, is not listed, has another size, or differs; the message names the first one,
+            with the block.
         InvalidInput: there is no manifest, or a file cannot be read.
     """
     try:
@@ -135,44 +126,43 @@ def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
         for name, listed in manifest.items():
             path = folder / name
             if not path.is_file():
-                raise CorruptData(f"{folder}: the manifest lists {name}, which is not there", name=name)
+                raise CorruptData(f"{folder}: the manifest lists {name}, which does not exist", name=name)
             if path.stat().st_size != listed.size_bytes:
-                raise CorruptData(f"{path} has {path.stat().st_size} bytes, the manifest says {listed.size_bytes}")
+                raise CorruptData(f"{path} has {path.stat().st_size} bytes; the manifest says {listed.size_bytes}")
             with path.open("rb") as file:
                 for number in range(len(listed.hashes) // _HASH_BYTES):
                     size = listed.block_bytes
                     if block_hash(file.read(size)) != listed.hash_of(number):
-                        raise CorruptData(f"{path}: block {number} of {size} bytes is not what the manifest says")
+                        raise CorruptData(f"{path}: block {number} of {size} bytes differs from the manifest")
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
     return len(manifest)
 
 
 class VerifiedSource:
-    """A `ByteSource` whose every byte was compared with a manifest; it closes the source that it reads.
+    """A `ByteSource` that compares every byte of another one with a manifest, and closes it.
 
     Raises:
         CorruptData: the source's files are not those of the manifest.
     """
 
     def __init__(self, source: ByteSource, manifest: Manifest) -> None:
+        self.location = source.location
+        self.files: Sequence[SourceFile] = [file for file in source.files if file.name != MANIFEST_NAME]
         self._source = source
         self._manifest = manifest
-        self._files = [file for file in source.files if file.name != MANIFEST_NAME]
-        by_name = {file.name: file for file in self._files}
+        by_name = {file.name: file for file in self.files}
         for name, listed in manifest.items():
-            if name not in by_name:
-                raise CorruptData(f"{source.location}: the manifest lists {name}, which is not there", name=name)
-            if by_name[name].size_bytes != listed.size_bytes:
-                raise CorruptData(
-                    f"{by_name[name].place} has {by_name[name].size_bytes} bytes, "
-                    f"the manifest says {listed.size_bytes}",
-                    name=name,
-                )
+            file = by_name.get(name)
+            if file is None:
+                raise CorruptData(f"{source.location}: the manifest lists {name}, which does not exist", name=name)
+            if file.size_bytes != listed.size_bytes:
+                sizes = f"{file.size_bytes} bytes; the manifest says {listed.size_bytes}"
+                raise CorruptData(f"{file.place} has {sizes}", name=name)
 
     @classmethod
     async def where_listed(cls, source: ByteSource) -> ByteSource:
-        """The source itself, or a verified one where the source, which lists all that is there, holds a manifest.
+        """Return a verified source if this one, which lists all its files, has a manifest; otherwise the source itself.
 
         Raises:
             CorruptData: the manifest is damaged, or does not list exactly the source's token files.
@@ -183,29 +173,19 @@ class VerifiedSource:
             return source
         try:
             manifest = await read_manifest(source, held)
-            # The index of an MDS dataset names the shards that are read.
+            # In an MDS dataset only the shards of the index are read.
             is_mds = any(file.name.rpartition("/")[2] == MDS_INDEX_NAME for file in source.files)
             for file in source.files:
                 if not is_mds and file.name.endswith(TOKEN_SUFFIXES) and file.name not in manifest:
-                    raise CorruptData(
-                        f"{source.location}: the manifest does not list {file.name}, which would be read as data",
-                        name=file.name,
-                    )
+                    missing = f"{source.location}: the manifest does not list {file.name}"
+                    raise CorruptData(f"{missing}, which would be read as data", name=file.name)
             return cls(source, manifest)
         except BaseException:
             await source.aclose()
             raise
 
-    @property
-    def location(self) -> str:
-        return self._source.location
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        return self._files
-
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """As `ByteSource.read_into`; whole blocks are fetched and compared, but for a file that is not listed."""
+        """Fill `into`, as `ByteSource.read_into`; whole blocks of the files that are listed are read and compared."""
         listed = self._manifest.get(name)
         if listed is None:
             await self._source.read_into(name, start, into)
@@ -217,8 +197,8 @@ class VerifiedSource:
         for at in range(begin, end, size):
             number = at // size
             if block_hash(body[at - begin : at - begin + size]) != listed.hash_of(number):
-                place = next(file.place for file in self._files if file.name == name)
-                raise CorruptData(f"{place}: block {number} of {size} bytes is not what the manifest says", name=name)
+                place = next(file.place for file in self.files if file.name == name)
+                raise CorruptData(f"{place}: block {number} of {size} bytes differs from the manifest", name=name)
         if body is not into:
             into[:] = body[start - begin : stop - begin]
 

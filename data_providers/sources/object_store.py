@@ -1,15 +1,14 @@
-"""Token files in a bucket of Google Cloud Storage, Amazon S3 (or what speaks its protocol) or Azure, through obstore.
+"""Token files in a bucket of Google Cloud Storage, Amazon S3 (or a compatible server) or Azure, through obstore.
 
-obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out; credentials are those
-that its stores find in the environment, and where there are none, requests go out unsigned, as public buckets want.
-The rule kept here: `filter_directory` is a folder, not a prefix of names; a file must keep its ETag while it is read.
-obstore has no type of its own for every refusal (a listing's, say): the HTTP status is read from the message.
+obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out. Its stores find
+credentials in the environment; without any, requests are unsigned, as public buckets need them.
+The rules kept here: `filter_directory` is a folder, not a prefix of names; a file must keep its ETag while it is read.
+obstore does not have an error type for every refusal (of a listing, say): the HTTP status is read from the message.
 """
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +24,7 @@ CONNECT_TIMEOUT = "10s"
 MAX_RETRIES = 3
 EXTRA = "pip install 'epochal[object-stores]'"
 SKIP_SIGNATURE = {"S3": "AWS_SKIP_SIGNATURE", "Gcp": "GOOGLE_SKIP_SIGNATURE", "Azure": "AZURE_SKIP_SIGNATURE"}
-"""With one of these set, obstore alone decides: "false" on a machine that has a role and no variables, say."""
+"""If the variable is set, obstore decides: "false" on a machine that has a role and no variables, for example."""
 _CREDENTIALS = {
     "S3": (
         "AWS_ACCESS_KEY_ID",
@@ -55,116 +54,100 @@ _CREDENTIALS = {
     ),
 }
 _ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZURE_ALLOW_HTTP"}
-"""obstore reads these too, but forgets them when it is given timeouts."""
+"""obstore reads these too, but ignores them if timeouts are set."""
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
-_PASSING_STATUS = (408, 425, 429)
-_HOPELESS = ("non-partial response when range requested", "incorrectly configured region")
+_TRANSIENT_STATUSES = (408, 425, 429)
+_PERMANENT = ("non-partial response when range requested", "incorrectly configured region")
 _GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
 
 Bucket = Gcp | S3 | Azure
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A listed object: its path in the bucket, and what was listed of it."""
-
-    path: str
-    listed: SourceFile
-
-
 class ObjectStoreSource:
-    """A `ByteSource` over the objects in one folder of a bucket. Make one with `open`."""
+    """A `ByteSource` over the objects in one folder of a bucket, by their paths. Make one with `open`."""
 
-    def __init__(self, store: Any, location: str, objects: Sequence[_Stored]) -> None:
+    def __init__(self, store: Any, location: str, objects: Mapping[str, SourceFile]) -> None:
+        self.location = location
+        self.files: Sequence[SourceFile] = list(objects.values())
         self._store = store
-        self._location = location
-        self._by_name = {stored.listed.name: stored for stored in objects}
+        self._by_name = {file.name: (path, file) for path, file in objects.items()}
 
     @classmethod
     async def open(cls, bucket: Bucket) -> Self:
-        """The objects of `filter_directory`, folders below it included.
+        """Open the objects of `filter_directory`, folders below it included.
 
         Raises:
             SourceUnavailable: the store does not answer now; retry.
             Rejected: it refuses, or there are more than `MAX_LISTED_FILES`.
-            InvalidInput: obstore is not installed, or the location's values are none for it; the user's fault.
+            InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
         """
         name = getattr(bucket, "bucket_name", None)
         if name is not None and not _BUCKET_NAME.fullmatch(name):  # obstore panics at some of these
-            raise InvalidInput(f"{location_of(bucket)}: {name!r} is no name of a bucket", location=location_of(bucket))
+            location = location_of(bucket)
+            raise InvalidInput(f"{location}: {name!r} is not a valid name of a bucket", location=location)
         return await cls.over(_store_of(bucket), location_of(bucket), bucket.filter_directory)
 
     @classmethod
     async def over(cls, store: Any, location: str, folder: str) -> Self:
-        """As `open`, over any store of obstore's."""
+        """Open a folder of any store of obstore, as `open`."""
         obstore = _obstore()
         prefix = folder.strip("/")
-        objects: list[_Stored] = []
+        objects: dict[str, SourceFile] = {}
         try:
             async for chunk in obstore.list(store, prefix=prefix or None):
                 for meta in chunk:
                     name = meta["path"][len(prefix) :].lstrip("/")
                     place = f"{location.rstrip('/')}/{name}"
-                    if name and not is_hidden(name):  # an empty object may stand for the folder itself
-                        objects.append(_Stored(meta["path"], SourceFile(name, meta["size"], place, _version_of(meta))))
+                    if name and not is_hidden(name):  # an empty object may represent the folder itself
+                        objects[meta["path"]] = SourceFile(name, meta["size"], place, _version_of(meta))
                 if len(objects) > MAX_LISTED_FILES:
                     raise Rejected(f"{location} holds more than {MAX_LISTED_FILES} objects", location=location)
         except _failures() as error:
             raise _as_ours(error, location) from error
         except ValueError as error:
-            raise InvalidInput(f"{location} is no folder of a bucket: {error}", location=location) from error
+            raise InvalidInput(f"{location} is not a folder of a bucket: {error}", location=location) from error
         return cls(store, location, objects)
 
-    @property
-    def location(self) -> str:
-        return self._location
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        return [stored.listed for stored in self._by_name.values()]
-
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """As `ByteSource.read_into`."""
-        stored, stop = self._by_name[name], start + len(into)
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
+        (path, file), stop = self._by_name[name], start + len(into)
         if start == stop:
             return
         try:
-            answer = await _obstore().get_async(self._store, stored.path, options={"range": (start, stop)})
-            meta = answer.meta
-            version = _version_of(meta)
-            if (meta["size"], version) != (stored.listed.size_bytes, stored.listed.version):
+            answer = await _obstore().get_async(self._store, path, options={"range": (start, stop)})
+            size_bytes, version = answer.meta["size"], _version_of(answer.meta)
+            if (size_bytes, version) != (file.size_bytes, file.version):
                 raise CorruptData(
-                    f"{stored.listed.place} changed: it had {stored.listed.size_bytes} bytes and version "
-                    f"{stored.listed.version}, and now has {meta['size']} and {version}",
-                    place=stored.listed.place,
+                    f"{file.place} changed: it had {file.size_bytes} bytes and version {file.version}, and now has "
+                    f"{size_bytes} and {version}",
+                    place=file.place,
                 )
             body = memoryview(await answer.bytes_async())
         except _failures() as error:
-            raise _as_ours(error, stored.listed.place) from error
+            raise _as_ours(error, file.place) from error
         if len(body) != stop - start:
-            raise SourceUnavailable(f"{stored.listed.place} sent {len(body)} bytes for [{start}, {stop})")
+            raise SourceUnavailable(f"{file.place} sent {len(body)} bytes for [{start}, {stop})")
         into[:] = body
 
     async def aclose(self) -> None:
-        """obstore keeps nothing that must be closed."""
+        """Do nothing: obstore has nothing to close."""
 
 
 def location_of(bucket: Bucket) -> str:
-    """The bucket and folder as people write them."""
-    scheme, name = {
-        "Gcp": ("gs", getattr(bucket, "bucket_name", "")),
-        "S3": ("s3", getattr(bucket, "bucket_name", "")),
-        "Azure": ("az", f"{getattr(bucket, 'account_name', '')}/{getattr(bucket, 'container_name', '')}"),
-    }[bucket.variant]
+    """Return the URL of the bucket's folder."""
+    if isinstance(bucket, Azure):
+        name = f"az://{bucket.account_name}/{bucket.container_name}"
+    else:
+        name = f"{'s3' if isinstance(bucket, S3) else 'gs'}://{bucket.bucket_name}"
     folder = bucket.filter_directory.strip("/")
-    return f"{scheme}://{name}/{folder}" if folder else f"{scheme}://{name}"
+    return f"{name}/{folder}" if folder else name
 
 
 def _version_of(meta: Any) -> str:
     """Return a value that changes with an object's content: its ETag, or the second in which it was written.
 
-    Azure's listing has no quotes around an ETag and its answers do; some listings count milliseconds, no answer does.
+    Azure's answers quote an ETag and its listings do not; some listings have milliseconds, answers do not.
     """
     if meta["e_tag"]:
         return str(meta["e_tag"]).removeprefix("W/").strip('"')
@@ -182,8 +165,7 @@ def _obstore() -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    exceptions = _obstore().exceptions
-    return (exceptions.BaseError, FileNotFoundError, PermissionError, TimeoutError, OSError)
+    return (_obstore().exceptions.BaseError, OSError)
 
 
 def _as_ours(error: Exception, place: str) -> SourceUnavailable | Rejected | CorruptData:
@@ -191,21 +173,18 @@ def _as_ours(error: Exception, place: str) -> SourceUnavailable | Rejected | Cor
     reason = str(error).partition("\n")[0]
     if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
         return Rejected(f"{place} does not exist: {reason}", place=place)
-    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
-    if isinstance(error, refused):
-        return Rejected(f"{place} is refused to this machine: {reason}", place=place)
     found = _STATUS.search(str(error))
     status = int(found["status"]) if found else 0
-    if status in (401, 403):
+    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    if isinstance(error, refused) or status in (401, 403):
         return Rejected(f"{place} is refused to this machine: {reason}", place=place)
     if status == 416:
         return CorruptData(f"{place} changed: it is shorter than it was listed: {reason}", place=place)
-    if 400 <= status < 500 and status not in _PASSING_STATUS:
-        return Rejected(f"{place} is not there, or not to be read like this: {reason}", place=place)
-    if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError) or any(
-        part in reason for part in _HOPELESS
-    ):
-        return Rejected(f"{place} cannot be asked: {reason}", place=place)
+    if 400 <= status < 500 and status not in _TRANSIENT_STATUSES:
+        return Rejected(f"{place} does not exist, or cannot be read like this: {reason}", place=place)
+    is_permanent = isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError)
+    if is_permanent or any(part in reason for part in _PERMANENT):
+        return Rejected(f"{place} cannot be requested: {reason}", place=place)
     return SourceUnavailable(f"{place} cannot be read: {reason}", place=place)
 
 
@@ -224,9 +203,8 @@ def _store_of(bucket: Bucket) -> Any:
     options["client_options"] = client_options
     try:
         if isinstance(bucket, S3):
-            region = (
-                bucket.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-            )
+            environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            region = bucket.region or environment or "us-east-1"
             return stores.S3Store(bucket.bucket_name, region=region, **options)
         if isinstance(bucket, Azure):
             return stores.AzureStore(container_name=bucket.container_name, account_name=bucket.account_name, **options)

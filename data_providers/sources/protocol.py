@@ -1,7 +1,7 @@
-"""Files that are read by byte ranges, wherever they are: what formats, caches and providers are built on.
+"""The protocol of sources: files that are read by byte ranges. Formats, caches and providers are built on it.
 
-A source knows its files and brings exactly the bytes that it is asked for, retrying by itself within bounds. Sources
-wrap each other: `VerifiedSource` checks hashes, `CachedSource` keeps what came on the disk.
+A source lists its files and returns exactly the requested bytes, with retries within bounds. Sources wrap each other:
+`VerifiedSource` checks hashes, `CachedSource` keeps the bytes on the disk.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from state.errors import DataError
 
 MAX_CONCURRENT_READS = 8
-"""Ranges of one request that are read side by side."""
+"""Maximum number of ranges of one request that are read concurrently."""
 
 T = TypeVar("T")
 
@@ -22,11 +22,11 @@ class SourceFile:
     """One file of a source.
 
     Attributes:
-        name: unique within the source, `/` between folders; what files are sorted by.
+        name: unique within the source, with `/` between folders; files are sorted by it.
         size_bytes: of the whole file.
-        place: where exactly the file is, for messages and as a cache's key: a URL without credentials, say.
-        version: what changes when the content does (an ETag, say); "" when the source cannot tell.
-        distinction: what tells the file from others with the same place, where `version` does not.
+        place: the file's path or URL without credentials, for messages and as a cache's key.
+        version: a value that changes with the content (an ETag, for example); "" if the source has none.
+        distinction: distinguishes the file from others with the same place, if `version` does not.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ByteSource(Protocol):
         Raises:
             SourceUnavailable: no answer within the source's own retries; retry later.
             CorruptData: the file changed after it was listed; do not retry.
-            Rejected: the source refuses.
+            Rejected: the source refuses the request.
         """
         ...
 
@@ -65,14 +65,14 @@ class ByteSource(Protocol):
 
 
 async def read(source: ByteSource, name: str, start: int, stop: int) -> bytes:
-    """The bytes `[start, stop)` of a file. Raises what `ByteSource.read_into` does."""
+    """Return the bytes `[start, stop)` of a file. Raises what `ByteSource.read_into` raises."""
     data = bytearray(stop - start)
     await source.read_into(name, start, memoryview(data))
     return bytes(data)
 
 
 async def run_bounded(job: Callable[[T], Awaitable[None]], items: Sequence[T], limit: int) -> None:
-    """Runs the job on every item, at most `limit` at a time; the first data error ends all and is raised."""
+    """Run the job on every item, at most `limit` at a time. The first data error cancels the rest and is raised."""
     left = iter(items)
 
     async def work() -> None:

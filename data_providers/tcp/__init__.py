@@ -1,1 +1,1 @@
-"""Samples over TCP: the frames, the server, the client, and the gate that follows a coordinator."""
+"""Samples over TCP: frames, server, client, and the gate that follows a coordinator."""

@@ -1,7 +1,7 @@
 """Samples from a TCP data server (`frames.py` has the protocol).
 
 One connection serves all calls: requests are sent without waiting, and tokens are received straight into the answer's
-own memory. A connection that breaks fails the calls under way with `SourceUnavailable`; the next call connects again,
+own memory. If the connection breaks, the calls under way raise `SourceUnavailable`; the next call connects again,
 and the server must then still serve the same dataset.
 """
 
@@ -31,18 +31,18 @@ from state.intervals import DataIds
 from state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0
-"""For a connection with its handshake; above what a server's gate may wait for its coordinator."""
+"""Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""For one `get_samples`; above it the connection is given up."""
+"""Time limit for one `get_samples`; after it the connection is dropped."""
 
 PIECE_BYTES = 1024**2
-"""A call is sent as requests of about so many bytes each, at least one sample."""
+"""Approximate size of the requests into which a call is split; each is at least one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataServerAddress:
-    """Address of the server, and the run that its client belongs to."""
+    """Address of the server, and its client's run."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class DataServerAddress:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One `get_samples` under way: done when no piece is missing."""
+    """One `get_samples` under way, done when no piece is missing."""
 
     done: asyncio.Future[None]
     missing: int
@@ -65,9 +65,9 @@ class _Call:
 
 
 class _ClientConnection(asyncio.BufferedProtocol):
-    """Receives frames, each payload straight into the memory where it belongs.
+    """Receives frames, each payload straight into its place in the answer.
 
-    The pieces of a call that failed or was cancelled are received like any other; then nothing else holds their memory.
+    The pieces of a failed or cancelled call are still received, into memory that nothing else uses any more.
     """
 
     def __init__(self, address: DataServerAddress) -> None:
@@ -92,7 +92,7 @@ class _ClientConnection(asyncio.BufferedProtocol):
         self.drop(SourceUnavailable(f"{self._address} closed the connection{f': {exc}' if exc else ''}"))
 
     def drop(self, error: DataError) -> None:
-        """Ends the connection, and every call under way with `error`."""
+        """End the connection, and every call under way with `error`."""
         self.lost = self.lost or error
         for call, _ in self._pieces.values():
             call.fail(self.lost)
@@ -107,7 +107,7 @@ class _ClientConnection(asyncio.BufferedProtocol):
             self.transport.write(data)
 
     def request(self, call: _Call, data_ids: DataIds, target: memoryview) -> None:
-        """Asks for a piece of a call, to be received into `target`."""
+        """Ask for a piece of a call, to be received into `target`."""
         self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
         self._pieces[self._last_request] = (call, target)
         self.send(get_frame(self._last_request, data_ids))
@@ -162,7 +162,7 @@ class _ClientConnection(asyncio.BufferedProtocol):
     def _piece(self, frame: FrameHeader) -> tuple[_Call, memoryview]:
         piece = self._pieces.get(frame.request)
         if piece is None:
-            raise InvalidDocument(f"a {frame.kind.name} frame for request {frame.request}, which waits for none")
+            raise InvalidDocument(f"a {frame.kind.name} frame for request {frame.request}, which does not expect one")
         return piece
 
 
@@ -175,16 +175,15 @@ class TcpDataProvider:
         self._connection = connection
         self._welcome = connection.welcome.result()
         self._spec = DatasetSpec(self._welcome.token_size_bytes, self._welcome.sequence_length)
+        self.sequence_count = self._welcome.sequence_count
+        self.sequence_length = self._spec.sequence_length
+        self.fingerprint: str = self._welcome.fingerprint
         self._connecting = asyncio.Lock()
         self._closed = False
 
     @classmethod
     async def open(cls, address: DataServerAddress, ticket: Callable[[], str]) -> Self:
-        """A provider over the dataset that the server serves.
-
-        Args:
-            address: of the server.
-            ticket: gives the client's current ticket, whenever a connection is made.
+        """Connect to the server. `ticket` returns the client's current ticket, for each connection.
 
         Raises:
             SourceUnavailable: the server cannot be reached now; retry.
@@ -192,28 +191,8 @@ class TcpDataProvider:
         """
         return cls(address, ticket, await _connect(address, ticket()))
 
-    @property
-    def sequence_count(self) -> int | None:
-        return self._welcome.sequence_count
-
-    @property
-    def fingerprint(self) -> str:
-        return self._welcome.fingerprint
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens of one sample, as the server says."""
-        return self._spec.sequence_length
-
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """As `DataProvider.get_samples`.
-
-        Raises:
-            SourceUnavailable: the connection broke, or no answer came in time; retry.
-            CorruptData: the server's data are corrupt, or no longer those of before.
-            OutOfRange: no such data index.
-            Rejected: the server refuses, and says why; or too many data indices at a time.
-        """
+        """Return the samples of these data indices, as `DataProvider.get_samples`."""
         connection = await self._connected()
         tokens = self._spec.empty_tokens(data_ids)
         view = tokens.view(np.uint8).data
@@ -233,8 +212,8 @@ class TcpDataProvider:
             raise late from error
         except asyncio.CancelledError:
             if connection.received_bytes == received_before_bytes:
-                # The caller may have given up because the connection is dead: the next call shall not meet it.
-                connection.drop(SourceUnavailable(f"{self._address} was silent until a call was given up"))
+                # The caller may have cancelled because the connection is dead: the next call needs a new one.
+                connection.drop(SourceUnavailable(f"{self._address} was silent until a call was cancelled"))
             raise
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 
@@ -262,18 +241,17 @@ class TcpDataProvider:
 
 
 async def _connect(address: DataServerAddress, ticket: str) -> _ClientConnection:
-    """A connection whose handshake is done."""
+    """Connect and shake hands."""
     connection = _ClientConnection(address)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(lambda: connection, address.host, address.port)
-            hello = Hello(address.run_id, ticket)
-            connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, hello))
+            connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, Hello(address.run_id, ticket)))
             await connection.welcome
     except BaseException as error:
         connection.welcome.cancel()
-        connection.drop(SourceUnavailable(f"{address} was given up"))
-        if isinstance(error, OSError):  # a TimeoutError is one, too
+        connection.drop(SourceUnavailable(f"the connection to {address} failed"))
+        if isinstance(error, OSError):  # a TimeoutError is an OSError too
             raise SourceUnavailable(f"{address} cannot be reached: {str(error) or 'no answer in time'}") from error
         raise
     return connection

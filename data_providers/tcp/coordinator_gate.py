@@ -1,9 +1,8 @@
-"""The gate of a data server that belongs to a run: it follows the coordinator and serves a client what it is assigned.
+"""The gate of a run's data server: it follows the coordinator, and lets a client read its assigned data indices.
 
-It reads only what everybody may read: the run document by long poll, and the immutable roster, work list and
-configuration that it names. From those follows who may read which data indices, without asking anyone. A client often
-asks a moment before the server has seen the new round; so a refusal waits `CATCH_UP_S` for the follower first, and is a
-refusal only if the coordinator could be heard at all.
+It reads only public documents: the run document by long poll, and its roster, work list and configuration, from which
+it computes who may read which data indices. A client often asks a moment before the server has seen the new round; so
+the gate waits `CATCH_UP_S` for news before it refuses, and refuses only if it can reach the coordinator.
 """
 
 import asyncio
@@ -31,11 +30,11 @@ from state.messages import DATA_TICKET_AUDIENCE
 from state.wire import ClientId
 
 CLOCK_LEEWAY_S = 60.0
-"""How far the server's clock may be off the coordinator's when a ticket's expiry is read."""
+"""Allowed difference between the server's clock and the coordinator's when a ticket's expiry is checked."""
 
 CATCH_UP_S = 5.0
 KEPT_ROUNDS = 2
-"""The round under way and the one before: its clients may still be reading when the next one starts."""
+"""The round under way and the one before, whose clients may still be reading."""
 
 LONG_POLL_S = 10.0
 
@@ -43,15 +42,11 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Readable = Mapping[ClientId, tuple[DataIds, ...]]
-"""For each client of a round, the closed intervals of data indices that it may read."""
+"""The data indices that each client of a round may read."""
 
 
 class CoordinatorGate:
-    """A `Gate` for the run of one coordinator. `follow` must run beside it.
-
-    Args:
-        coordinator: where the run is followed.
-    """
+    """A `Gate` for the run of one coordinator. `follow` must run beside it."""
 
     def __init__(self, coordinator: RunRequests) -> None:
         self._coordinator = coordinator
@@ -70,19 +65,14 @@ class CoordinatorGate:
 
     @property
     def document_version(self) -> int:
-        """Version of the run document that is followed; -1 before there is one."""
+        """Version of the last run document; -1 before the first one."""
         return -1 if self._document is None else self._document.version
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
-        """As `Gate.admit`; the ticket is a JWT that the run's coordinator signed for data servers (EdDSA, RFC 8037).
-
-        Raises:
-            Rejected: not signed by this coordinator, not for this run, or expired; the client renews its session.
-            SourceUnavailable: the coordinator was not heard yet; retry.
-        """
+        """Admit a client, as `Gate.admit`, by a JWT that the coordinator signed for data servers (EdDSA, RFC 8037)."""
         document = await self._eventually(lambda: self._document)
         if document is None:
-            raise SourceUnavailable("the data server has not heard from the coordinator yet")
+            raise SourceUnavailable("the data server has not reached the coordinator yet")
         if run_id != document.run_id:
             raise Rejected(f"this data server serves the run {document.run_id}, not {run_id}")
         try:
@@ -101,20 +91,20 @@ class CoordinatorGate:
         return ClientId(claims["sub"])
 
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """As `Gate.allow`; one of the last `KEPT_ROUNDS` rounds must assign the client all of these data indices.
+        """Raise unless one of the last `KEPT_ROUNDS` rounds assigns the client all of these data indices.
 
         Raises:
-            Rejected: none does; the client's fault, or it comes too late.
-            SourceUnavailable: none does yet, and the coordinator cannot be heard; retry.
+            Rejected: none does; the client's fault, or it asks too late.
+            SourceUnavailable: none does yet, and the coordinator is unreachable; retry.
         """
         if await self._eventually(lambda: self._may_read(client_id, data_ids) or None):
             return
         if not self._hears:
-            raise SourceUnavailable("the data server cannot hear the coordinator, and does not know this round")
+            raise SourceUnavailable("the data server cannot reach the coordinator, and does not know this round")
         raise Rejected(f"data indices {data_ids} are not assigned to client {client_id}", client_id=client_id)
 
     async def follow(self) -> None:
-        """Follow the run until cancelled; a coordinator that is away is asked again and again."""
+        """Follow the run until cancelled; retry while the coordinator is unreachable."""
         backoff = RetryPolicy(bound_s=math.inf).begin()
         feed = DocumentFeed(self._coordinator)
         while True:
@@ -122,7 +112,7 @@ class CoordinatorGate:
                 await self._follow_once(feed)
             except (CoordinatorUnreachable, Refused, InvalidInput) as error:
                 if self._hears or self._document is None:
-                    _log.warning("coordinator not heard", extra={"error": str(error)})
+                    _log.warning("coordinator unreachable", extra={"error": str(error)})
                 self._hears = False
                 await backoff.wait(error)
             else:
@@ -130,13 +120,13 @@ class CoordinatorGate:
                 backoff.reset()
 
     async def _follow_once(self, feed: DocumentFeed) -> None:
-        """Wait for one newer run document, and learn what it assigns; what failed before is learnt first."""
+        """Wait for a newer run document, and read its round; retry the pending one if that failed before."""
         self._pending = await feed.poll(0.0 if self._pending else LONG_POLL_S) or self._pending
         if self._pending is not None:
-            await self._learn(self._pending)
+            await self._read_round(self._pending)
             self._pending = None
 
-    async def _learn(self, document: RunDocument) -> None:
+    async def _read_round(self, document: RunDocument) -> None:
         known = self._document
         if self._config is None or known is None or document.config_sha256 != known.config_sha256:
             self._config = await self._coordinator.config(document.config_sha256)
@@ -165,7 +155,7 @@ class CoordinatorGate:
         )
 
     async def _eventually(self, probe: Callable[[], T | None]) -> T | None:
-        """Return what the probe finds, now or after news from the coordinator; None if `CATCH_UP_S` passes first."""
+        """Return the probe's first result that is not None, asked after all news; None after `CATCH_UP_S`."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while (found := probe()) is None:

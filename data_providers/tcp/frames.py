@@ -10,7 +10,7 @@ A connection carries frames both ways. Each begins with a header of 12 bytes, li
 | 4 | the request's number, chosen by the client; an answer repeats it |
 | 4 | the payload's length in bytes |
 
-The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: what it serves) or
+The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: its dataset) or
 `ERROR`. Then the client sends any number of `GET`s (two unsigned 64-bit integers: the first and last data index)
 without waiting, and the server answers them in order, each with `SAMPLES`, whose payload is the tokens' own bytes, or
 with `ERROR` (JSON: kind and reason). An `ERROR` with request number 0 is about the connection, which then ends. The
@@ -44,7 +44,7 @@ HEADER = struct.Struct("<2sBBII")
 HEADER_BYTES = HEADER.size
 MAX_JSON_BYTES = 16 * 1024
 MAX_SAMPLES_BYTES = max(4 * 1024**2, MAX_SEQUENCE_BYTES)
-"""The largest payload of tokens; a client asks for more in several requests."""
+"""Maximum payload of tokens; a client splits larger calls into several requests."""
 
 CONNECTION_REQUEST = 0
 """The request number of frames that are about the connection."""
@@ -85,7 +85,7 @@ class FrameHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello(WireDocument):
-    """The client's first message: its run, and the ticket that the coordinator gave it."""
+    """The client's first message: its run, and its ticket from the coordinator."""
 
     run_id: Annotated[str, Field(max_length=256)]
     ticket: Annotated[str, Field(max_length=MAX_TICKET_CHARS)]
@@ -110,15 +110,15 @@ class DataFailure(WireDocument):
 
 
 def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
-    """The 12 bytes that announce a payload of `length` bytes."""
+    """Return the 12 bytes that announce a payload of `length` bytes."""
     return HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, request, length)
 
 
 def parse_header(header: bytes | memoryview) -> FrameHeader:
-    """The header in 12 bytes.
+    """Parse the 12 bytes of a header.
 
     Raises:
-        InvalidDocument: the peer speaks another protocol or version, or announces more than the frame may hold.
+        InvalidDocument: the peer uses another protocol or version, or announces more than the frame may hold.
     """
     magic, version, kind, request, length = HEADER.unpack(header)
     if magic != _MAGIC or version != PROTOCOL_VERSION:
@@ -132,38 +132,30 @@ def parse_header(header: bytes | memoryview) -> FrameHeader:
 
 
 def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure) -> bytes:
-    """A whole frame around a document."""
+    """Return a frame with a document."""
     payload = canonical_json(document)
     return frame_header(kind, request, len(payload)) + payload
 
 
 def get_frame(request: int, data_ids: DataIds) -> bytes:
-    """A whole `GET` frame for a closed interval of data indices."""
+    """Return a `GET` frame for these data indices."""
     return frame_header(FrameKind.GET, request, _GET.size) + _GET.pack(data_ids.start, data_ids.end)
 
 
 def parse_get(payload: bytes) -> DataIds:
-    """The data indices of a `GET`.
-
-    Raises:
-        InvalidInput: the payload is no closed interval of data indices; the client's fault.
-    """
+    """Return the data indices of a `GET`; `InvalidInput` if the payload is not a closed interval of them."""
     if len(payload) != _GET.size:
         raise InvalidDocument(f"a GET of {len(payload)} bytes; it has {_GET.size}")
     return DataIds(*_GET.unpack(payload))
 
 
 def failure_of(error: DataError) -> DataFailure:
-    """The error as it travels."""
+    """Return the document of an error."""
     return DataFailure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
 
 
 def error_of(payload: bytes) -> DataError:
-    """The error in an `ERROR` frame's payload.
-
-    Raises:
-        InvalidDocument: the payload is not an error.
-    """
+    """Return the error in an `ERROR` frame's payload; `InvalidDocument` if there is none."""
     failure = parse_document(DataFailure, payload)
     kinds: dict[DataErrorKind, type[DataError]] = {
         kind.kind: kind for kind in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
@@ -172,5 +164,5 @@ def error_of(payload: bytes) -> DataError:
 
 
 def welcome_of(spec: DatasetSpec, fingerprint: str, sequence_count: int | None) -> Welcome:
-    """Return what a server of this dataset says to a client."""
+    """Return the `WELCOME` of a server of this dataset."""
     return Welcome(HexSha256(fingerprint), spec.token_size_bytes, spec.sequence_length, sequence_count)

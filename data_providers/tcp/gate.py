@@ -1,4 +1,4 @@
-"""Decides which client may read which data from a data server; `OpenGate` lets everyone read everything."""
+"""The protocol of gates, which decide what a client may read from a data server; `OpenGate` allows everything."""
 
 from typing import Protocol
 
@@ -10,24 +10,19 @@ ANYONE = ClientId("0" * 32)
 
 
 class Gate(Protocol):
-    """Decides for a data server. Both methods may wait, within a bound of their own, for news from elsewhere."""
+    """Decides what clients may read. Both methods may wait, within a bound of their own, before they decide."""
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
-        """The client whose ticket it is, for the run that it says.
+        """Return the client of this ticket for this run.
 
         Raises:
             Rejected: another run is served, or the ticket is not valid; the client's fault.
-            SourceUnavailable: the gate cannot tell now; retry.
+            SourceUnavailable: the gate cannot decide now; retry.
         """
         ...
 
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """Raise `Rejected` unless the client may read these data indices.
-
-        Raises:
-            Rejected: the client may not read them; the client's fault.
-            SourceUnavailable: the gate cannot tell now; retry.
-        """
+        """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now."""
         ...
 
 

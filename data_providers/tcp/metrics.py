@@ -1,4 +1,4 @@
-"""What a data server shows Prometheus: its requests and connections, and how closely it follows the coordinator."""
+"""A data server's Prometheus metrics: requests, connections, and the delay in following the coordinator."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -15,7 +15,7 @@ class DataServerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._duration = Histogram(
             "epochal_data_server_request_duration_seconds",
-            "Time from a request for samples to its answer's last byte, by what was answered: samples, or the error.",
+            "Time from a request for samples to its answer's last byte, by answer: samples, or the error.",
             ("answer",),
             registry=registry,
             buckets=LATENCY_BUCKETS_S,

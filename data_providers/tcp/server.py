@@ -1,8 +1,7 @@
 """The TCP data server: serves one `DataProvider` to the clients that its gate admits (`frames.py` has the protocol).
 
-Each connection is answered in the order of its requests, one at a time, and the next request is read only when the last
-answer has left, so that a connection holds one answer in memory however much its client asks for. Everything that a
-client can make last has a bound in `ServerLimits`.
+The requests of a connection are answered in order, and the next one is read only after the last answer was sent, so
+that a connection holds one answer in memory. `ServerLimits` bounds everything that a client can delay.
 """
 
 import asyncio
@@ -41,13 +40,13 @@ class ServerLimits:
     """Bounds of a data server.
 
     Attributes:
-        max_connections: further ones are told to come again, and closed.
-        max_connections_per_client: the same for one client's, so that no client takes the others' places. A client
-            needs one, and one for each process of its mesh (up to 64); the rest is room for connections that it lost
-            unnoticed. An open gate does not tell clients apart, and this bounds nothing.
-        handshake_timeout_s: from the connection to a whole `HELLO`.
-        idle_timeout_s: without a request, a connection is closed; the client connects again when it needs to.
-        send_timeout_s: for a client to take one answer.
+        max_connections: further connections get `unavailable`, may retry, and are closed.
+        max_connections_per_client: the same for the connections of one client. A client needs one, and one for each
+            process of its mesh (up to 64); the rest is for connections that broke without the server's notice. Not
+            applied by an open gate, which does not distinguish clients.
+        handshake_timeout_s: from the connection to a complete `HELLO`.
+        idle_timeout_s: a connection without a request for longer is closed; the client reconnects when it needs to.
+        send_timeout_s: for a client to receive one answer.
         shutdown_timeout_s: for answers under way when the server closes.
     """
 
@@ -64,8 +63,8 @@ class RequestEnded:
     """A request for samples was answered, or a client turned away.
 
     Attributes:
-        failure: the kind of the error that was sent; None where samples were.
-        sample_count: the samples sent.
+        failure: the kind of the error that was sent; None if samples were sent.
+        sample_count: number of samples sent.
         size_bytes: their size.
         duration_s: from the request to its answer's last byte; None for a client that was turned away.
     """
@@ -86,24 +85,17 @@ class _ServerConnection:
     writer: asyncio.StreamWriter
     task: asyncio.Task[None]
     busy: bool = False
-    """Something is being answered; otherwise the connection waits for its client and may be closed at any time."""
+    """A request is being answered; otherwise the connection waits for its client and may be closed at any time."""
     client_id: ClientId | None = None
-    """Whose it is, once it was admitted."""
+    """The client, once it was admitted."""
 
 
 class DataServer:
-    """Serves a provider on a socket. `start`, then `aclose`; the provider stays its owner's to close."""
+    """Serves a provider's samples, all of the `spec`'s length, on a socket. `aclose` does not close the provider."""
 
     def __init__(
         self, provider: DataProvider, spec: DatasetSpec, gate: Gate, limits: ServerLimits = ServerLimits()
     ) -> None:
-        """
-        Args:
-            provider: what to serve; samples of one length.
-            spec: the token size and sequence length of the provider's samples.
-            gate: who may read what.
-            limits: bounds.
-        """
         self._provider = provider
         self._spec = spec
         self._gate = gate
@@ -116,18 +108,18 @@ class DataServer:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     def watch(self, watcher: Callable[[RequestEnded], None]) -> None:
-        """Tell `watcher` how requests end. It must return at once."""
+        """Call `watcher` whenever a request ends. It must return at once."""
         self._watcher = watcher
 
     async def start(self, host: str, port: int) -> int:
-        """Listens, and returns the port, which the system chooses when `port` is 0.
+        """Listen, and return the port, which the system chooses if `port` is 0.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         self._server = await asyncio.start_server(self._serve, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -135,7 +127,7 @@ class DataServer:
         return bound
 
     async def aclose(self) -> None:
-        """Takes no more connections, finishes the answers under way within the bound, and closes. May be repeated."""
+        """Accept no more connections, finish the answers under way within the bound, and close. May be repeated."""
         if self._server is None:
             return
         self._closing = True
@@ -172,7 +164,7 @@ class DataServer:
             await self._converse(connection)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             _log.debug("data connection ended", extra={"error": type(error).__name__})
-        except Exception:  # our bug or a provider's: this client sees a broken connection, the others nothing
+        except Exception:  # a bug here or in a provider: only this client's connection breaks
             _log.exception("data connection failed")
         finally:
             writer.close()
@@ -201,11 +193,10 @@ class DataServer:
             else:
                 connection.writer.write(frame_header(FrameKind.SAMPLES, header.request, len(tokens)))
                 await self._send(connection, tokens)
-                sample_count = data_ids.end - data_ids.start + 1
-                self._watcher(RequestEnded(None, sample_count, len(tokens), time.perf_counter() - started_s))
+                self._watcher(RequestEnded(None, data_ids.count, len(tokens), time.perf_counter() - started_s))
 
     async def _samples(self, client_id: ClientId, data_ids: DataIds) -> memoryview:
-        """The bytes of the samples, if the client may have them."""
+        """Return the bytes of the samples, if the client may have them."""
         size_bytes = data_ids.count * self._spec.sequence_bytes
         if size_bytes > MAX_SAMPLES_BYTES:
             raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
@@ -214,7 +205,7 @@ class DataServer:
         return batch.input_ids.view(np.uint8).data
 
     async def _shake_hands(self, connection: _ServerConnection) -> ClientId | None:
-        """The admitted client; None when it was turned away."""
+        """Return the admitted client; None when it was turned away."""
         try:
             _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
@@ -234,14 +225,10 @@ class DataServer:
         return client_id
 
     def _take_place(self, connection: _ServerConnection, client_id: ClientId) -> None:
-        """Counts the connection as its client's.
-
-        Raises:
-            SourceUnavailable: the client has as many as it may; the client's fault, and good again once one has ended.
-        """
+        """Count the connection as its client's; `SourceUnavailable` if the client has too many."""
         held_count = sum(other.client_id == client_id for other in self._connections)
         if client_id != ANYONE and held_count >= self._limits.max_connections_per_client:
-            raise SourceUnavailable(f"client {client_id} holds {held_count} connections already, and may have no more")
+            raise SourceUnavailable(f"client {client_id} already has {held_count} connections, the maximum")
         connection.client_id = client_id
 
     async def _read_frame(

@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from batching.packing.packer import Packer, PackingCounts
-from batching.packing.packer_state import indices_held
+from batching.packing.packer import Packer, PackingCounts, indices_held
 from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, open_encoder
 from data_providers.file_names import PARQUET_SUFFIX

@@ -1,7 +1,7 @@
-"""Compares two state files of one run (a state.toml that was edited between two starts), and says what may change.
+"""Compares two state files of one run (a state.toml that was edited between two starts).
 
-What steers the coordinator may change; what every replica's bytes, the data's order or the ledger depend on may not.
-`run_state` and `[progress]` are the coordinator's own lines: it has the truth in its journal, so they are not compared.
+The coordinator's settings may change; settings on which the replicas' bytes, the data's order or the ledger depend may
+not. `run_state` and `[progress]` are the coordinator's own lines, kept in its journal, and are not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,12 +31,12 @@ CHANGEABLE = (
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 
 COORDINATORS_OWN = ("run_state", "progress")
-"""Lines that the coordinator itself rewrites; an edit there is neither applied nor refused."""
+"""Lines that the coordinator rewrites; an edit there is neither applied nor refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: the dotted path, and the value before and after as a file spells it; None for no such line."""
+    """One difference: the dotted path, and the value before and after as a file spells it; None for a missing line."""
 
     path: str
     before: str | None
@@ -47,14 +47,9 @@ class Change:
 
 
 def runtime_changes(old: StateFile, new: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-    """The differences that are applied, and those that are refused.
+    """Return the differences that are applied, and those that are refused, both in the file's order.
 
-    Args:
-        old: the file under which the run went so far.
-        new: the file of this start.
-
-    Returns:
-        `(applied, refused)`, in the file's order. A difference in an enum's variant is one change of the whole field.
+    A difference in an enum's variant is one change of the whole field.
     """
     changes = [
         change for change in _differences("", old.to_plain(), new.to_plain()) if not _is_under(change, COORDINATORS_OWN)

@@ -1,4 +1,4 @@
-"""`data.toml`, which describes the data of a TCP data server, and how it goes with a `state.toml`."""
+"""`data.toml`, which describes the data of a TCP data server, and the check that it fits a `state.toml`."""
 
 from typing import Annotated, Any
 
@@ -39,35 +39,22 @@ class DataConfig(Section):
 
 
 def parse_data_config(text: str, source: str) -> DataConfig:
-    """Return what a `data.toml` describes; `dir` as the file spells it.
+    """Parse and validate a `data.toml`.
 
     Raises:
-        InvalidConfig: carries every mistake of the file. Its author's fault; nothing may start.
+        InvalidConfig: the file is wrong; `mistakes` holds every mistake. The fault of the file's author.
     """
     return parse_file(DataConfig, (), text, source)
 
 
 def check_together(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
-    """Raise `InvalidConfig` unless the two valid files belong together.
-
-    A data file describes the data of a TCP data server, so the run must take its data from one; and a data index is one
-    sample, so that both files must mean the same number of tokens by it.
-
-    Raises:
-        InvalidConfig: names the data file, and the state file's line in the mistake. Their author's fault.
-    """
+    """Raise `InvalidConfig` unless the run takes its data from a data server, with samples of the same length."""
     llm = state.model.LLM
     mistakes = []
     if not isinstance(llm.data_location, Server):
         found = show(state.to_plain()["model"]["LLM"]["data_location"])
-        mistakes.append(
-            Mistake(
-                "",
-                "given for a run without a data server",
-                f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}; '
-                f"it is {found}",
-            )
-        )
+        allowed = f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}'
+        mistakes.append(Mistake("", "given for a run without a data server", f"{allowed}; it is {found}"))
     if data.seq_len != llm.max_seq_len:
         mistakes.append(
             Mistake("seq_len", show(data.seq_len), f"{llm.max_seq_len}, as model.LLM.max_seq_len in {state_source}")

@@ -1,7 +1,4 @@
-"""The places of a run's data: the variants of `model.LLM.data_location`.
-
-Field for field what Psyche's files say; `state_file.ensure_supported` refuses those that are not supported yet.
-"""
+"""The places of a run's data: the variants of `model.LLM.data_location`, field for field as in Psyche's files."""
 
 import re
 from typing import Annotated, ClassVar
@@ -14,7 +11,7 @@ SEED_BYTES = 32
 MAX_PORT = 65_535
 MAX_PAD_ZEROS = 255
 MAX_FILES = 100_000
-"""Files of one location that this version reads."""
+"""Maximum number of files of one location."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -107,7 +104,7 @@ class SingleUrl(SingleValue[Url]):
 
 
 class Urls(SingleValue[UrlList]):
-    """Several token files, each at its URL. Epochal's own variant."""
+    """Several token files, each at its URL. Epochal's addition."""
 
     variant: ClassVar[str] = "Urls"
 
@@ -128,7 +125,7 @@ class NumberedFiles(Section):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every file's URL: its number, padded with zeros to `n_left_pad_zeros` digits, in place of the `{}`."""
+        """Every file's URL: the `{}` replaced by its number, padded with zeros to `n_left_pad_zeros` digits."""
         numbers = range(self.start_index, self.start_index + self.num_files)
         return tuple(self.url_template.replace("{}", str(number).zfill(self.n_left_pad_zeros)) for number in numbers)
 
@@ -143,7 +140,7 @@ class Gcp(Section):
 
 
 class S3(Section):
-    """The token files of a bucket of Amazon S3, or of any server that speaks its protocol. Epochal's own variant.
+    """The token files of a bucket of Amazon S3, or of any server that speaks its protocol. Epochal's addition.
 
     Attributes:
         region: None takes `AWS_REGION`, or us-east-1.
@@ -159,7 +156,7 @@ class S3(Section):
 
 
 class Azure(Section):
-    """The token files of a container of Azure Blob Storage. Epochal's own variant.
+    """The token files of a container of Azure Blob Storage. Epochal's addition.
 
     Attributes:
         endpoint: the server's URL, where it is not Azure's.
@@ -207,7 +204,7 @@ class Local(SingleValue[Text]):
 
 
 class Http(Section):
-    """Token files that any HTTP server holds."""
+    """Token files on an HTTP server or in a bucket."""
 
     variant: ClassVar[str] = "Http"
 
@@ -227,7 +224,7 @@ class WeightedHttp(SingleValue[UrlOrPath]):
 
 
 class Preprocessed(SingleValue[Text]):
-    """Samples that are already cut, labelled and packed."""
+    """Parquet files of samples that are already cut, labelled and maybe packed."""
 
     variant: ClassVar[str] = "Preprocessed"
 

@@ -1,7 +1,7 @@
-"""Reports the mistakes in a file that a person wrote, in that person's words: all at once, each at its dotted path.
+"""Reports all mistakes in a file that a person wrote, each at its dotted path.
 
-A pydantic error gives only a place, never a text; what is allowed there is the place's (`schema.known_places`). Rules
-over several fields are checked beside pydantic, so that they are reported together with the mistakes of other fields.
+pydantic finds the places of the mistakes; `schema.known_places` says in plain words what is allowed there. Rules over
+several fields are checked beside pydantic, so that they are reported together with the mistakes of other fields.
 """
 
 import difflib
@@ -22,12 +22,12 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule over several fields. Checked only where each of them is valid by itself.
+    """A rule over several fields, checked only if each of them is valid by itself.
 
     Attributes:
         fields: dotted paths; the mistake is reported at the first.
         holds: takes the fields' values as the file spells them, defaults filled in.
-        allowed: what would be right, as a phrase; `{0}`, `{1}`, … stand for the fields' values.
+        allowed: what would be right, as a phrase; `{0}`, `{1}`, … are replaced by the fields' values.
     """
 
     fields: tuple[str, ...]
@@ -36,10 +36,10 @@ class Rule:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The file's tables as plain values.
+    """Return the file's tables as plain values.
 
     Raises:
-        InvalidConfig: the text is not TOML; names line and column. The file's author's fault.
+        InvalidConfig: the text is not TOML; the message has line and column. The fault of the file's author.
     """
     try:
         return tomli.loads(text)
@@ -49,16 +49,10 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
-    """The model that the file's text describes.
-
-    Args:
-        model: the file's model.
-        rules: its rules over several fields.
-        text: the whole file.
-        source: the file's name, for the message.
+    """Parse and validate a file. `source` is its name, for messages.
 
     Raises:
-        InvalidConfig: carries every mistake. The file's author's fault; nothing may start.
+        InvalidConfig: the file is wrong; `mistakes` holds every mistake. The fault of the file's author.
     """
     tree = parse_toml(text, source)
     try:
@@ -70,13 +64,12 @@ def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) ->
 def broken_rules(
     known: Known, rules: Sequence[Rule], tree: Mapping[str, Any], invalid: Sequence[Path]
 ) -> list[Mistake]:
-    """A mistake for each broken rule whose fields are all valid.
+    """Return a mistake for each broken rule whose fields are all valid.
 
     Args:
         known: the file's places.
-        rules: the rules.
-        tree: the file's values; absent ones take their default.
-        invalid: the paths that are wrong by themselves.
+        tree: the file's values; missing ones take their default.
+        invalid: the paths of fields that are wrong by themselves.
     """
     mistakes = []
     for rule in rules:
@@ -90,7 +83,7 @@ def broken_rules(
 
 
 def show(value: Any) -> str:
-    """The value as a file spells it, cut to `MAX_VALUE_CHARS`."""
+    """Return the value as a file spells it, cut to `MAX_VALUE_CHARS`."""
     text = _spell(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"
 

@@ -50,7 +50,7 @@ class LocalCheckpoint(SingleValue[Text]):
 
 
 class DummyCheckpoint(Section):
-    """No parameters at all; Psyche's tests name an empty repository here."""
+    """No parameters; Psyche's tests name an empty repository here."""
 
     variant: ClassVar[str] = "Dummy"
 
@@ -67,13 +67,10 @@ class Hub(Section):
     revision: OptionalText = None
 
 
-class P2P(Section):
-    """Parameters from peers; the repository is where they came from and will go."""
+class P2P(Hub):
+    """Parameters from peers; the repository is where they came from and where they will be uploaded."""
 
     variant: ClassVar[str] = "P2P"
-
-    repo_id: Text
-    revision: OptionalText = None
 
 
 class Gcs(Section):
@@ -85,20 +82,17 @@ class Gcs(Section):
     prefix: OptionalText = None
 
 
-class P2PGcs(Section):
-    """Parameters from peers; the bucket is where they came from and will go."""
+class P2PGcs(Gcs):
+    """Parameters from peers; the bucket is where they came from and where they will be uploaded."""
 
     variant: ClassVar[str] = "P2PGcs"
-
-    bucket: Text
-    prefix: OptionalText = None
 
 
 Checkpoint = Annotated[Ephemeral | LocalCheckpoint | DummyCheckpoint | Hub | P2P | Gcs | P2PGcs, TaggedEnum()]
 
 
 class Constant(Section):
-    """Linear warm-up from `warmup_init_lr`, then `base_lr` for ever. Steps are optimizer steps."""
+    """Linear warm-up from `warmup_init_lr`, then `base_lr`. Steps are optimizer steps."""
 
     variant: ClassVar[str] = "Constant"
 
@@ -204,10 +198,10 @@ class NgramConfig(Section):
 
 
 class ModelSpec(Section):
-    """The model that is trained: everything that its parameters' names and shapes depend on.
+    """The model that is trained: everything on which its parameters' names and shapes depend.
 
     Attributes:
-        ngram: the size, where the architecture is `EpochalNgram`.
+        ngram: the size, if the architecture is `EpochalNgram`.
     """
 
     architecture: Annotated[Architecture, Field(strict=False)]
@@ -215,7 +209,7 @@ class ModelSpec(Section):
 
 
 class LlmConfig(Section):
-    """`[model.LLM]`: what is trained, on what, and how.
+    """`[model.LLM]`: the model, its data and its inner optimizer.
 
     Attributes:
         max_seq_len: tokens of one sample, and so of one data index.
@@ -234,5 +228,5 @@ class LlmConfig(Section):
 
     @property
     def spec(self) -> ModelSpec:
-        """The part that names the model."""
+        """The part that describes the model."""
         return ModelSpec(architecture=self.architecture, ngram=self.ngram)

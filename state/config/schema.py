@@ -1,17 +1,17 @@
-"""The parts of which `state.toml` and `data.toml` are made: sections, and enums as Rust's serde writes them.
+"""The parts of `state.toml` and `data.toml`: sections, and enums as Rust's serde writes them.
 
-A Rust enum stands in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without content
-is a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
+A Rust enum is written in TOML *externally tagged* (https://serde.rs/enum-representations.html): a variant without
+content is a bare string (`optimizer = "Dummy"`), any other a table with exactly one key, the variant's name
 (`data_location = { Server = "host:port" }`, or `[model.LLM.data_location.Http]`). Here a variant is a class:
 
 - `Section` without fields: a variant without content;
 - `Section` with fields: a variant whose content is a table;
 - `SingleValue`: a variant whose content is one value.
 
-`known_places` reads a model's fields into a tree of `Known` places, each of which says in words what is allowed there.
+`known_places` reads a model's fields into a tree of `Known` places, each with a phrase that says what is allowed there.
 
-The rule kept here: what a file says is what the model holds. Types are strict (no `"3"` for 3, no `1` for true), an
-unknown key is a mistake, numbers are finite, and a model never changes.
+The rule kept here: types are strict (no `"3"` for 3, no `1` for true), an unknown key is a mistake, numbers are finite,
+and a model never changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +26,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 MAX_INTEGER = 2**63 - 1
-"""TOML promises integers of 64 bits; a larger one would not survive every reader."""
+"""TOML requires only integers of 64 bits; not every reader accepts a larger one."""
 
 MAX_DURATION_S = 1_000_000_000.0
-"""About 31 years: above every real timer, below what an event loop can add to its clock without losing seconds."""
+"""About 31 years: longer than any real timer, and short enough that an event loop's clock keeps its precision."""
 
 Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
@@ -52,13 +52,13 @@ class Section(BaseModel):
 
 
 class SingleValue(RootModel[V]):
-    """A variant whose content is one value, in `root`; subclasses give it a name."""
+    """A variant whose content is one value, in `root`; subclasses name it."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
 class TokenSize(StrEnum):
-    """How many bytes one token takes in a token file; tokens are unsigned and little-endian."""
+    """The size of one token in a token file; tokens are unsigned and little-endian."""
 
     TWO_BYTES = "TwoBytes"
     FOUR_BYTES = "FourBytes"
@@ -69,12 +69,12 @@ class TokenSize(StrEnum):
 
 
 def variants_of(union: Any) -> Mapping[str, type[BaseModel]]:
-    """The variant classes of a union by the name that a file spells, their `variant`."""
+    """Return the variant classes of a union, by the names that files use for them."""
     return {kind.variant: kind for kind in get_args(union)}
 
 
 def is_unit(variant: type[BaseModel]) -> bool:
-    """Whether the variant has no content, so that a bare string names it."""
+    """Return whether the variant has no content and is written as a bare string."""
     return not variant.model_fields
 
 
@@ -104,7 +104,7 @@ def _content_schema(name: str, schema: CoreSchema) -> CoreSchema:
 
 
 def _tag_of(value: Any) -> str | None:
-    """The variant's name: of a bare string, of a table with one key, of an instance; None for everything else."""
+    """Return the variant's name from a bare string, a table with one key or an instance; None for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -118,14 +118,14 @@ def _to_file(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A place of a file: what is allowed there, its default, and the places below it by key."""
+    """A place in a file: what is allowed there, its default, and the places below it by key."""
 
     allowed: str
     children: Mapping[str, "Known"]
     default: Any = ABSENT
 
     def at(self, path: Path) -> "Known":
-        """The deepest known place on the path."""
+        """Return the deepest known place on the path."""
         place = self
         for part in path:
             child = place.children.get(str(part))
@@ -135,7 +135,7 @@ class Known:
         return place
 
     def paths(self) -> Iterable[tuple[str, ...]]:
-        """The path of every place below this one."""
+        """Return the path of every place below this one."""
         for key, child in self.children.items():
             yield (key,)
             yield from ((key, *rest) for rest in child.paths())
@@ -143,7 +143,7 @@ class Known:
 
 @cache
 def known_places(model: type[BaseModel]) -> Known:
-    """The tree of everything that a file of this model may hold."""
+    """Return the tree of all places that a file of this model may have."""
     if issubclass(model, RootModel):
         return _known_field(model.model_fields["root"])
     if is_unit(model):
@@ -166,7 +166,7 @@ def _known_field(field: FieldInfo) -> Known:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """Return in words what a plain field allows, from its type and bounds."""
+    """Return a phrase that says what a plain field allows, from its type and bounds."""
     kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
     if get_origin(field.annotation) is Literal:
         return _either(get_args(field.annotation))

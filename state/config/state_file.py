@@ -1,7 +1,7 @@
 """`state.toml` and `data.toml` as checked, frozen models (docs/state-file.md lists every field).
 
-`parse_state` reads a file in the shape of Psyche's coordinator unchanged; Epochal's additions are optional and have
-defaults. `ensure_supported` then names what this version does not support: a valid file, but nothing may start.
+`parse_state` also reads the files of Psyche's coordinator; Epochal's additions are optional and have defaults.
+`ensure_supported` then refuses valid files that ask for something that this version does not support.
 `parse_state(dump_state(state)) == state`, so that the coordinator can rewrite the file at phase changes.
 """
 
@@ -39,19 +39,21 @@ def _check_run_id(run_id: str) -> str:
 
 RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+AccessEntries = Annotated[tuple[HexDigest, ...], Field(strict=False, max_length=MAX_ACCESS_ENTRIES)]
 
 
 class RunConfig(Section):
-    """`[config]`: timers, numbers of clients and the size of a round. Times are seconds, and upper bounds only.
+    """`[config]`: timers, numbers of clients and the size of a round. Times are upper bounds, in seconds.
 
     Attributes:
-        witness_nodes: how many witnesses are elected; 0 elects everyone.
+        witness_nodes: number of witnesses; 0 elects every client.
         global_batch_size_start, global_batch_size_end: batches of a round, before and after the warm-up.
-        global_batch_size_warmup_tokens: tokens over which the size grows; 0 starts at the end's size.
+        global_batch_size_warmup_tokens: tokens over which the size grows; 0 for no warm-up.
         total_steps: rounds of the run.
         data_indices_per_batch: data indices of one batch. Epochal's addition.
-        client_timeout_s: a client silent for longer leaves with the next roster. Epochal's addition.
-        on_bad_data: a batch that fails on every client is set aside by name, or stops the run. Epochal's addition.
+        client_timeout_s: a client silent for longer is not in the next roster. Epochal's addition.
+        on_bad_data: whether a batch that fails on every client is recorded and skipped, or stops the run. Epochal's
+            addition.
     """
 
     warmup_time: Duration
@@ -74,12 +76,12 @@ class RunConfig(Section):
 
 
 class Progress(Section):
-    """`[progress]`: how far the run is. The coordinator's own: it rewrites these lines at phase changes.
+    """`[progress]`: the run's progress. The coordinator rewrites these lines at phase changes.
 
     Attributes:
-        epoch: epochs that were started before.
+        epoch: number of earlier epochs.
         step: the next round to be applied, from 1.
-        epoch_start_data_index: the first data index of the epoch; a whole number of batches.
+        epoch_start_data_index: the first data index of the epoch, a multiple of the data indices of a batch.
     """
 
     epoch: Natural = 0
@@ -97,27 +99,18 @@ class Access(Section):
     """`[access]`: who may join.
 
     Attributes:
-        mode: anyone, whoever holds one of `keys`, or whoever brings the code of one of `invitations`.
+        mode: anyone, the owners of `keys`, or clients with the code of one of `invitations`.
         keys: raw Ed25519 public keys, lowercase hex.
         invitations: SHA-256 digests of invitation codes, lowercase hex.
     """
 
     mode: Literal["open", "keys", "invitations"] = "open"
     keys: Annotated[
-        tuple[HexDigest, ...],
-        Field(
-            strict=False,
-            max_length=MAX_ACCESS_ENTRIES,
-            description="a list of Ed25519 public keys, each 64 lowercase hex characters",
-        ),
+        AccessEntries, Field(description="a list of Ed25519 public keys, each 64 lowercase hex characters")
     ] = ()
     invitations: Annotated[
-        tuple[HexDigest, ...],
-        Field(
-            strict=False,
-            max_length=MAX_ACCESS_ENTRIES,
-            description="a list of SHA-256 digests of invitation codes, each 64 lowercase hex characters",
-        ),
+        AccessEntries,
+        Field(description="a list of SHA-256 digests of invitation codes, each 64 lowercase hex characters"),
     ] = ()
 
 
@@ -128,7 +121,7 @@ class MergeConfig(Section):
         local_steps: optimizer steps of a client in one round.
         outer_lr, outer_momentum: of the outer step, applied to the averaged difference.
         inner_state: whether a client keeps its optimizer's state from round to round.
-        max_abs: the largest magnitude allowed in a result; a larger one is refused.
+        max_abs: the largest magnitude allowed in a result.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -144,7 +137,7 @@ class ClientConfig(Section):
     Attributes:
         fetch_attempts: attempts at one request before the step fails.
         fetch_timeout_s: seconds for one attempt.
-        prefetch_requests: answers that may wait for the trainer.
+        prefetch_requests: maximum number of answers that wait for the trainer.
     """
 
     fetch_attempts: Annotated[int, Field(ge=1, le=MAX_FETCH_ATTEMPTS)] = 6
@@ -162,12 +155,12 @@ TaskEncoderPlace = Annotated[
 
 
 class PackingConfig(Section):
-    """`[packing]`: how samples of different lengths become rows, where `model.LLM.data_type` is "Finetuning".
+    """`[packing]`: how samples of different lengths become rows, if `model.LLM.data_type` is "Finetuning".
 
     Attributes:
-        method: `rolling` keeps what does not fit for a later row; `first_fit_decreasing` and `best_fit_decreasing`
-            empty the pool into rows before they fill it again; `padded` gives each sample a row of its own; `encoder`
-            leaves it to the task encoder's `slice_batch`.
+        method: `rolling` keeps samples that do not fit for a later row; `first_fit_decreasing` and
+            `best_fit_decreasing` empty the pool into rows before they fill it again; `padded` gives each sample a row
+            of its own; `encoder` calls the task encoder's `slice_batch`.
         pool_size: number of samples from which a row's are chosen; no sample waits for more rows than that.
         oversized: what to do with a sample that is longer than a row.
         max_failed_samples: number of samples of an assignment that may fail in the encoder; one more fails the step.
@@ -188,8 +181,7 @@ class BlobsConfig(Section):
 
 
 def _decimal(number: float) -> Fraction:
-    """The number as it is written: 0.3 is three tenths, so that rules hold in decimals."""
-    return Fraction(str(number))
+    return Fraction(str(number))  # 0.3 is three tenths, as it is written
 
 
 RULES = (
@@ -216,12 +208,7 @@ RULES = (
         "a multiple of config.data_indices_per_batch, {1}",
     ),
     Rule(
-        (
-            "model.LLM.cold_start_warmup_steps",
-            "config.epoch_time",
-            "config.warmup_time",
-            "config.max_round_train_time",
-        ),
+        ("model.LLM.cold_start_warmup_steps", "config.epoch_time", "config.warmup_time", "config.max_round_train_time"),
         lambda steps, epoch, warmup, train: (
             steps == 0 or warmup >= epoch or steps * _decimal(train) <= _decimal(epoch) - _decimal(warmup)
         ),
@@ -244,11 +231,11 @@ RULES = (
         'at least one invitation where access.mode is "invitations", and none elsewhere; access.mode is {1}',
     ),
 )
-"""Every rule of a state file over several fields (the specification's table, and `[access]`)."""
+"""Every rule of a state file over several fields."""
 
 
 class StateFile(Section):
-    """A `state.toml`: the whole description of a run. Every instance keeps the rules of `docs/state-file.md`."""
+    """A `state.toml`: the description of a run. Every instance keeps the rules of `docs/state-file.md`."""
 
     run_id: RunId
     run_state: Annotated[RunState, Field(strict=False)] = RunState.WAITING_FOR_MEMBERS
@@ -270,24 +257,20 @@ class StateFile(Section):
 
     @property
     def first_batch(self) -> int:
-        """The batch with which `progress` begins the epoch."""
+        """The first batch of the epoch."""
         index = self.progress.epoch_start_data_index
         return DataIds(index, index).to_batches(self.config.data_indices_per_batch).start
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the file as plain JSON values in its own shape, with every default; None where a line is absent."""
+        """Return the file as plain JSON values, with every default; None for a missing line."""
         return self.model_dump(mode="json")
 
     def with_progress(self, run_state: RunState, progress: Progress) -> "StateFile":
-        """Return the same description at another phase and progress.
-
-        Raises:
-            InternalError: the progress breaks a rule; the coordinator's bug.
-        """
+        """Return the same description at another phase and progress; `InternalError` if the progress breaks a rule."""
         try:
             return StateFile.model_validate({**dict(self), "run_state": run_state, "progress": progress})
         except ValidationError as error:
-            raise InternalError(f"a progress that no state file may hold: {error}") from error
+            raise InternalError(f"a progress that breaks the state file's rules: {error}") from error
 
 
 def parse_state(text: str, source: str) -> StateFile:
@@ -304,38 +287,33 @@ def parse_state(text: str, source: str) -> StateFile:
 
 
 def dump_state(state: StateFile) -> str:
-    """A `state.toml` that parses to an equal `StateFile`.
+    """Return a `state.toml` that parses to an equal `StateFile`.
 
-    It spells out every default, so that a later version with other defaults runs the run on as it began.
+    It writes out every default, so that a later version with other defaults continues the run as it began.
     """
     return tomli_w.dumps(_without_none(state.to_plain()))
 
 
 def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:
-    """Raise `Unsupported` if the valid file asks for something that is not supported yet.
+    """Raise `Unsupported`, with the line to change at each place, if the file asks for something not supported yet.
 
     Args:
         state: the file.
-        architectures: those that can be trained (`trainers.architectures`).
         source: the file's name, for the message.
-
-    Raises:
-        Unsupported: names each place and the line that would start. The file's author's to change.
+        architectures: those that can be trained (`trainers.architectures`).
     """
     llm = state.model.LLM
     plain = state.to_plain()
     found = plain["model"]["LLM"]
     refused: list[tuple[str, Any, str]] = []
     if not _SERVED_RUN_ID.fullmatch(state.run_id):
-        refused.append(
-            ("run_id", state.run_id, "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL")
-        )
+        line = "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL"
+        refused.append(("run_id", state.run_id, line))
     if state.config.verification_percent:
         refused.append(("config.verification_percent", state.config.verification_percent, "`verification_percent = 0`"))
     if llm.cold_start_warmup_steps:
-        refused.append(
-            ("model.LLM.cold_start_warmup_steps", llm.cold_start_warmup_steps, "`cold_start_warmup_steps = 0`")
-        )
+        line = "`cold_start_warmup_steps = 0`"
+        refused.append(("model.LLM.cold_start_warmup_steps", llm.cold_start_warmup_steps, line))
     if llm.architecture not in architectures:
         line = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
         refused.append(("model.LLM.architecture", found["architecture"], line))
@@ -346,9 +324,8 @@ def ensure_supported(state: StateFile, source: str, architectures: Collection[Ar
         line = '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`'
         refused.append(("model.LLM.checkpoint", found["checkpoint"], line))
     if not isinstance(llm.optimizer, AdamW | DummyOptimizer):
-        line = (
-            '`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }` or `optimizer = "Dummy"`'
-        )
+        adamw = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
+        line = f'{adamw} or `optimizer = "Dummy"`'
         refused.append(("model.LLM.optimizer", found["optimizer"], line))
     location = getattr(llm.data_location, "location", None)
     if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:

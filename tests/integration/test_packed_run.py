@@ -72,7 +72,7 @@ async def test_record_that_no_client_can_encode_is_quarantined_by_its_batch(tmp_
         quarantined = {batch.start for batch in (await run.status()).quarantined}
         assert {number % 60 for number in quarantined} == {17}
         reported = [event for child in run.clients for event in run.events(child, "step_failed")]
-        assert any("data index 17 is no JSON" in event["reason"] for event in reported)
+        assert any("data index 17 is not JSON" in event["reason"] for event in reported)
 
 
 async def test_parquet_rows_of_any_length_are_packed(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     path.write_bytes(b"\n".join(lines))
     stopped = await run_command(*pack, str(tmp_path / "cut"), PYTHONPATH=ROOT)
     assert stopped.code == 1
-    assert "data index 5000 is no JSON" in stopped.err
+    assert "data index 5000 is not JSON" in stopped.err
     kept = sorted(name for name in os.listdir(tmp_path / "cut") if name.endswith(".parquet"))
     assert 0 < len(kept) < whole["parts"]
     (tmp_path / "cut" / f"train-{len(kept):05}.parquet").write_bytes(b"a part that was not finished")
@@ -169,7 +169,7 @@ async def test_data_pack_goes_on_from_a_first_part_that_was_not_noted_and_misses
     pack = ("data", "pack", str(tmp_path / "data"), *encoder, "--json", "--out", str(tmp_path / "packed"))
     stopped = await run_command(*pack, PYTHONPATH=ROOT)
     assert stopped.code == 1
-    assert "data index 0 is no JSON" in stopped.err
+    assert "data index 0 is not JSON" in stopped.err
     part = tmp_path / "packed" / "train-00000.parquet"
     part.write_bytes(b"what a command leaves that is interrupted before it has noted its first part")
     path.write_bytes(good)

@@ -54,4 +54,4 @@ def test_its_own_errors_are_shown_as_they_are(installed: Path, tmp_path: Path) -
 def test_without_the_package_the_scheme_is_unknown_and_the_known_ones_are_named() -> None:
     ran = inspect(None, "text://play.txt")
     assert ran.returncode == 2
-    assert "no data provider is called 'text'; there are az, dummy, gs, http" in ran.stderr
+    assert "no data provider is called 'text'; allowed: az, dummy, gs, http" in ran.stderr

@@ -110,13 +110,9 @@ class FaultyData(DummyDataProvider):
 
     def __init__(self, corrupt: frozenset[int] = frozenset(), fingerprint: str | None = None) -> None:
         super().__init__(DatasetSpec(2, 16))
+        self.fingerprint = fingerprint or self.fingerprint
         self._corrupt = corrupt
-        self._other_fingerprint = fingerprint
         self.closed_count = 0
-
-    @property
-    def fingerprint(self) -> str:
-        return self._other_fingerprint or super().fingerprint
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         if any(index in data_ids for index in self._corrupt):

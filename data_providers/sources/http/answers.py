@@ -1,4 +1,4 @@
-"""One answer to one range request: what will come, whether it is what was asked for, and httpx's errors as ours."""
+"""One answer to one range request: its checks, its body, and httpx's errors as `DataError`s."""
 
 import asyncio
 import re
@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
 
@@ -14,16 +15,15 @@ from runtime.http_client import raw_body, reason_of, streamed
 from runtime.retry import retry_after_s
 
 ANSWER_TIMEOUT_S = 60.0
-"""Bounds one answer from its request to its last byte; what came until then is not lost."""
+"""Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
 MAX_WHOLE_FILE_BYTES = 1024**2
-"""A server that ignores ranges and sends the whole file is put up with only for a file this small."""
+"""Maximum size of a file that a server may send as a whole, ignoring ranges."""
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _CONTENT_RANGE = re.compile(r"bytes (?:(?P<first>\d{1,18})-(?P<last>\d{1,18})|\*)/(?P<size>\d{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An answer whose body is still to be read. `url` is for messages: it shows no credentials."""
+class Opened(NamedTuple):
+    """An answer whose body has not been read yet. `url` is for messages: it shows no credentials."""
 
     response: httpx.Response
     url: str
@@ -31,11 +31,11 @@ class Opened:
 
 @asynccontextmanager
 async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> AsyncIterator[Opened]:
-    """The answer to a request for bytes `[start, stop)`.
+    """Request the bytes `[start, stop)`, and yield the answer.
 
     Raises:
-        SourceUnavailable: no answer, a broken or a slow one; retry.
-        Rejected: the URL cannot be asked.
+        SourceUnavailable: no answer, an interrupted or a slow one; retry.
+        Rejected: the URL cannot be requested.
     """
     shown = url.partition("?")[0]
     try:
@@ -46,17 +46,17 @@ async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> 
     except (TimeoutError, httpx.TimeoutException) as error:
         raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects, UnicodeError) as error:
-        # `UnicodeError`: a redirect to a host that is no name (httpx decodes it to compare servers).
-        raise Rejected(f"{shown} cannot be asked: {error}", url=shown) from error
+        # `UnicodeError`: a redirect to a host that is not a valid name (httpx decodes it to compare servers).
+        raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
     except httpx.HTTPError as error:
         raise SourceUnavailable(f"{shown} cannot be read: {reason_of(error, shown)}", url=shown) from error
 
 
-def what_comes(answer: Opened) -> tuple[int, int, int]:
-    """Return the bytes `[first, stop)` that the body will hold, and the whole file's size.
+def announced_range(answer: Opened) -> tuple[int, int, int]:
+    """Return the bytes `[first, stop)` of the file that the body will hold, and the file's size.
 
     Raises:
-        SourceUnavailable, Rejected: the status or the headers say that the wanted bytes will not come.
+        SourceUnavailable, Rejected: by the status or the headers, the answer does not hold the wanted bytes.
     """
     response, url = answer.response, answer.url
     status = response.status_code
@@ -68,11 +68,12 @@ def what_comes(answer: Opened) -> tuple[int, int, int]:
             retry_after_s=retry_after_s(response.headers.get("Retry-After"), time.time()),
         )
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise Rejected(f"{url} is sent with an encoding of its own, so that its bytes cannot be addressed", url=url)
+        raise Rejected(f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url)
     if status == httpx.codes.OK:
         size = response.headers.get("Content-Length", "")
         if not size.isdecimal() or int(size) > MAX_WHOLE_FILE_BYTES:
-            raise Rejected(f"{url} answers a range request with the whole file ({size or 'unknown'} bytes)", url=url)
+            whole = f"the whole file ({size or 'unknown'} bytes)"
+            raise Rejected(f"{url} answers a range request with {whole}; use a server with range support", url=url)
         return 0, int(size), int(size)
     match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
@@ -83,11 +84,7 @@ def what_comes(answer: Opened) -> tuple[int, int, int]:
 
 
 def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> None:
-    """Raise unless the bytes `[first, stop)` of the answer contain the wanted ones and are not far more.
-
-    Raises:
-        SourceUnavailable: they do not; some server on the way is confused.
-    """
+    """Raise `SourceUnavailable` unless the sent bytes `[first, stop)` contain the wanted ones and few others."""
     most = max(wanted[1] - wanted[0], MAX_WHOLE_FILE_BYTES)
     if sent[0] > wanted[0] or sent[1] < wanted[1] or sent[1] - sent[0] > most:
         raise SourceUnavailable(f"{url} answered bytes [{sent[0]}, {sent[1]}) for [{wanted[0]}, {wanted[1]})", url=url)
@@ -95,25 +92,25 @@ def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> No
 
 @dataclass(slots=True)
 class Filling:
-    """A buffer that is filled from its beginning on."""
+    """A buffer that is filled from its beginning."""
 
     into: memoryview
     filled: int = 0
 
     @property
     def missing(self) -> int:
-        """Bytes that are not there yet."""
+        """Number of bytes that are still missing."""
         return len(self.into) - self.filled
 
     def take(self, chunk: memoryview) -> None:
-        """Puts to its place what of the chunk is still wanted."""
+        """Append as much of the chunk as is still missing."""
         chunk = chunk[: self.missing]
         self.into[self.filled : self.filled + len(chunk)] = chunk
         self.filled += len(chunk)
 
 
 async def body_into(answer: Opened, target: Filling, *, skip: int, announced: int) -> None:
-    """Fill the target from the answer, behind its first `skip` bytes. What came before a break stays.
+    """Fill the target from the answer, after its first `skip` bytes. Bytes received before an interruption are kept.
 
     Raises:
         SourceUnavailable: the body has another length than announced.

@@ -1,8 +1,8 @@
-"""The manifests beside the files of URLs: which of the files they list, and the files compared with them.
+"""Finds the manifests beside the files of URLs, and compares the files with them.
 
-A manifest is looked for in each folder that holds one of the URLs' files, and is believed for what lies in its folder
-and below it; of several that list a file, the nearest counts. A server that refuses the manifest, or that answers any
-path with a page of its own, has none; one that does not answer now leaves that open, and so is an error.
+A manifest is looked for in each folder with one of the URLs' files, and applies to the files in its folder and below;
+of several that list a file, the nearest counts. If a server refuses the manifest, or answers with a page of its own,
+there is none; if it does not answer now, that is an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ from data_providers.sources.manifest import (
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, read, run_bounded
 
 MAX_FOLDERS = 64
-"""Maximum number of folders, in the order of the URLs, in which a manifest is looked for."""
+"""Maximum number of folders, in the order of the URLs, that are searched for a manifest."""
 
 
 async def open_checked(urls: Sequence[str]) -> ByteSource:
-    """The files at these URLs, each compared with the manifest that lists it where there is one.
+    """Open the files at these URLs, each compared with the manifest that lists it, if there is one.
 
     Raises:
         SourceUnavailable: a server does not answer now, for a file or for its manifest; retry.
-        CorruptData: a manifest is damaged, or a file has another size than it says; the data's owner's fault.
+        CorruptData: a manifest is damaged, or a file has another size than in it; the fault of the data's owner.
         Rejected, InvalidInput: as `HttpSource.open`.
     """
     names = file_names(urls)
@@ -62,7 +62,7 @@ async def _manifest_at(url: str) -> Manifest | None:
         (file,) = source.files
         try:
             head = await read(source, file.name, 0, min(HEAD_BYTES, file.size_bytes))
-        except (CorruptData, Rejected):  # a page that is made anew for each request
+        except (CorruptData, Rejected):  # a page that is generated for each request
             return None
         return await read_manifest(source, file) if looks_like_one(head) else None
     finally:
@@ -86,8 +86,8 @@ def _path_of(url: str) -> str:
 
 
 def _folders_of(url: str) -> Iterator[str]:
-    """The URLs of the folders above a file, the nearest first."""
+    """Yield the URLs of the folders above a file, the nearest first."""
     folder = _path_of(url).rpartition("/")[0]
-    while not folder.endswith("/"):  # behind that stands the server's name
+    while not folder.endswith("/"):  # the rest is the server's name
         yield folder
         folder = folder.rpartition("/")[0]

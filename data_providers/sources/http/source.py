@@ -1,8 +1,8 @@
 """Files on any HTTP server that answers range requests, as a `ByteSource`.
 
 The rules kept here: a file must not change while it is read (its size and its ETag, or else its modification time, are
-those of the first answer); a broken body is continued where it broke; what `EPOCHAL_HTTP_HEADERS` says goes to
-the location's own servers alone; every wait has a bound.
+those of the first answer); an interrupted body is continued where it ended; the headers of `EPOCHAL_HTTP_HEADERS` are
+sent only to the location's own servers; every wait has a bound.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import httpx
 
 from data_providers.file_names import MDS_INDEX_NAME
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.http.answers import Filling, Opened, body_into, check_covers, opened, what_comes
+from data_providers.sources.http.answers import Filling, Opened, announced_range, body_into, check_covers, opened
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
 from runtime.retry import RetryPolicy
 from state.config.data_location import MAX_PORT
@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 20.0
 POOL_TIMEOUT_S = 120.0
 MAX_ANSWERS_PER_READ = 64
-"""A body may break often as long as each answer brings something; after so many answers the source is given up."""
+"""Maximum number of answers for one read, as long as each of them has brought some bytes."""
 PROBE_BYTES = 1
 RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000
@@ -44,11 +44,11 @@ _HEADER_VALUE = re.compile(r"(?:[\x21-\x7e]+(?:[\t ]+[\x21-\x7e]+)*)?")
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """How servers are asked.
+    """Options of the HTTP requests.
 
     Attributes:
-        headers: sent to the location's own servers, and to no other that one of them redirects to.
-        retry: how a request is attempted again that brought nothing.
+        headers: sent to the location's own servers only, not to others to which they redirect.
+        retry: policy for requests that have brought nothing.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class HttpOptions:
 
     @classmethod
     def from_environment(cls) -> "HttpOptions":
-        """The options with the headers of `EPOCHAL_HTTP_HEADERS`: a JSON object of names and values.
+        """Return the options with the headers of `EPOCHAL_HTTP_HEADERS`: a JSON object of names and values.
 
         Raises:
-            InvalidInput: the variable holds something else. The message does not repeat it: it may be a secret.
+            InvalidInput: the variable has another form. The message does not repeat it: it may be a secret.
         """
         text = os.environ.get(HEADERS_VARIABLE)
         if not text:
@@ -72,13 +72,13 @@ class HttpOptions:
             _HEADER_NAME.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
             for name, value in headers.items()
         ):
-            raise InvalidInput(f'{HEADERS_VARIABLE} is no JSON object like {{"Authorization": "Bearer …"}}')
+            raise InvalidInput(f'{HEADERS_VARIABLE} is not a JSON object like {{"Authorization": "Bearer …"}}')
         return cls(headers)
 
 
 @dataclass(frozen=True, slots=True)
 class _RemoteFile:
-    """A file as its first answer showed it."""
+    """A file as its first answer described it."""
 
     url: str
     listed: SourceFile
@@ -91,17 +91,17 @@ class HttpSource:
         self._client = client
         self._by_name = {file.listed.name: file for file in files}
         self._options = options
-        # httpcore's own queue loses a connection for ever where a request is cancelled while it is given one.
+        # httpcore's own queue loses a connection if a request is cancelled while it gets one.
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @classmethod
     async def open(cls, urls: Sequence[str], options: HttpOptions | None = None) -> Self:
-        """The files at these URLs, named as `file_names` says.
+        """Open the files at these URLs, with the names of `file_names`.
 
         Raises:
             SourceUnavailable: a server does not answer now; retry.
             Rejected: a server refuses, or cannot send parts of a file; or there are more than `MAX_URLS`.
-            InvalidInput: two URLs name the same file, or one is no URL; the fault of whoever wrote the location.
+            InvalidInput: two URLs name the same file, or one is not a URL; the fault of the location's author.
         """
         if len(urls) > MAX_URLS:
             raise Rejected(f"{len(urls)} URLs; at most {MAX_URLS} are allowed")
@@ -132,7 +132,7 @@ class HttpSource:
         return [file.listed for file in self._by_name.values()]
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """As `ByteSource.read_into`; a body that breaks off is continued where it broke."""
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`; continue an interrupted body where it ended."""
         file, target = self._by_name[name], Filling(into)
         answers = 0
         backoff = self._options.retry.begin()
@@ -149,10 +149,10 @@ class HttpSource:
                 await backoff.wait(error, error.context.get("retry_after_s", 0.0))
 
     async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
-        """One answer: what is missing of the target, or what comes of it. The target begins at byte `start`."""
+        """Request the missing bytes of the target, which begins at byte `start`, once."""
         begin, stop = start + target.filled, start + target.filled + target.missing
         async with self._turns, opened(self._client, file.url, begin, stop) as answer:
-            first, end, size_bytes = what_comes(answer)
+            first, end, size_bytes = announced_range(answer)
             if (size_bytes, _version(answer)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
                     f"{answer.url} changed: it had {file.listed.size_bytes} bytes and version "
@@ -168,11 +168,9 @@ class HttpSource:
         while True:
             try:
                 async with self._turns, opened(self._client, url, 0, PROBE_BYTES) as answer:
-                    size_bytes = what_comes(answer)[2]
-                    version = _version(answer)
-                    return _RemoteFile(
-                        url, SourceFile(name, size_bytes, answer.url, version, _distinction(url, answer))
-                    )
+                    _, _, size_bytes = announced_range(answer)
+                    version, distinction = _version(answer), _distinction(url, answer)
+                    return _RemoteFile(url, SourceFile(name, size_bytes, answer.url, version, distinction))
             except SourceUnavailable as error:
                 await backoff.wait(error, error.context.get("retry_after_s", 0.0))
 
@@ -181,21 +179,23 @@ class HttpSource:
 
 
 def file_names(urls: Sequence[str]) -> dict[str, str]:
-    """The name of the file at each URL: the last part of its path, or, where two would have one name or an MDS index
-    may name folders, all of the path behind the longest folder that every URL shares.
+    """Return the name of the file at each URL: the last part of its path.
+
+    If two files would have the same name, or an MDS index may name folders, it is all of the path after the longest
+    folder that every URL shares.
 
     Raises:
-        InvalidInput: two URLs still have one name, or one names no file; the fault of whoever wrote the location.
+        InvalidInput: two URLs still have the same name, or one names no file; the fault of the location's author.
     """
     places: dict[str, list[str]] = {}
     for number, url in enumerate(urls, start=1):
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            # What cannot be parsed cannot be shown without its secrets; httpx's reason may hold a part of them too.
-            has_secrets = "@" in url or "?" in url
-            shown = f"URL {number} of {len(urls)} is not a URL" if has_secrets else f"{url!r} is no URL: {error}"
-            raise InvalidInput(shown) from error
+            # Secrets cannot be removed from a URL that cannot be parsed; httpx's reason may show some of them too.
+            may_have_secrets = "@" in url or "?" in url
+            shown = f"URL {number} of {len(urls)} is" if may_have_secrets else f"{url!r} is"
+            raise InvalidInput(f"{shown} not a URL{'' if may_have_secrets else f': {error}'}") from error
         parts = [parsed.netloc.decode("ascii", "replace"), *unquote(parsed.path).split("/")[1:]]
         if not parts[-1]:
             raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
@@ -213,7 +213,7 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
-    """The certificates that servers are checked with; reading them takes longer than the rest of a client."""
+    """Return the trusted certificates, which take long to read."""
     return httpx.create_ssl_context()
 
 
@@ -223,7 +223,7 @@ def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
 
     async def keep_headers_at_home(request: httpx.Request) -> None:
         if not 0 <= (request.url.port or 0) <= MAX_PORT:
-            raise httpx.InvalidURL(f"there is no port {request.url.port}")  # asyncio would raise an OverflowError
+            raise httpx.InvalidURL(f"there is no port {request.url.port}")  # asyncio would raise `OverflowError`
         if (request.url.scheme, request.url.raw_host, request.url.port) in origins:
             request.headers.update(options.headers)
         else:
@@ -248,15 +248,15 @@ def _version(answer: Opened) -> str:
 
 
 def _distinction(url: str, answer: Opened) -> str:
-    """A digest of all of the URL, its query included, where no ETag tells the file from others at its path.
+    """Return a digest of the whole URL, its query included; "" if an ETag distinguishes the file from others.
 
-    With an ETag the query does not count: it may be a signature that is another one every hour.
+    With an ETag the query does not count: it may be a signature that changes every hour.
     """
     return "" if answer.response.headers.get("ETag") else hashlib.sha256(url.encode()).hexdigest()
 
 
 def without_secrets(url: str) -> str:
-    """The URL without user, password and query: those may be keys."""
+    """Return the URL without user, password and query, which may be secrets."""
     try:
         return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))
     except httpx.InvalidURL:

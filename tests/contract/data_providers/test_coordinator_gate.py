@@ -163,7 +163,7 @@ async def test_gate_without_its_coordinator_serves_what_it_knows(run: PublishedR
         run.announce(run.document)
         later = (BatchId(200, 211),)
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
-        with pytest.raises(SourceUnavailable, match="cannot hear"):
+        with pytest.raises(SourceUnavailable, match="cannot reach"):
             await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
         run.away = False
         run.publish(2, later)

@@ -146,7 +146,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     range_bytes = 2**20
-    monkeypatch.setattr("data_providers.ranges.MAX_RANGE_BYTES", range_bytes)
+    monkeypatch.setattr("data_providers.ranged.MAX_RANGE_BYTES", range_bytes)
     spec = DatasetSpec(2, 2**17)
     tokens = np.arange(10 * range_bytes // 2, dtype=np.uint32).astype("<u2")
     tokens.tofile(tmp_path / "a.bin")
@@ -187,8 +187,8 @@ async def test_http_has_the_fingerprint_of_the_local_file(folder: Path) -> None:
 
 
 async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_providers.ranges.MAX_RANGE_BYTES", 128)
-    monkeypatch.setattr("data_providers.ranges.MAX_GAP_BYTES", -1)
+    monkeypatch.setattr("data_providers.ranged.MAX_RANGE_BYTES", 128)
+    monkeypatch.setattr("data_providers.ranged.MAX_GAP_BYTES", -1)
     calm = FileServer(folder)
 
     async def answer(request: HttpRequest) -> HttpReply:

@@ -192,16 +192,16 @@ def test_default_encoder_takes_text_prompts_and_tokens() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (b"{", "data index 7 is no JSON: Expecting property name"),
-        (b"\xff", "data index 7 is no JSON"),
-        (b"[" * 100_000, "data index 7 is no JSON"),
+        (b"{", "data index 7 is not JSON: Expecting property name"),
+        (b"\xff", "data index 7 is not JSON"),
+        (b"[" * 100_000, "data index 7 is not JSON"),
         ({"instruction": 1, "output": 2}, "record of instruction, output; allowed: text; prompt and completion; input"),
         ([1, 2], "record of list; allowed"),
         ({"prompt": "a"}, "record of prompt; allowed"),
-        ({"input_ids": [1, -1]}, "input_ids is no list of integers from 0 to"),
-        ({"input_ids": [True]}, "input_ids is no list of integers"),
+        ({"input_ids": [1, -1]}, "input_ids is not a list of integers from 0 to"),
+        ({"input_ids": [True]}, "input_ids is not a list of integers"),
         ({"input_ids": [1], "labels": [1, 2]}, "2 labels for 1 input_ids"),
-        ({"input_ids": [1], "labels": [-101]}, "labels is no list of integers from -100"),
+        ({"input_ids": [1], "labels": [-101]}, "labels is not a list of integers from -100"),
     ],
 )
 def test_default_encoder_says_what_is_wrong_with_a_record(record: Any, message: str) -> None:

@@ -67,7 +67,7 @@ async def test_one_changed_byte_is_corrupt_and_names_the_block(folder: Path) -> 
         verify_folder(folder)
     async with http_server(FileServer(folder)) as url:
         provider = await opened(url)
-        with pytest.raises(CorruptData, match=r"b\.bin: block 3 of 4096 bytes is not what the manifest says"):
+        with pytest.raises(CorruptData, match=r"b\.bin: block 3 of 4096 bytes differs from the manifest"):
             await provider.get_samples(DataIds(0, provider.sequence_count - 1 if provider.sequence_count else 0))
         await provider.aclose()
 
@@ -121,7 +121,7 @@ async def test_every_folder_of_the_urls_is_checked_by_its_own_manifest(
         if order[damaged].startswith("z"):
             await again.get_samples(everything)
         else:
-            with pytest.raises(CorruptData, match=f"{order[damaged]}: block 0 of .* is not what the manifest says"):
+            with pytest.raises(CorruptData, match=f"{order[damaged]}: block 0 of .* differs from the manifest"):
                 await again.get_samples(everything)
         await provider.aclose()
         await again.aclose()
@@ -138,7 +138,7 @@ async def test_manifest_above_the_folders_of_the_urls_lists_their_files(tmp_path
         location = Urls(tuple(f"{url}/{name}" for name in names))
         provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", lambda: ""))
         assert (await provider.get_samples(DataIds(0, 9))).sample_count == 10
-        with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* is not what the manifest says"):
+        with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* differs from the manifest"):
             await provider.get_samples(DataIds(10, 10))
         await provider.aclose()
 
@@ -172,14 +172,14 @@ async def test_manifest_behind_a_url_that_is_damaged_is_corrupt(folder: Path) ->
     path = folder / MANIFEST_NAME
     path.write_text(path.read_text()[:-20])
     async with http_server(FileServer(folder)) as url:
-        with pytest.raises(CorruptData, match="is no manifest"):
+        with pytest.raises(CorruptData, match="is not a manifest"):
             await opened(url)
 
 
 def test_verified_folder_counts_its_files_and_misses_none(folder: Path) -> None:
     assert verify_folder(folder) == 2
     (folder / "a.bin").unlink()
-    with pytest.raises(CorruptData, match=r"a\.bin, which is not there"):
+    with pytest.raises(CorruptData, match=r"a\.bin, which does not exist"):
         verify_folder(folder)
 
 

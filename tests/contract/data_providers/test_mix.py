@@ -117,10 +117,10 @@ async def test_mix_with_other_weights_has_another_fingerprint(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no JSON"),
+        ("no json", "is not JSON"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
-        ("[" * 200_000, "is no JSON"),
+        ("[" * 200_000, "is not JSON"),
         ('[{"location": "Dummy", "weight": NaN}]', r"0\.weight"),
         ('[{"location": "Dummy", "weight": 0}]', r"0\.weight"),
         ('[{"location": "Dummy", "weight": -1}, {"location": "Dummy"}]', r"0\.weight.*1\.weight"),

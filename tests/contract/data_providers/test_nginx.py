@@ -109,10 +109,10 @@ ONE_TRY = HttpOptions(retry=RetryPolicy(attempts=1))
         ("data/absent.bin", Rejected, "answered 404"),
         ("denied/part-0000.bin", Rejected, "answered 403"),
         ("broken/part-0000.bin", SourceUnavailable, "answered 500"),
-        ("around/part-0000.bin", Rejected, "cannot be asked"),
+        ("around/part-0000.bin", Rejected, "cannot be requested"),
         ("data/notes.txt", CorruptData, "holds no token files"),
         ("data/short.bin", CorruptData, "hold no sequence of 16 tokens"),
-        ("data/odd.bin", CorruptData, "no whole number"),
+        ("data/odd.bin", CorruptData, "not a multiple of the token size"),
         ("data/empty.bin", CorruptData, "hold no sequence"),
     ],
 )

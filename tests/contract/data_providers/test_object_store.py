@@ -168,7 +168,7 @@ async def test_bucket_or_folder_that_is_not_there_is_said(bucket: Any, s3_url: s
     with pytest.raises(CorruptData, match="s3://tokens/nothing holds no token files"):
         await opened(s3_url, "nothing")
     gone = S3(bucket_name="gone", endpoint=s3_url)
-    with pytest.raises(Rejected, match="s3://gone is not there"):
+    with pytest.raises(Rejected, match="s3://gone does not exist"):
         await open_location(gone, SPEC, OpenOptions("run", lambda: ""))
 
 

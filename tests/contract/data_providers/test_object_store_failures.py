@@ -132,7 +132,7 @@ async def test_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.Mon
         (416, b"", "bytes */20", CorruptData, "changed: it is shorter"),
         (206, b"0123456789", "bytes 10-19/20", CorruptData, "changed: it had 128 bytes"),
         (206, b"0" * 100, "bytes 0-99/128", SourceUnavailable, "cannot be read"),
-        (200, b"0" * 128, "", Rejected, "cannot be asked"),
+        (200, b"0" * 128, "", Rejected, "cannot be requested"),
     ],
     ids=["beyond the end", "cut short", "another part", "all of it"],
 )

@@ -173,7 +173,7 @@ async def test_factory_opens_a_registered_provider_by_its_name(tmp_path: Path, m
     register(tmp_path, monkeypatch, opener)
     provider = await opened("Dummy", override="warehouse://shelf/7.json")
     assert vars(provider)["location"] == "shelf/7.json"
-    with pytest.raises(InvalidInput, match=r"'workshop'; there are az, .*, warehouse$"):
+    with pytest.raises(InvalidInput, match=r"'workshop'; allowed: az, .*, warehouse$"):
         await opened("Dummy", override="workshop://shelf/7")
 
 

@@ -267,7 +267,7 @@ async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place
     async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(10):
         greedy = [await open_client(address, "greedy") for _ in range(2)]
         for _ in range(4):
-            with pytest.raises(SourceUnavailable, match="client greedy holds 2 connections already"):
+            with pytest.raises(SourceUnavailable, match="client greedy already has 2 connections"):
                 await open_client(address, "greedy")
         other = await open_client(address, "other")
         assert (await other.get_samples(DataIds(0, 0))).sample_count == 1

@@ -84,7 +84,7 @@ def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> 
 
 def test_inspect_of_a_location_that_is_wrong_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(3))
-    data("inspect", tmp_path).expect(2, "a.bin has 3 bytes, no whole number of 2-byte tokens")
+    data("inspect", tmp_path).expect(2, "a.bin has 3 bytes, not a multiple of the token size 2")
 
 
 def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) -> None:

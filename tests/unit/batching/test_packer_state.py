@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.packing.packer import Packer, packed
-from batching.packing.packer_state import indices_held
+from batching.packing.packer import Packer, indices_held, packed
 from batching.packing.samples import EncodedSample, RawSample
 from batching.packing.task_encoder import SkipSample, TaskEncoder, stateless
 from state.config.state_file import PackingConfig

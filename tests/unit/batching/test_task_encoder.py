@@ -143,14 +143,14 @@ FLOATS: Any = np.ones(1)
     ("sample", "message"),
     [
         (None, "returned NoneType; allowed: an EncodedSample"),
-        (EncodedSample(np.zeros((2, 2), "<u2")), "no one-dimensional array"),
-        (EncodedSample(np.array([-1])), "no one-dimensional array of unsigned"),
+        (EncodedSample(np.zeros((2, 2), "<u2")), "not a one-dimensional array"),
+        (EncodedSample(np.array([-1])), "not a one-dimensional array of unsigned"),
         (EncodedSample(np.array([256], "<u2")), "token 256; the model's vocabulary allows 0 to 255"),
         (EncodedSample(np.zeros(3, "<u2"), np.zeros(2, int)), "2 labels for 3 tokens"),
         (EncodedSample(np.zeros(1, "<u2"), np.array([-1])), "label -1; allowed: 0 to 255, and -100"),
         (EncodedSample(np.zeros(1, "<u2"), FLOATS), "labels of type float64; allowed: integers"),
-        (EncodedSample(np.zeros(1, "<u2"), None, FLOATS), "no one-dimensional array of integers"),
-        (EncodedSample(np.zeros(2, "<u2"), None, np.ones((1, 2), int)), "no one-dimensional array of integers"),
+        (EncodedSample(np.zeros(1, "<u2"), None, FLOATS), "not a one-dimensional array of integers"),
+        (EncodedSample(np.zeros(2, "<u2"), None, np.ones((1, 2), int)), "not a one-dimensional array of integers"),
         (EncodedSample(np.zeros(3, "<u2"), None, np.array([1, 1])), "sequence_lengths do not add up to 3"),
     ],
 )

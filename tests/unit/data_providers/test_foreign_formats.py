@@ -58,15 +58,15 @@ def put(name: str, at: int, data: bytes) -> Callable[[dict[str, bytes]], object]
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (damaged(lambda held: held.pop("a.bin")), "is the index of a.bin, which is not there"),
-        (damaged(lambda held: held.update({"a.bin": held["a.bin"][:-2]})), "a.bin has 62 bytes, a.idx says 64"),
-        (damaged(lambda held: held.update({"a.bin": held["a.bin"] + b"xx"})), "a.bin has 66 bytes, a.idx says 64"),
+        (damaged(lambda held: held.pop("a.bin")), "is the index of a.bin, which does not exist"),
+        (damaged(lambda held: held.update({"a.bin": held["a.bin"][:-2]})), "a.bin has 62 bytes; a.idx says 64"),
+        (damaged(lambda held: held.update({"a.bin": held["a.bin"] + b"xx"})), "a.bin has 66 bytes; a.idx says 64"),
         (damaged(lambda held: held.update({"a.idx": held["a.idx"][:-1]})), "its header says"),
-        (damaged(lambda held: held.update({"a.idx": held["a.idx"][:20]})), "a Megatron index has 34 or more"),
-        (damaged(lambda held: held.update({"a.idx": b""})), "a Megatron index has 34 or more"),
-        (damaged(lambda held: held.update({"a.idx": b"MMID"})), "a Megatron index has 34 or more"),
+        (damaged(lambda held: held.update({"a.idx": held["a.idx"][:20]})), "allowed: 34 or more"),
+        (damaged(lambda held: held.update({"a.idx": b""})), "allowed: 34 or more"),
+        (damaged(lambda held: held.update({"a.idx": b"MMID"})), "allowed: 34 or more"),
         (damaged(put("a.idx", 9, b"\x02")), "version 2; allowed: 1"),
-        (damaged(put("a.idx", 17, b"\x04")), "holds int32; the description allows int16 or uint16"),
+        (damaged(put("a.idx", 17, b"\x04")), "holds int32; allowed: int16 or uint16"),
         (damaged(put("a.idx", 17, b"\xff")), "holds type 255"),
         (damaged(put("a.idx", 18, b"\xff" * 8)), "its header says"),
     ],
@@ -110,7 +110,7 @@ def test_mds_samples_of_another_shape_are_corrupt(tmp_path: Path, at: int, value
     (whole,) = discovered(files)
     shard = bytearray(files[whole.name])
     shard[whole.data_offset_bytes - 2 + at] = value
-    with pytest.raises(CorruptData, match="no arrays of one dimension"):
+    with pytest.raises(CorruptData, match="not arrays of one dimension"):
         discovered(files | {whole.name: bytes(shard)})
 
 
@@ -163,11 +163,11 @@ def shard_entry(**changes: Any) -> Callable[[Any], object]:
     ("change", "error", "message"),
     [
         (lambda index: index.update(version=1), CorruptData, "version 1; allowed: 2"),
-        (lambda index: index.pop("shards"), CorruptData, "no MDS index"),
-        (lambda index: index.update(shards="x"), CorruptData, "its shards are no list"),
+        (lambda index: index.pop("shards"), CorruptData, "not an MDS index"),
+        (lambda index: index.update(shards="x"), CorruptData, "its shards are not a list"),
         (shard_entry(format="json"), Rejected, "format 'json'"),
-        (shard_entry(compression="zstd"), Rejected, "compressed shards are not read; write them with compression=None"),
-        (shard_entry(raw_data={"basename": "gone.mds", "bytes": 1}), CorruptData, "names gone.mds, which is not there"),
+        (shard_entry(compression="zstd"), Rejected, "not supported; write them with compression=None"),
+        (shard_entry(raw_data={"basename": "gone.mds", "bytes": 1}), CorruptData, "gone.mds, which does not exist"),
         (shard_entry(raw_data={"basename": "shard.00000.mds", "bytes": 1}), CorruptData, "index.json says 1"),
         (shard_entry(samples=5), CorruptData, "does not begin with the offsets of 5 samples"),
         (shard_entry(samples=-1), CorruptData, "allowed: 0 to"),
@@ -180,7 +180,7 @@ def shard_entry(**changes: Any) -> Callable[[Any], object]:
         (shard_entry(column_encodings=["ndarray:uint16"], column_sizes=[None]), CorruptData, "samples of 5 tokens"),
         (shard_entry(column_sizes=[3]), CorruptData, "has size 3"),
         (shard_entry(column_encodings=["ndarray:uint16:6"], column_sizes=[12]), CorruptData, "do not explain"),
-        (shard_entry(column_names=["tokens", "x"]), CorruptData, "no MDS index"),
+        (shard_entry(column_names=["tokens", "x"]), CorruptData, "not an MDS index"),
     ],
 )
 def test_mds_index_that_is_not_read_is_refused_by_name(
@@ -198,7 +198,7 @@ def test_mds_samples_that_hold_no_whole_sequences_are_corrupt(tmp_path: Path) ->
 def test_mds_truncated_shard_is_corrupt(tmp_path: Path) -> None:
     files = mds_files(tmp_path, lambda index: None)
     files["shard.00000.mds"] = files["shard.00000.mds"][:-1]
-    with pytest.raises(CorruptData, match=r"shard\.00000\.mds has \d+ bytes, index\.json says"):
+    with pytest.raises(CorruptData, match=r"shard\.00000\.mds has \d+ bytes; index\.json says"):
         discovered(files)
 
 

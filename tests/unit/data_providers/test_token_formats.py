@@ -1,4 +1,4 @@
-"""`data_providers/formats/`: where the tokens are in a file, `ranges.py`, and the shape of what comes back."""
+"""`data_providers/formats/`: where the tokens are in a file, `ranged.py`, and the shape of what comes back."""
 
 import io
 from typing import Any
@@ -20,7 +20,7 @@ from data_providers.protocol import (
     Rejected,
     TokenBatch,
 )
-from data_providers.ranges import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
+from data_providers.ranged import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
 from data_providers.sources.protocol import SourceFile
 from state.errors import InvalidInput
 from state.intervals import DataIds
