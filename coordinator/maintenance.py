@@ -1,4 +1,4 @@
-"""Work that nobody waits for: keeping `state.toml` up to date, and forgetting blobs that the run no longer needs."""
+"""Background work: keeping `state.toml` up to date, and deleting blobs that the run no longer needs."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from coordinator.machine.run import Run
 from coordinator.machine.views import blobs_needed
 from coordinator.store.open import Store
-from state.config.state_file import Progress, StateFile, dump_state
+from state.config.state_file import Progress, dump_state
 from state.errors import StoreFailed
 
 log = logging.getLogger(__name__)
@@ -17,8 +17,8 @@ class Maintenance:
     """Keeps the state file and the blobs of one service in order.
 
     Args:
-        run_now: the run as it is kept at the moment of the call.
-        fail: told when the store fails.
+        run_now: returns the run as it is kept at the moment.
+        fail: called when the store fails.
     """
 
     def __init__(self, store: Store, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]) -> None:
@@ -30,12 +30,12 @@ class Maintenance:
         self._sweep_due = False
 
     def state_file_changed(self) -> None:
-        """Note that the kept `state.toml` is out of date."""
+        """Have the kept `state.toml` written anew."""
         self._state_file_stale = True
         self._due.set()
 
     def sweep(self) -> None:
-        """Note that blobs have become unneeded."""
+        """Have unneeded blobs deleted."""
         self._sweep_due = True
         self._due.set()
 
@@ -60,7 +60,9 @@ class Maintenance:
         """
         if self._state_file_stale:
             self._state_file_stale = False
-            await self._store.save_state_file(dump_state(_state_file_of(self._run_now())))
+            run = self._run_now()
+            progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
+            await self._store.save_state_file(dump_state(run.state_file.with_progress(run.phase, progress)))
 
     async def _sweep_blobs(self) -> None:
         unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
@@ -69,8 +71,3 @@ class Maintenance:
                 await self._store.blobs.delete(sha256)
         if unneeded:
             log.info("blobs_swept", extra={"count": len(unneeded)})
-
-
-def _state_file_of(run: Run) -> StateFile:
-    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
-    return run.state_file.with_progress(run.phase, progress)

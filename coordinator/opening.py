@@ -1,4 +1,4 @@
-"""Opening a run: what the store holds or a new one, and what has happened to it since it was kept."""
+"""Opening a run: the one that the store holds or a new one, and what happened to it since it was kept."""
 
 import logging
 import secrets
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """How a run is owned.
+    """The resources of a service that owns a run.
 
     Attributes:
         source: the state file's name, for messages.
@@ -34,30 +34,20 @@ class ServiceOptions:
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRun:
-    """A run that may be served.
-
-    Attributes:
-        stimuli: what has happened to it; handled and kept before anything else is.
-    """
-
-    journal: RunJournal
-    stimuli: tuple[Stimulus, ...]
-
-
-async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restored: bool) -> OpenedRun:
-    """Return the run that the store holds, or a new one.
+async def open_run(
+    options: ServiceOptions, state_file: StateFile, *, is_restored: bool
+) -> tuple[RunJournal, tuple[Stimulus, ...]]:
+    """Return the journal of the run that the store holds, or of a new one, and the stimuli to handle before all others.
 
     Args:
         options: store, clock and key.
-        state_file: the validated state file. Where the store holds the run already, its edited fields are applied
-            if they may change while a run goes on.
-        is_restored: what the store holds is a backup. Clients that have seen later documents follow it then.
+        state_file: the validated state file. If the store already holds the run, edited fields are applied that may
+            change during a run.
+        is_restored: the store holds a backup, which clients that have seen later documents must follow.
 
     Raises:
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
-            of blobs than are held; or there is no run that could have been restored.
+            of blobs than are held; or there is no run to restore.
         StoreFailed: the journal is damaged, or was written under other rules.
     """
     store = options.store
@@ -72,8 +62,8 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
             now_s=options.clock.wall_s(),
         )
         try:
-            return OpenedRun(await RunJournal.begin(store.journal, run), (CoordinatorStarted(),))
-        except StoreConflict:  # another coordinator has begun the run meanwhile
+            return await RunJournal.begin(store.journal, run), (CoordinatorStarted(),)
+        except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
     if store.journal.torn_bytes:
         log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.journal.torn_bytes})
@@ -86,7 +76,7 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
         stimuli.append(ConfigChanged(state_file))
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
-    return OpenedRun(journal, tuple(stimuli))
+    return journal, tuple(stimuli)
 
 
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:
@@ -95,12 +85,12 @@ def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str)
     if refused:
         lines = "\n".join(f"  {change}" for change in refused)
         raise InvalidInput(
-            f"{source} differs from the kept run where it may not change any more:\n{lines}", source=source
+            f"{source} differs from the kept run in fields that may no longer change:\n{lines}", source=source
         )
     most = state_file.blobs.max_total_bytes
     if most < min(held_bytes, run.state_file.blobs.max_total_bytes):
         raise InvalidInput(
-            f"{source}: blobs.max_total_bytes is {most}, and the run holds {held_bytes} bytes; allowed: "
+            f"{source}: blobs.max_total_bytes is {most}, but the run holds {held_bytes} bytes; allowed: "
             f"{held_bytes} or more",
             source=source,
         )

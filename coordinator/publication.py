@@ -1,10 +1,13 @@
-"""Views of a run for its readers: the document's bytes, a round's documents, pages of results, standings and status."""
+"""Views of a run for its readers, and how they wait for news: they never wait for the writer."""
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
-from coordinator.machine.run import Run
+from coordinator.machine.run import Run, config_json
+from runtime.broadcast import Broadcast
+from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
 from state.errors import InternalError, Refused
 from state.intervals import total_batches
@@ -14,14 +17,14 @@ from state.refusals import Refusal
 from state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
-"""Rosters and work lists that are served: those of the round under way and of the last ones."""
+"""Number of rosters and work lists that are served: those of the round under way and of the last ones."""
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run document with its bytes, serialised once for the journal and for everyone who waits."""
+    """A run document with its bytes, serialised once for the journal and all readers."""
 
     document: RunDocument
     body: bytes
@@ -40,34 +43,8 @@ class Published:
         return self.document.version
 
     def is_news(self, after: int, lineage: str | None) -> bool:
-        """Whether it is newer than version `after`, or of another lineage than this one."""
-        return self.version > after or (lineage is not None and lineage != self.lineage)
-
-    @property
-    def lineage(self) -> str:
-        return self.document.lineage
-
-
-class RoundDocuments:
-    """The canonical JSON of the last rounds' rosters and work lists, by digest."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
-
-    def remember(self, run: Run) -> None:
-        """Keep what the round under way needs; forget the oldest above `MAX_ROUND_DOCUMENTS`."""
-        current = run.round
-        if current is None:
-            return
-        for sha256, document in ((current.roster_sha256, current.roster), (current.work_sha256, current.work)):
-            if sha256 not in self._kept:
-                self._kept[sha256] = canonical_json(document)
-            self._kept.move_to_end(sha256)
-        while len(self._kept) > MAX_ROUND_DOCUMENTS:
-            self._kept.popitem(last=False)
-
-    def get(self, sha256: Sha256) -> bytes | None:
-        return self._kept.get(sha256)
+        """Whether its version is above `after`, or its lineage is not `lineage`."""
+        return self.version > after or (lineage is not None and lineage != self.document.lineage)
 
 
 def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
@@ -88,11 +65,94 @@ def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
     return ResultsPage(step, attempt, max(after, len(current.verified)), complete, results)
 
 
+class Readers:
+    """Shows immutable values that are replaced after each commit, and wakes those who wait for newer ones.
+
+    Attributes:
+        run: the run as it is kept.
+        published: the document that it publishes.
+    """
+
+    def __init__(self, run: Run, published: Published, clock: RunClock) -> None:
+        self.run = run
+        self.published = published
+        self._clock = clock
+        self._news = Broadcast()
+        self._results_news = Broadcast()
+        self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
+        self._is_released = False
+        self._remember_round_documents()
+
+    def show(self, run: Run, published: Published) -> None:
+        """Show a run that was kept, and its document."""
+        before, self.run = self.run, run
+        if run.round is not before.round or run.phase is not before.phase:
+            self._remember_round_documents()
+            self._results_news.notify()
+        if published is not self.published:
+            self.published = published
+            self._news.notify()
+
+    def release(self) -> None:
+        """Answer every waiting reader, because the service stops."""
+        self._is_released = True
+        self._news.close()
+        self._results_news.close()
+
+    async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
+        """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`."""
+        if self.published.is_news(after, lineage):
+            return self.published
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return None
+        return self.published if self.published.is_news(after, lineage) else None
+
+    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float) -> ResultsPage:
+        """Return a round's verified results from number `after` on, once there are any, or after `timeout_s`.
+
+        It returns at once when no further result can come.
+
+        Raises:
+            Refused: `stale-round`.
+        """
+        deadline_s = self._clock.now_s() + timeout_s
+        while True:
+            page = results_page(self.run, step, attempt, after)
+            remaining_s = deadline_s - self._clock.now_s()
+            if page.results or page.complete or remaining_s <= 0 or self._is_released:
+                return page
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await self._results_news.wait()
+            except TimeoutError:
+                return results_page(self.run, step, attempt, after)
+
+    def immutable(self, sha256: Sha256) -> bytes | None:
+        """Return the canonical JSON of the configuration, or a recent roster or work list, of this digest."""
+        if sha256 == self.run.config_sha256:
+            return canonical_json(config_json(self.run.state_file))
+        return self._round_documents.get(sha256)
+
+    def _remember_round_documents(self) -> None:
+        current, kept = self.run.round, self._round_documents
+        if current is None:
+            return
+        for sha256, document in ((current.roster_sha256, current.roster), (current.work_sha256, current.work)):
+            if sha256 not in kept:
+                kept[sha256] = canonical_json(document)
+            kept.move_to_end(sha256)
+        while len(kept) > MAX_ROUND_DOCUMENTS:
+            kept.popitem(last=False)
+
+
 def standing_of(run: Run, client_id: ClientId) -> Standing:
-    """Return what has arrived of a client's messages in the round under way.
+    """Return which of a client's messages for the round under way have arrived.
 
     Raises:
-        Refused: `unauthorized`, when it is not a member.
+        Refused: `unauthorized` unless it is a member.
     """
     member = run.members.get(client_id)
     if member is None:
@@ -126,7 +186,6 @@ def status_of(
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     config = run.state_file.config
     positions = {} if run.round is None else run.round.plan.positions
-    shown = list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     members = tuple(
         MemberView(
             client_id=member.client_id,
@@ -137,7 +196,7 @@ def status_of(
             silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
             last_loss=member.last_loss,
         )
-        for member in shown
+        for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     )
     return RunStatus(
         run_id=run.state_file.run_id,
@@ -150,7 +209,7 @@ def status_of(
         total_steps=config.total_steps,
         attempt=run.attempt,
         member_count=len(run.members),
-        ready_count=sum(member.ready_step is not None for member in run.members.values()),
+        ready_count=len(run.ready_members()),
         members=members,
         data_indices_applied=run.data_indices_applied,
         tokens_applied=run.tokens_applied,

@@ -1,12 +1,12 @@
 """The one owner of a run: takes stimuli from a bounded queue, persists, then publishes, then answers.
 
-Theory of operation. Callers `submit` a stimulus and wait. One task takes whatever has queued up (a group), lets the
-machine handle each, appends one journal record for all that changed something (one fsync, however many joins), and only
-then shows the new run and its document to anyone and answers the group. A store that fails poisons the service: it
-accepts nothing more, publishes nothing that it could not keep, and says so in `failure`. Where another coordinator of
-the run was first to append, its records are replayed and the group is handled again (`coordinator/run_journal.py`).
+Theory of operation. Callers `submit` a stimulus and wait. One task takes everything in the queue (a group), lets the
+machine handle each stimulus, appends one journal record for all that changed something (one fsync, however many joins),
+and only then shows the new run and its document and answers the group. After a failure of the store the service accepts
+nothing more, publishes nothing that it could not keep, and says so in `failure`. If another coordinator of the run
+appended first, its records are replayed and the group is handled again (`coordinator/run_journal.py`).
 
-What readers see, and how they wait for news, is in `coordinator/readers.py`.
+Readers and their waiting are in `coordinator/publication.py`.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from coordinator.machine.instructions import (
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import BlobsNearedBound, ClientsFellSilent, Stamped, Stimulus, Ticked
 from coordinator.maintenance import Maintenance
-from coordinator.opening import OpenedRun, ServiceOptions, open_run
-from coordinator.publication import Published, TokenRate, status_of
-from coordinator.readers import Readers
+from coordinator.opening import ServiceOptions, open_run
+from coordinator.publication import Published, Readers, TokenRate, status_of
+from coordinator.run_journal import RunJournal
 from runtime.clock import RunClock
 from state.config.state_file import StateFile
 from state.errors import EpochalError, Refused, StoreConflict, StoreFailed
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_STIMULI = 4096
 MAX_GROUP = 1024
 TICK_S = 0.1
-"""Time between two looks at deadlines and silence. Nothing else waits for a tick."""
+"""Time between two checks of deadlines and silence. Nothing else waits for a tick."""
 BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_COMMIT_ATTEMPTS = 16
-"""How often a group is handled because another coordinator of the run appended first; one of them always succeeds."""
+"""Maximum number of times a group is handled because other coordinators appended first; one always succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GroupKept:
 
 
 ServiceEvent: TypeAlias = Instruction | GroupKept
-"""News of a service for its watcher."""
+"""Events of a service for its watcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,16 @@ class _Waiting:
 _Answers: TypeAlias = list[tuple[_Waiting, Exception | None]]
 
 
-def _ignore(_: ServiceEvent) -> None:
-    """Drop the event."""
-
-
 class CoordinatorService:
     """Owns a run. Use `open`, then keep `serve` running in a task group."""
 
-    def __init__(self, options: ServiceOptions, opened: OpenedRun) -> None:
+    def __init__(self, options: ServiceOptions, journal: RunJournal, opening: tuple[Stimulus, ...]) -> None:
         self.blobs = options.store.blobs
         self._options = options
-        self._journal = journal = opened.journal
+        self._journal = journal
         self._clock = RunClock(options.clock, not_before_s=journal.run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
-        self._opening = opened.stimuli
+        self._opening = opening
         self._liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self._maintenance = Maintenance(options.store, lambda: self.run, self.fail)
@@ -93,17 +89,17 @@ class CoordinatorService:
         self.accepting = False
         self.failure: str | None = None
         self.started = asyncio.Event()
-        self._watcher: Callable[[ServiceEvent], None] = _ignore
+        self._watcher: Callable[[ServiceEvent], None] = lambda _: None
 
     @classmethod
     async def open(
         cls, options: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
     ) -> "CoordinatorService":
-        """Return the service of the run that the store holds, or of a new one. Raises what `open_run` does."""
-        return cls(options, await open_run(options, state_file, is_restored=is_restored))
+        """Return the service of the run that the store holds, or of a new one. Raises as `open_run` does."""
+        return cls(options, *await open_run(options, state_file, is_restored=is_restored))
 
     async def serve(self) -> None:
-        """Handle stimuli until cancelled. Nothing is answered before the start itself is kept."""
+        """Handle stimuli until cancelled. Nothing is answered before the start has been kept."""
         loop = asyncio.get_running_loop()
         group = [_Waiting(stimulus, loop.create_future()) for stimulus in self._opening]
         await self._commit(group)
@@ -132,7 +128,7 @@ class CoordinatorService:
     # Writing
 
     async def submit(self, stimulus: Stimulus) -> None:
-        """Hand in a stimulus and wait until the run with it is kept and published.
+        """Queue a stimulus, and wait until the run with it is kept and published.
 
         Raises:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
@@ -143,7 +139,7 @@ class CoordinatorService:
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull:
-            raise Refused(Refusal.OVERLOADED, f"{MAX_QUEUED_STIMULI} messages wait already; try again soon") from None
+            raise Refused(Refusal.OVERLOADED, f"{MAX_QUEUED_STIMULI} messages are queued; try again soon") from None
         await waiting.answer
 
     async def _commit_groups(self) -> None:
@@ -162,7 +158,7 @@ class CoordinatorService:
             refusal = Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}")
             answers = [(waiting, refusal) for waiting in group]
         except StoreConflict as error:
-            refusal = Refused(Refusal.OVERLOADED, f"other coordinators of the run were faster each time: {error}")
+            refusal = Refused(Refusal.OVERLOADED, f"other coordinators of the run appended first each time: {error}")
             answers = [(waiting, refusal) for waiting in group]
         for waiting, problem in answers:
             if waiting.answer.done():
@@ -172,13 +168,13 @@ class CoordinatorService:
             else:
                 waiting.answer.set_exception(problem)
         for instruction in instructions:
-            self._carry_out(instruction)
+            self._execute(instruction)
 
     async def _keep(self, group: list[_Waiting]) -> tuple[_Answers, list[Instruction]]:
-        """Handle the group, keep and publish the result; after a conflict, again on the run as it stands then.
+        """Handle the group, keep and publish the result; after a conflict, repeat this with the other's run.
 
         Raises:
-            StoreConflict: other coordinators were first `MAX_COMMIT_ATTEMPTS` times; nothing of the group is kept.
+            StoreConflict: other coordinators appended first `MAX_COMMIT_ATTEMPTS` times; nothing of the group is kept.
             StoreFailed: something may not have been kept, now or before.
         """
         for attempt in range(1, MAX_COMMIT_ATTEMPTS + 1):
@@ -232,10 +228,10 @@ class CoordinatorService:
             log.critical("store_failed", extra={"reason": self.failure})
 
     def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:
-        """Tell `watcher` of every instruction that is carried out and every record that is written, once it is."""
+        """Call `watcher` with every instruction before it is executed, and every record after it is written."""
         self._watcher = watcher
 
-    def _carry_out(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: Instruction) -> None:
         self._watcher(instruction)
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
@@ -258,7 +254,7 @@ class CoordinatorService:
                 log.debug("segment_ended", extra={"epoch": epoch})
 
     async def save_state_file(self) -> None:
-        """Bring the kept `state.toml` up to date, if the phase has changed since and anything can be kept.
+        """Bring the kept `state.toml` up to date, unless the store has failed.
 
         Raises:
             StoreFailed: it could not be written.
@@ -285,18 +281,18 @@ class CoordinatorService:
                 log.warning("tick_refused", extra={"kind": error.kind})
 
     async def note_blobs_near_bound(self) -> None:
-        """End the epoch early, so that its checkpoint makes room. Raises what `submit` does."""
+        """End the epoch early, so that its checkpoint makes room. Raises as `submit` does."""
         if not self.run.blobs_near_bound:
             await self.submit(BlobsNearedBound(self.blobs.total_bytes))
 
-    # Asking
+    # Reading
 
     def now_s(self) -> float:
         """Return seconds on the run's clock."""
         return self._clock.now_s()
 
     def heard(self, client_id: ClientId) -> None:
-        """Note that a request of this member arrived."""
+        """Record that a request of this member arrived."""
         self._liveness.heard(client_id, self._clock.now_s())
 
     def status(self) -> RunStatus:
@@ -313,5 +309,5 @@ class CoordinatorService:
 
     @property
     def queued_count(self) -> int:
-        """Number of stimuli that wait."""
+        """Number of queued stimuli."""
         return self._queue.qsize()

@@ -1,6 +1,8 @@
-"""What a coordinator shows Prometheus: the run as it stands, and how long its phases, rounds and writes took."""
+"""A coordinator's metrics: the present run, and the durations of its phases, rounds and writes to the journal."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -15,87 +17,53 @@ from state.phases import RunState
 
 GROUP_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-_GAUGES: tuple[tuple[str, str, Callable[[RunStatus], float]], ...] = (
-    ("run_document_version", "Version of the published run document.", lambda status: status.version),
-    ("run_epoch", "Number of the epoch.", lambda status: status.epoch),
-    ("run_step", "The next step to be applied.", lambda status: status.step),
-    ("run_attempt", "Attempts at this step that came to no result.", lambda status: status.attempt),
-    ("run_members", "Clients that are members.", lambda status: status.member_count),
-    ("run_members_ready", "Members that hold the model and the data.", lambda status: status.ready_count),
-    ("run_tokens_per_second", "Tokens applied per second, over the last rounds.", lambda status: status.tokens_per_s),
-    ("run_carried_batches", "Batches that wait for another attempt.", lambda status: status.carried_batches),
-    ("run_quarantined_intervals", "Intervals of batches set aside.", lambda status: len(status.quarantined)),
-    ("coordinator_journal_bytes", "Bytes that the journal takes up.", lambda status: status.journal_bytes),
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The sources of the values of one scrape."""
+
+    status: RunStatus
+    service: CoordinatorService
+    polls: LongPolls
+
+
+_Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
+_GAUGES: _Rows = (
+    ("run_document_version", "Version of the published run document.", lambda seen: seen.status.version),
+    ("run_epoch", "Number of the epoch.", lambda seen: seen.status.epoch),
+    ("run_step", "The next step to be applied.", lambda seen: seen.status.step),
+    ("run_attempt", "Attempts at this step without a result.", lambda seen: seen.status.attempt),
+    ("run_members", "Clients that are members.", lambda seen: seen.status.member_count),
+    ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
+    ("run_loss", "Mean loss of the last applied step, in nats per token.", lambda seen: seen.status.loss),
+    ("run_tokens_per_second", "Tokens applied per second in the last rounds.", lambda seen: seen.status.tokens_per_s),
+    ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),
+    ("run_quarantined_intervals", "Quarantined intervals of batches.", lambda seen: len(seen.status.quarantined)),
+    ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
+    ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
+    ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
+    ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
+    ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[RunStatus], float]], ...] = (
-    ("run_data_indices_applied", "Data indices applied since step 1.", lambda status: status.data_indices_applied),
-    ("run_tokens_applied", "Tokens applied since step 1.", lambda status: status.tokens_applied),
+_COUNTERS: _Rows = (
+    ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
+    ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
 )
-_LIVE_GAUGES: tuple[tuple[str, str, Callable[[CoordinatorService, LongPolls], float]], ...] = (
-    ("coordinator_accepting", "1 while messages are accepted.", lambda service, _: service.accepting),
-    ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda service, _: service.blobs.total_bytes),
-    ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda service, _: service.queued_count),
-    ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda _, polls: polls.count),
-)
-
-
-class RunCollector:
-    """The run as it stands at a scrape. The status is made anew only when the run has changed."""
-
-    def __init__(self) -> None:
-        self._watched: tuple[CoordinatorService, LongPolls] | None = None
-        self._run: Run | None = None
-        self._status: RunStatus | None = None
-
-    def watch(self, service: CoordinatorService, polls: LongPolls) -> None:
-        """Show this service's run from now on."""
-        self._watched = service, polls
-
-    def describe(self) -> Iterator[Metric]:
-        """Yield every metric, without values."""
-        yield InfoMetricFamily("epochal_run", "Which run the coordinator serves.", labels=("run_id",))
-        yield GaugeMetricFamily("epochal_run_phase", "1 for the run's phase, 0 for the others.", labels=("phase",))
-        yield GaugeMetricFamily("epochal_run_loss", "Mean loss of the last applied step, in nats per token.")
-        for name, text, _ in (*_GAUGES, *_LIVE_GAUGES):
-            yield GaugeMetricFamily(f"epochal_{name}", text)
-        for name, text, _ in _COUNTERS:
-            yield CounterMetricFamily(f"epochal_{name}", text)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its values now; nothing before there is a service to watch."""
-        if self._watched is None:
-            return
-        service, polls = self._watched
-        status = self.status_of(service)
-        values: dict[str, float | None] = {f"epochal_{name}": read(status) for name, _, read in (*_GAUGES, *_COUNTERS)}
-        values |= {f"epochal_{name}": read(service, polls) for name, _, read in _LIVE_GAUGES}
-        values["epochal_run_loss"] = status.loss
-        for metric in self.describe():
-            if isinstance(metric, InfoMetricFamily):
-                metric.add_metric((status.run_id,), {})
-            elif metric.name == "epochal_run_phase":
-                for phase in RunState:
-                    metric.add_sample(metric.name, {"phase": phase.value}, int(phase is status.run_state))
-            elif (value := values[metric.name]) is not None:
-                suffix = "_total" if isinstance(metric, CounterMetricFamily) else ""
-                metric.add_sample(metric.name + suffix, {}, value)
-            yield metric
-
-    def status_of(self, service: CoordinatorService) -> RunStatus:
-        """Return the status as of the last change of the run."""
-        if self._status is None or self._run is not service.run:
-            self._run, self._status = service.run, service.status()
-        return self._status
 
 
 class CoordinatorMetrics:
-    """A coordinator's metrics, in one registry. They measure from `watch` on."""
+    """A coordinator's metrics in one registry, measured from `watch` on.
+
+    It also collects the metrics of the run as it is when they are read.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self.run = RunCollector()
-        registry.register(self.run)
+        self._watched: tuple[CoordinatorService, LongPolls] | None = None
+        self._run: Run | None = None
+        self._status: RunStatus | None = None
+        registry.register(self)
         self._phase_duration = Histogram(
             "epochal_run_phase_duration_seconds",
             "Time that the run spent in a phase; of a phase that a restart interrupted, the part since then.",
@@ -130,11 +98,40 @@ class CoordinatorMetrics:
         self._trained_s: float | None = None
 
     def watch(self, service: CoordinatorService, polls: LongPolls) -> None:
-        """Measure this service from now on, and show its run."""
+        """Measure this service from now on."""
         self._now_s = service.now_s
         self._phase_since_s = service.now_s()
-        self.run.watch(service, polls)
+        self._watched = service, polls
         service.watch(self._observe)
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield every metric of the run without a value."""
+        return self._metrics(None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of the run with its value; nothing before `watch`."""
+        if self._watched is not None:
+            service, polls = self._watched
+            yield from self._metrics(_Seen(self.status_of(service), service, polls))
+
+    @staticmethod
+    def _metrics(seen: _Seen | None) -> Iterator[Metric]:
+        run = InfoMetricFamily("epochal_run", "Which run the coordinator serves.", labels=("run_id",))
+        phase = GaugeMetricFamily("epochal_run_phase", "1 for the run's phase, 0 for the others.", labels=("phase",))
+        if seen is not None:
+            run.add_metric((seen.status.run_id,), {})
+            for state in RunState:
+                phase.add_metric((state.value,), int(state is seen.status.run_state))
+        yield from (run, phase)
+        for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, read in rows:
+                yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))
+
+    def status_of(self, service: CoordinatorService) -> RunStatus:
+        """Return the status as of the last change of the run."""
+        if self._status is None or self._run is not service.run:
+            self._run, self._status = service.run, service.status()
+        return self._status
 
     def _observe(self, event: ServiceEvent) -> None:
         match event:

@@ -193,7 +193,7 @@ async def test_state_file_edited_where_it_may_not_is_refused_with_the_difference
         run.write_state(config__total_steps=9, **edit)
         ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         assert ran.code == 2
-        assert "differs from the kept run where it may not change any more" in ran.err
+        assert "differs from the kept run in fields that may no longer change" in ran.err
         assert difference in ran.err
         assert "total_steps" not in ran.err, "only what is refused is listed"
         run.write_state()
