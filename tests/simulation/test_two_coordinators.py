@@ -21,7 +21,7 @@ from state.refusals import Refusal
 from state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
 from tests.support.simulated_coordinator import SlowJournal
 from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, run_virtually
+from tests.support.virtual_time import VirtualClock, in_virtual_time, run_virtually
 
 CLIENTS = 40
 INVITATION = sha256_hex(b"an invitation")
@@ -119,25 +119,23 @@ def test_two_coordinators_of_one_journal_lose_and_double_nothing(seed: int, capl
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(seed: int) -> None:
-    async def main() -> None:
-        chance = random.Random(seed)
-        access = {"mode": "invitations", "invitations": [INVITATION]}
-        state = state_file(access=access)
-        async with coordinators(SlowJournal(chance), chance, state) as services:
+@in_virtual_time
+async def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(seed: int) -> None:
+    chance = random.Random(seed)
+    access = {"mode": "invitations", "invitations": [INVITATION]}
+    state = state_file(access=access)
+    async with coordinators(SlowJournal(chance), chance, state) as services:
 
-            async def join(number: int) -> Refusal | None:
-                try:
-                    await services[number].submit(join_of(number, INVITATION))
-                except Refused as refused:
-                    return refused.kind
-                return None
+        async def join(number: int) -> Refusal | None:
+            try:
+                await services[number].submit(join_of(number, INVITATION))
+            except Refused as refused:
+                return refused.kind
+            return None
 
-            async with asyncio.TaskGroup() as tasks:
-                joins = [tasks.create_task(join(number)) for number in range(2)]
-            assert {task.result() for task in joins} == {None, Refusal.ACCESS_DENIED}
-
-    run_virtually(main())
+        async with asyncio.TaskGroup() as tasks:
+            joins = [tasks.create_task(join(number)) for number in range(2)]
+        assert {task.result() for task in joins} == {None, Refusal.ACCESS_DENIED}
 
 
 class ContendedJournal(MemoryJournal):
@@ -153,16 +151,14 @@ class ContendedJournal(MemoryJournal):
 
 
 @pytest.mark.parametrize("conflicts", [MAX_COMMIT_ATTEMPTS - 1, MAX_COMMIT_ATTEMPTS])
-def test_coordinator_that_others_always_overtake_refuses_one_group_alone(conflicts: int) -> None:
-    async def main() -> None:
-        journal = ContendedJournal()
-        async with coordinators(journal, random.Random(0), state_file(), count=1) as (service,):
-            journal.conflicts = conflicts
-            refused = conflicts == MAX_COMMIT_ATTEMPTS
-            with pytest.raises(Refused, match="faster") if refused else contextlib.nullcontext():
-                await service.submit(join_of(1))
-            assert service.failure is None
-            await service.submit(join_of(2))
-            assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})
-
-    run_virtually(main())
+@in_virtual_time
+async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(conflicts: int) -> None:
+    journal = ContendedJournal()
+    async with coordinators(journal, random.Random(0), state_file(), count=1) as (service,):
+        journal.conflicts = conflicts
+        refused = conflicts == MAX_COMMIT_ATTEMPTS
+        with pytest.raises(Refused, match="faster") if refused else contextlib.nullcontext():
+            await service.submit(join_of(1))
+        assert service.failure is None
+        await service.submit(join_of(2))
+        assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})

@@ -1,8 +1,10 @@
 """Serving over real sockets: exposure, TLS files, the port, long polls, and a prompt end."""
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,18 @@ from tests.support.served import Served, WireClient
 from tests.support.states import state_file
 
 POLLS = 40
+ALL_WAIT = f"epochal_coordinator_long_polls_waiting {POLLS}.0"
+
+
+@contextlib.asynccontextmanager
+async def served_run(folder: Path) -> AsyncIterator[str]:
+    async with serving(state_file(), ServeOptions(str(folder), Endpoint(port=0))) as running:
+        yield running.url
+
+
+async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +69,8 @@ async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: P
 
 
 async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
-    async with serving(state_file(), ServeOptions(str(tmp_path / "one"), Endpoint(port=0))) as first:
-        port = int(first.url.rpartition(":")[2])
+    async with served_run(tmp_path / "one") as first:
+        port = int(first.rpartition(":")[2])
         with pytest.raises(InvalidInput, match=str(port)):
             async with serving(state_file(), ServeOptions(str(tmp_path / "two"), Endpoint(port=port))):
                 raise AssertionError("it is served")
@@ -64,8 +78,8 @@ async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
 
 async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Path) -> None:
     two = tmp_path / "two"
-    async with serving(state_file(), ServeOptions(str(tmp_path / "one"), Endpoint(port=0))) as first:
-        port = int(first.url.rpartition(":")[2])
+    async with served_run(tmp_path / "one") as first:
+        port = int(first.rpartition(":")[2])
         with pytest.raises(InvalidInput, match="--restored"):
             async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0), is_restored=True)):
                 pass
@@ -79,7 +93,6 @@ async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Pa
 
 
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
-    """Everyone hears of a join at once; when serving ends they are let go within the shutdown's bound."""
     options = ServeOptions(str(tmp_path), Endpoint(port=0))
     limits = httpx.Limits(max_connections=2 * POLLS)
     async with httpx.AsyncClient(limits=limits, timeout=10) as http:
@@ -90,7 +103,7 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
                 version = (await http.get("/v1/runs/test-run")).json()["version"]
                 url = "/v1/runs/test-run?wait_s=6&after="
                 first = [tasks.create_task(http.get(f"{url}{version}")) for _ in range(POLLS)]
-                await all_wait(http, POLLS)
+                await shows(http, ALL_WAIT)
                 await client.join()
                 bodies = {(await answer).content for answer in first}
                 assert len(bodies) == 1
@@ -99,15 +112,16 @@ async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_pat
                     or running.handlers.service.published.version > version + 1
                 )
                 last = [tasks.create_task(http.get(f"{url}{version + 1_000}")) for _ in range(POLLS)]
-                await all_wait(http, POLLS)
+                await shows(http, ALL_WAIT)
                 ended_s = time.monotonic()
             assert time.monotonic() - ended_s < 3
         assert {answer.result().status_code for answer in last} == {304}
 
 
-async def all_wait(http: httpx.AsyncClient, count: int) -> None:
+async def shows(http: httpx.AsyncClient, line: str) -> None:
+    """Return once the metrics contain this line."""
     async with asyncio.timeout(10):
-        while f"epochal_coordinator_long_polls_waiting {count}.0\n" not in (await http.get("/metrics")).text:
+        while f"{line}\n" not in (await http.get("/metrics")).text:
             continue
 
 
@@ -115,9 +129,8 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.http_bodies, "MESSAGE_TIMEOUT_S", 0.1)
-    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running:
-        host, _, port = running.url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with served_run(tmp_path) as url:
+        reader, writer = await connected(url)
         writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
         async with asyncio.timeout(10):
             answer = await reader.read()
@@ -136,9 +149,8 @@ async def test_connection_without_a_whole_request_head_is_closed(
 ) -> None:
     monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(runtime.http_server, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
-    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running, asyncio.timeout(10):
-        host, _, port = running.url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with served_run(tmp_path) as url, asyncio.timeout(10):
+        reader, writer = await connected(url)
         if asked_before:
             writer.write(ASK)
             assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
@@ -148,9 +160,8 @@ async def test_connection_without_a_whole_request_head_is_closed(
 
 
 async def test_connection_whose_request_head_never_ends_is_closed_before_it_fills_the_memory(tmp_path: Path) -> None:
-    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running, asyncio.timeout(10):
-        host, _, port = running.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+    async with served_run(tmp_path) as url, asyncio.timeout(10):
+        _, writer = await connected(url)
         writer.write(b"GET /healthz HTTP/1.1\r\n")
         with pytest.raises(ConnectionError):
             await write_headers(writer, 100 * MAX_HEAD_BYTES)
@@ -167,8 +178,7 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.http_server, "HEAD_TIMEOUT_S", 0.1)
-    options = ServeOptions(str(tmp_path), Endpoint(port=0))
-    async with serving(state_file(), options) as running, httpx.AsyncClient(base_url=running.url) as http:
+    async with served_run(tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
         for _ in range(2):
             version = (await http.get("/v1/runs/test-run")).json()["version"]
             assert (await http.get(f"/v1/runs/test-run?wait_s=0.3&after={version}")).status_code == 304
@@ -177,19 +187,14 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running:
-        host, _, port = running.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+    async with served_run(tmp_path) as url:
+        _, writer = await connected(url)
         body = canonical_json({"public_key": "ab" * 32})
         head = b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body[:5])
         await writer.drain()
         writer.close()
-        async with asyncio.timeout(10), httpx.AsyncClient(base_url=running.url) as http:
-            while (
-                '_count{method="POST",route="/v1/runs/{run_id}/clients/challenge",status="4xx"} 1.0'
-                not in (await http.get("/metrics")).text
-            ):
-                continue
+        async with httpx.AsyncClient(base_url=url) as http:
+            await shows(http, '_count{method="POST",route="/v1/runs/{run_id}/clients/challenge",status="4xx"} 1.0')
             assert (await http.post("/v1/runs/test-run/clients/challenge", content=body)).status_code == 200
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -6,10 +6,11 @@ import pytest
 
 from runtime.background_task import STOP_TIMEOUT_S, BackgroundTask
 from state.errors import InternalError
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 
 
-def test_replacement_starts_only_after_the_old_activity_has_ended() -> None:
+@in_virtual_time
+async def test_replacement_starts_only_after_the_old_activity_has_ended() -> None:
     seen: list[str] = []
 
     async def activity(name: str) -> None:
@@ -20,23 +21,23 @@ def test_replacement_starts_only_after_the_old_activity_has_ended() -> None:
             await asyncio.sleep(1)
             seen.append(f"{name} ended")
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            task = BackgroundTask(group, "test")
-            await task.replace(activity("first"))
-            await asyncio.sleep(1)
-            await task.replace(activity("second"))
-            assert task.is_busy
-            await asyncio.sleep(1)
-            await task.replace(None)
-            assert not task.is_busy
-
-    run_virtually(main())
+    async with asyncio.TaskGroup() as group:
+        task = BackgroundTask(group, "test")
+        await task.replace(activity("first"))
+        await asyncio.sleep(1)
+        await task.replace(activity("second"))
+        assert task.is_busy
+        await asyncio.sleep(1)
+        await task.replace(None)
+        assert not task.is_busy
     assert seen == ["first begins", "first ended", "second begins", "second ended"]
 
 
-def test_activity_that_ignores_cancellation_is_an_internal_error() -> None:
-    async def stubborn(release: asyncio.Event) -> None:
+@in_virtual_time
+async def test_activity_that_ignores_cancellation_is_an_internal_error() -> None:
+    release = asyncio.Event()
+
+    async def stubborn() -> None:
         while not release.is_set():
             try:
                 await release.wait()
@@ -46,15 +47,11 @@ def test_activity_that_ignores_cancellation_is_an_internal_error() -> None:
     async def never() -> None:
         raise AssertionError("started beside an activity that still runs")
 
-    async def main() -> None:
-        release = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            task = BackgroundTask(group, "test")
-            await task.replace(stubborn(release))
-            await asyncio.sleep(0)
-            with pytest.raises(InternalError):
-                await task.replace(never())
-            assert asyncio.get_running_loop().time() == STOP_TIMEOUT_S
-            release.set()
-
-    run_virtually(main())
+    async with asyncio.TaskGroup() as group:
+        task = BackgroundTask(group, "test")
+        await task.replace(stubborn())
+        await asyncio.sleep(0)
+        with pytest.raises(InternalError):
+            await task.replace(never())
+        assert asyncio.get_running_loop().time() == STOP_TIMEOUT_S
+        release.set()

@@ -8,19 +8,9 @@ from typing import BinaryIO
 import pytest
 
 from runtime.durable_files import PRIVATE_MODE, Disk, create_file, make_folder, replace_file
+from tests.support.recording_disk import RecordingDisk
 
 Write = Callable[..., None]
-
-
-class _Syncs:
-    """A disk that remembers what was made durable."""
-
-    def __init__(self) -> None:
-        self.synced: set[int] = set()
-        self.disk = Disk(sync=self._sync)
-
-    def _sync(self, descriptor: int) -> None:
-        self.synced.add(os.fstat(descriptor).st_ino)
 
 
 def _full(file: BinaryIO, data: bytes) -> None:
@@ -35,10 +25,10 @@ def write(request: pytest.FixtureRequest) -> Write:
 
 
 def test_written_file_and_its_name_are_durable(tmp_path: Path, write: Write) -> None:
-    syncs = _Syncs()
-    write(tmp_path / "file", b"data", syncs.disk)
+    recording = RecordingDisk()
+    write(tmp_path / "file", b"data", recording.disk)
     assert (tmp_path / "file").read_bytes() == b"data"
-    assert {(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino} <= syncs.synced
+    assert recording.lacks(tmp_path, tmp_path / "file") == []
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -78,6 +68,6 @@ def test_created_file_needs_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_new_folders_are_durable_by_name(tmp_path: Path) -> None:
-    syncs = _Syncs()
-    make_folder(tmp_path / "one" / "two", syncs.disk)
-    assert {tmp_path.stat().st_ino, (tmp_path / "one").stat().st_ino} <= syncs.synced
+    recording = RecordingDisk()
+    make_folder(tmp_path / "one" / "two", recording.disk)
+    assert recording.lacks(tmp_path, tmp_path / "one") == []

@@ -32,7 +32,7 @@ def test_file_without_authorities_is_the_users_mistake() -> None:
 
 
 async def error_at(url: str) -> httpx.HTTPError:
-    """What httpx raises when it is asked for this URL."""
+    """Return the error of httpx for this URL."""
     async with open_client(url, "coordinator", True, timeout=5.0) as client:
         with pytest.raises(httpx.HTTPError) as raised:
             await whole_answer(client, client.build_request("GET", "/"))
@@ -41,7 +41,7 @@ async def error_at(url: str) -> httpx.HTTPError:
 
 @asynccontextmanager
 async def server_that_sends(data: bytes) -> AsyncIterator[str]:
-    """The `http://` URL of a server that reads a little, sends these bytes and hangs up."""
+    """Yield the `http://` URL of a server that reads a little, sends these bytes and hangs up."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -105,8 +105,8 @@ async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
     assert body.is_closed
 
 
-def problem(body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
-    return httpx.Response(409, headers={"Content-Type": PROBLEM_JSON, **(headers or {})}, content=json.dumps(body))
+def problem(body: Any, **headers: str) -> httpx.Response:
+    return httpx.Response(409, headers={"Content-Type": PROBLEM_JSON, **headers}, content=json.dumps(body))
 
 
 @pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
@@ -123,7 +123,7 @@ def test_problem_of_a_kind_that_nobody_knows_keeps_its_words() -> None:
 
 
 def test_problem_says_how_long_to_wait() -> None:
-    refused = refusal_in(problem({"type": "urn:epochal:problem:overloaded"}, {"Retry-After": "3"}))
+    refused = refusal_in(problem({"type": "urn:epochal:problem:overloaded"}, **{"Retry-After": "3"}))
     assert refused is not None
     assert refused.context == {"retry_after_s": 3.0}
 

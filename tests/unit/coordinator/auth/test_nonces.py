@@ -43,12 +43,12 @@ def test_join_with_a_made_up_nonce_is_refused(nonce: str) -> None:
 
 
 def test_join_with_a_nonce_of_another_key_run_or_coordinator_is_refused() -> None:
-    assert kind_of(request(NONCES.make("ab" * 32, NOW_S))) == "nonce-invalid"
-    assert (
-        kind_of(request(JoinNonces(SigningKey(bytes(range(32))), "other").make(CLIENT_KEY.hex(), NOW_S)))
-        == "nonce-invalid"
-    )
-    assert kind_of(request(JoinNonces(SigningKey(bytes(32)), "run").make(CLIENT_KEY.hex(), NOW_S))) == "nonce-invalid"
+    for nonces, key in (
+        (NONCES, "ab" * 32),
+        (JoinNonces(SigningKey(bytes(range(32))), "other"), CLIENT_KEY.hex()),
+        (JoinNonces(SigningKey(bytes(32)), "run"), CLIENT_KEY.hex()),
+    ):
+        assert kind_of(request(nonces.make(key, NOW_S))) == "nonce-invalid"
 
 
 def test_consumed_nonce_cannot_be_spelled_another_way() -> None:

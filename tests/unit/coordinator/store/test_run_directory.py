@@ -15,16 +15,22 @@ from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.directory.keys import DirectoryKeys
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
 from coordinator.store.journal import JournalRecord, Snapshot
-from runtime.durable_files import Disk
+from runtime.durable_files import REAL_DISK, Disk
 from state.errors import StoreConflict, StoreFailed
 from state.wire import sha256_hex
+from tests.support.recording_disk import RecordingDisk
 
 MAX_BLOB_BYTES = 1_000
 
 
-async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: Path) -> None:
-    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+async def begun(run_dir: Path, disk: Disk = REAL_DISK) -> RunDirectory:
+    store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES, disk)
     await store.journal.open_segment(Snapshot(0, b"start"))
+    return store
+
+
+async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: Path) -> None:
+    store = await begun(tmp_path)
     await store.journal.append(JournalRecord(1, b"one"))
     await store.aclose()
     path = tmp_path / "journal" / "00000000.log"
@@ -40,8 +46,7 @@ async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: P
 
 
 async def test_run_directory_read_meanwhile_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
-    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
-    await store.journal.open_segment(Snapshot(0, b"start"))
+    store = await begun(tmp_path)
     path = tmp_path / "journal" / "00000000.log"
     torn = path.read_bytes() + b"torn"
     path.write_bytes(torn)
@@ -60,35 +65,17 @@ async def test_run_directory_opened_twice_refuses_the_second_and_names_the_owner
     await (await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)).aclose()
 
 
-class _Syncs:
-    """A disk that remembers what was made durable."""
-
-    def __init__(self) -> None:
-        self._synced: set[tuple[int, int]] = set()
-        self.disk = Disk(sync=self._sync)
-
-    def _sync(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        self._synced.add((found.st_dev, found.st_ino))
-        os.fsync(descriptor)
-
-    def lacks(self, *paths: Path) -> list[Path]:
-        """Those of these files and folders that a loss of power may take."""
-        return [path for path in paths if (path.stat().st_dev, path.stat().st_ino) not in self._synced]
-
-
 async def test_run_directory_that_is_new_is_durable_with_every_folder_above_it(tmp_path: Path) -> None:
-    syncs, run_dir = _Syncs(), tmp_path / "runs" / "one"
-    store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES, syncs.disk)
-    await store.journal.open_segment(Snapshot(0, b"start"))
+    recording, run_dir = RecordingDisk(), tmp_path / "runs" / "one"
+    store = await begun(run_dir, recording.disk)
     journal = run_dir / "journal"
-    assert syncs.lacks(tmp_path, tmp_path / "runs", run_dir, journal, journal / "00000000.log") == []
+    assert recording.lacks(tmp_path, tmp_path / "runs", run_dir, journal, journal / "00000000.log") == []
     await store.aclose()
 
 
 async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path: Path) -> None:
-    syncs = _Syncs()
-    blobs = await DirectoryBlobs.open(tmp_path, 1000, syncs.disk)
+    recording = RecordingDisk()
+    blobs = await DirectoryBlobs.open(tmp_path, 1000, recording.disk)
 
     async def body() -> AsyncIterator[bytes]:
         yield b"a result"
@@ -96,12 +83,11 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
     digest = sha256_hex(b"a result")
     await blobs.receive(digest, 8, body())
     folder = tmp_path / "blobs"
-    assert syncs.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
+    assert recording.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
 
 
 async def test_run_directory_after_a_lost_compare_and_swap_keeps_on(tmp_path: Path) -> None:
-    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
-    await store.journal.open_segment(Snapshot(0, b"start"))
+    store = await begun(tmp_path)
     with pytest.raises(StoreConflict):
         await store.journal.append(JournalRecord(2, b"two"))
     await store.journal.append(JournalRecord(1, b"one"))
@@ -109,8 +95,7 @@ async def test_run_directory_after_a_lost_compare_and_swap_keeps_on(tmp_path: Pa
 
 
 async def test_run_directory_that_is_closed_keeps_nothing_more(tmp_path: Path) -> None:
-    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
-    await store.journal.open_segment(Snapshot(0, b"start"))
+    store = await begun(tmp_path)
     await store.aclose()
     with pytest.raises(StoreFailed, match="closed"):
         await store.journal.append(JournalRecord(1, b"one"))
@@ -148,8 +133,7 @@ async def test_run_directory_after_a_failed_write_keeps_nothing_more(tmp_path: P
             raise OSError(5, "Input/output error")
         os.fsync(descriptor)
 
-    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES, Disk(write, sync))
-    await store.journal.open_segment(Snapshot(0, b"start"))
+    store = await begun(tmp_path, Disk(write, sync))
     broken = True
     with pytest.raises(StoreFailed, match=r"No space|Input/output"):
         await store.journal.append(JournalRecord(1, b"one"))
