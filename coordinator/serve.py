@@ -72,7 +72,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         StoreFailed: the store cannot be used, is in use, or is damaged.
     """
     endpoint = options.endpoint
-    endpoint.check_exposure()
+    endpoint.check()
     allow_connections()
     store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:

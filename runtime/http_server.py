@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -44,10 +45,16 @@ class Endpoint:
     tls_key: Path | None = None
     insecure: bool = False
 
-    def check_exposure(self) -> None:
-        """Raise `InvalidInput` if only half of TLS is configured, or if plain HTTP would leave this machine."""
+    def check(self) -> None:
+        """Raise `InvalidInput` if the TLS files are not usable, or if plain HTTP would leave this machine."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key must be given together")
+        if self.tls_cert is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.tls_cert, self.tls_key)
+            except OSError as error:  # ssl.SSLError is one
+                files = f"{self.tls_cert} and {self.tls_key}"
+                raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
         if self.tls_cert is not None or self.insecure:
             return
         try:
@@ -82,7 +89,7 @@ class Endpoint:
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
     def server(self, app: Any) -> "HttpServer":
-        """Return a server for an ASGI app. Raise `InvalidInput` unless the TLS files are a certificate and its key."""
+        """Return a server for an ASGI app."""
         config = uvicorn.Config(
             app,
             http=BoundedHeads,
@@ -97,11 +104,6 @@ class Endpoint:
             ssl_keyfile=None if self.tls_key is None else str(self.tls_key),
             server_header=False,
         )
-        try:
-            config.load()
-        except OSError as error:  # ssl.SSLError is one
-            files = f"{self.tls_cert} and {self.tls_key}"
-            raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
         return HttpServer(config)
 
 
@@ -156,11 +158,7 @@ class HttpServer(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
-    """Serve an ASGI app until the context is left; yield the base URL.
-
-    Raises:
-        InvalidInput: it cannot listen there, or the TLS files are not a certificate and its key.
-    """
+    """Serve an ASGI app until the context is left; yield the base URL. Raise `InvalidInput` if it cannot listen."""
     server = endpoint.server(app)
     server.config.limit_concurrency = max_connections
     with endpoint.bind() as listener:

@@ -92,7 +92,7 @@ async def serving_training(endpoint: Endpoint, options: TrainingServiceOptions) 
     Raises:
         InvalidInput: the address cannot be listened on; the user's fault.
     """
-    endpoint.check_exposure()
+    endpoint.check()
     allow_connections()
     worker = WorkerThread("epochal-service")
     try:

@@ -1,4 +1,4 @@
-"""Two coordinators that share one journal, in virtual time: who appends second reads, and handles its group again."""
+"""Two coordinators of one journal, in virtual time: the second to append reads it, and handles its group again."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from state.refusals import Refusal
 from state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
 from tests.support.simulated_coordinator import SlowJournal
 from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, in_virtual_time, run_virtually
+from tests.support.virtual_time import VirtualClock, in_virtual_time
 
 CLIENTS = 40
 INVITATION = sha256_hex(b"an invitation")
@@ -46,7 +46,7 @@ def join_of(number: int, invitation: Sha256 | None = None) -> ClientJoined:
 async def coordinators(
     journal: MemoryJournal, chance: random.Random, state: StateFile, count: int = 2
 ) -> AsyncIterator[list[CoordinatorService]]:
-    """So many coordinators of one run, opened and started at once."""
+    """Open `count` coordinators of one run at once, and yield them."""
 
     async def opened() -> CoordinatorService:
         store = MemoryStore(state.blobs.max_total_bytes, journal)
@@ -65,7 +65,7 @@ async def coordinators(
 
 
 def joins_and_withdrawals(journal: MemoryJournal) -> Counter[tuple[str, ClientId]]:
-    """How often the journal holds each client's messages."""
+    """Count each client's messages in the journal."""
     found: Counter[tuple[str, ClientId]] = Counter()
     for segment in journal.segments:
         for record in segment.records:
@@ -76,7 +76,7 @@ def joins_and_withdrawals(journal: MemoryJournal) -> Counter[tuple[str, ClientId
 
 
 async def check_agrees(service: CoordinatorService, journal: MemoryJournal) -> None:
-    """The service that appended last shows what the journal replays to."""
+    """Check that the service that appended last shows the run to which the journal replays."""
     segment = await journal.load()
     assert segment is not None
     replayed = replay(segment)
@@ -85,36 +85,35 @@ async def check_agrees(service: CoordinatorService, journal: MemoryJournal) -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_coordinators_of_one_journal_lose_and_double_nothing(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_two_coordinators_of_one_journal_lose_and_double_nothing(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "coordinator.service")
+    chance = random.Random(seed)
+    journal = SlowJournal(chance)
+    async with coordinators(journal, chance, state_file(config__init_min_clients=200)) as services:
 
-    async def main() -> None:
-        chance = random.Random(seed)
-        journal = SlowJournal(chance)
-        async with coordinators(journal, chance, state_file(config__init_min_clients=200)) as services:
+        async def one_client(number: int) -> None:
+            service = chance.choice(services)
+            await asyncio.sleep(chance.uniform(0, 0.5))
+            await service.submit(join_of(number))
+            if number % 3 == 0:
+                await asyncio.sleep(chance.uniform(0, 0.1))
+                await service.submit(ClientWithdrew(id_of(number)))
 
-            async def one_client(number: int) -> None:
-                service = chance.choice(services)
-                await asyncio.sleep(chance.uniform(0, 0.5))
-                await service.submit(join_of(number))
-                if number % 3 == 0:
-                    await asyncio.sleep(chance.uniform(0, 0.1))
-                    await service.submit(ClientWithdrew(id_of(number)))
-
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(CLIENTS):
-                    tasks.create_task(one_client(number))
-            for number, service in enumerate(services, CLIENTS):
-                await service.submit(join_of(number))
-                await check_agrees(service, journal)
-            staying = {id_of(number) for number in range(CLIENTS) if number % 3} | {id_of(40), id_of(41)}
-            assert services[-1].run.members.keys() == staying
-            assert len(journal.segments) == 1, "the run was begun once"
-            expected = {("client_joined", id_of(number)) for number in range(CLIENTS + 2)}
-            expected |= {("client_withdrew", id_of(number)) for number in range(0, CLIENTS, 3)}
-            assert joins_and_withdrawals(journal) == Counter(expected)
-
-    run_virtually(main())
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CLIENTS):
+                tasks.create_task(one_client(number))
+        for number, service in enumerate(services, CLIENTS):
+            await service.submit(join_of(number))
+            await check_agrees(service, journal)
+        staying = {id_of(number) for number in range(CLIENTS) if number % 3} | {id_of(40), id_of(41)}
+        assert services[-1].run.members.keys() == staying
+        assert len(journal.segments) == 1, "the run was begun once"
+        expected = {("client_joined", id_of(number)) for number in range(CLIENTS + 2)}
+        expected |= {("client_withdrew", id_of(number)) for number in range(0, CLIENTS, 3)}
+        assert joins_and_withdrawals(journal) == Counter(expected)
     assert "commit_conflict" in caplog.messages
 
 
@@ -139,7 +138,7 @@ async def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(se
 
 
 class ContendedJournal(MemoryJournal):
-    """A journal to which others are always first to append, as often as `conflicts` says."""
+    """A journal whose next `conflicts` appends lose to another coordinator."""
 
     conflicts = 0
 

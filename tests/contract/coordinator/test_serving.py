@@ -35,57 +35,33 @@ async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 @pytest.mark.parametrize(
-    ("host", "tls", "insecure", "allowed"),
-    [
-        ("127.0.0.1", False, False, True),
-        ("localhost", False, False, True),
-        ("::1", False, False, True),
-        ("0.0.0.0", False, False, False),
-        ("coordinator.example", False, False, False),
-        ("0.0.0.0", False, True, True),
-        ("0.0.0.0", True, False, True),
-    ],
+    "endpoint",
+    [Endpoint("127.0.0.1"), Endpoint("localhost"), Endpoint("::1"), Endpoint("0.0.0.0", insecure=True)],
 )
-def test_exposure_beyond_loopback_needs_tls_or_consent(host: str, tls: bool, insecure: bool, allowed: bool) -> None:
-    cert, key = (Path("c"), Path("k")) if tls else (None, None)
-    options = Endpoint(host=host, insecure=insecure, tls_cert=cert, tls_key=key)
-    if allowed:
-        options.check_exposure()
-    else:
-        with pytest.raises(InvalidInput, match="--insecure"):
-            options.check_exposure()
+def test_loopback_and_consent_need_no_tls(endpoint: Endpoint) -> None:
+    endpoint.check()
 
 
-async def test_serving_with_files_that_are_no_certificate_is_refused(tmp_path: Path) -> None:
-    for name in ("cert", "key"):
-        (tmp_path / name).write_text("nothing")
-    for cert in ("cert", "missing"):
-        options = ServeOptions(
-            str(tmp_path / "run"), Endpoint(port=0, tls_cert=tmp_path / cert, tls_key=tmp_path / "key")
-        )
-        with pytest.raises(InvalidInput, match="certificate"):
-            async with serving(state_file(), options):
-                raise AssertionError("it is served")
-
-
-async def test_serving_on_a_taken_port_is_refused(tmp_path: Path) -> None:
-    async with served_run(tmp_path / "one") as first:
-        port = int(first.rpartition(":")[2])
-        with pytest.raises(InvalidInput, match=str(port)):
-            async with serving(state_file(), ServeOptions(str(tmp_path / "two"), Endpoint(port=port))):
-                raise AssertionError("it is served")
+@pytest.mark.parametrize("host", ["0.0.0.0", "coordinator.example"])
+def test_exposure_beyond_loopback_needs_tls_or_consent(host: str) -> None:
+    with pytest.raises(InvalidInput, match="--insecure"):
+        Endpoint(host).check()
 
 
 async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Path) -> None:
-    two = tmp_path / "two"
+    two, not_tls = tmp_path / "two", tmp_path / "not-tls"
+    not_tls.write_text("nothing")
     async with served_run(tmp_path / "one") as first:
         port = int(first.rpartition(":")[2])
-        with pytest.raises(InvalidInput, match="--restored"):
-            async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0), is_restored=True)):
-                pass
-        with pytest.raises(InvalidInput, match="cannot listen"):
-            async with serving(state_file(), ServeOptions(str(two), Endpoint(port=port))):
-                pass
+        for mistake, options in (
+            ("--restored", ServeOptions(str(two), Endpoint(port=0), is_restored=True)),
+            (f"cannot listen on 127.0.0.1:{port}", ServeOptions(str(two), Endpoint(port=port))),
+            ("certificate", ServeOptions(str(two), Endpoint("0.0.0.0", 0, two, tmp_path / "missing"))),
+            ("certificate", ServeOptions(str(two), Endpoint("0.0.0.0", 0, not_tls, not_tls))),
+        ):
+            with pytest.raises(InvalidInput, match=mistake):
+                async with serving(state_file(), options):
+                    raise AssertionError("it is served")
     async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0))) as started:
         assert started.admin_token is not None
     async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0))) as again:

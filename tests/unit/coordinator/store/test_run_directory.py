@@ -16,7 +16,7 @@ from coordinator.store.directory.keys import DirectoryKeys
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
 from coordinator.store.journal import JournalRecord, Snapshot
 from runtime.durable_files import REAL_DISK, Disk
-from state.errors import StoreConflict, StoreFailed
+from state.errors import StoreFailed
 from state.wire import sha256_hex
 from tests.support.recording_disk import RecordingDisk
 
@@ -84,14 +84,6 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
     await blobs.receive(digest, 8, body())
     folder = tmp_path / "blobs"
     assert recording.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
-
-
-async def test_run_directory_after_a_lost_compare_and_swap_keeps_on(tmp_path: Path) -> None:
-    store = await begun(tmp_path)
-    with pytest.raises(StoreConflict):
-        await store.journal.append(JournalRecord(2, b"two"))
-    await store.journal.append(JournalRecord(1, b"one"))
-    await store.aclose()
 
 
 async def test_run_directory_that_is_closed_keeps_nothing_more(tmp_path: Path) -> None:
