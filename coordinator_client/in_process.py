@@ -1,8 +1,8 @@
 """The coordinator in the same process: `InProcessCoordinator`, for tests and simulations.
 
-The rule kept here: only the transport differs from HTTP. Messages and answers pass through their encoding (but pages of
-results, which are long and many), the same checks precede them, and an error arrives as the problem that HTTP would
-make of it.
+The rule kept here: only the transport differs from HTTP. Messages and answers pass through their encoding, but for
+outcomes and pages of results, which are long and many; the same checks precede them, and an error arrives as the
+problem that HTTP would make of it.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -169,7 +169,7 @@ class InProcessCoordinator:
 
     async def outcome(self, step: int) -> Outcome:
         with self._asking() as handlers:
-            return _encoded(handlers.outcome(step))
+            return handlers.outcome(step)
 
     async def results(self, query: ResultsQuery) -> ResultsPage:
         with self._asking() as handlers:
