@@ -9,6 +9,7 @@ round, and stay connected.
 
 import hashlib
 import itertools
+import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -142,11 +143,20 @@ class MeshRounds:
 
     def _shared(self, parameters: Mapping[str, Float32Array] | None) -> Tensors:
         """Return the parameters that the first process gives; the others give None."""
-        received: Tensors = {}
+        flat, tensors = self._in_one_array(parameters or {})
+        self._collectives.from_first(flat)
+        return tensors
+
+    def _in_one_array(self, tensors: Mapping[str, Float32Array]) -> tuple[Float32Array, Tensors]:
+        """Copy tensors into one flat array, which one exchange moves; return it, and its parts by name."""
+        flat = np.empty(sum(map(math.prod, self._shapes.values())), np.float32)
+        parts, offset = dict[str, Float32Array](), 0
         for name, shape in self._shapes.items():
-            received[name] = np.empty(shape, np.float32) if parameters is None else parameters[name].copy()
-            self._collectives.from_first(received[name])
-        return received
+            parts[name] = flat[offset : offset + math.prod(shape)].reshape(shape)
+            offset += parts[name].size
+            if name in tensors:
+                parts[name][...] = tensors[name]
+        return flat, parts
 
     def _accumulate(self, rows: RowArrays) -> tuple[float, int]:
         learnt = self._learner.accumulate(rows.examples(self._own_rows))
@@ -159,11 +169,8 @@ class MeshRounds:
         if self._optimizer is None:
             learner.discard()
             return sums
-        own, summed = learner.gradient, dict[str, Float32Array]()
-        for name in self._shapes:
-            summed[name] = np.ascontiguousarray(own[name])
-            collectives.sum_to_first(summed[name])
-        learner.discard()
+        flat, summed = self._in_one_array(learner.gradient)
+        collectives.sum_to_first(flat)
         if not collectives.is_first:
             learner.load(self._shared(None))
             return sums

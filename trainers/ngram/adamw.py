@@ -43,9 +43,9 @@ def adamw_step(
     step_size = learning_rate / (1 - keep_first**state.step_count)
     correction = math.sqrt(1 - keep_second**state.step_count)
     for name, array in parameters.items():
-        slope = gradient[name]
-        first = state.first.setdefault(name, np.zeros_like(array))
-        second = state.second.setdefault(name, np.zeros_like(array))
+        if name not in state.first:
+            state.first[name], state.second[name] = np.zeros_like(array), np.zeros_like(array)
+        slope, first, second = gradient[name], state.first[name], state.second[name]
         first *= np.float32(keep_first)
         first += np.float32(1 - keep_first) * slope
         second *= np.float32(keep_second)

@@ -56,6 +56,7 @@ class NgramLearner:
         self.parameters: Tensors = {}
         self._context = context
         self._gradient: Gradient = {}
+        self._has_gradient = False
         self._state = AdamWState()
 
     @property
@@ -85,27 +86,29 @@ class NgramLearner:
         return self._learn(examples, options, backward=False)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
-        self._gradient = dict(gradient)
+        self._gradient, self._has_gradient = dict(gradient), True
 
     def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> float | None:
-        if not self._gradient:
+        if not self._has_gradient:
             return None
         with np.errstate(all="ignore"):
             for array in self._gradient.values():
                 array /= array.dtype.type(divisor)
             norm = adamw_step(self.parameters, self._gradient, self._state, optimizer, learning_rate)
-        self.discard()
+        self._has_gradient = False
+        for array in self._gradient.values():  # kept for the next step: given back, it would be paged in again
+            array.fill(0)
         return norm
 
     def discard(self) -> None:
-        self._gradient = {}
+        self._gradient, self._has_gradient = {}, False
 
     def _learn(self, examples: Sequence[Example], options: LossOptions, *, backward: bool) -> Learnt:
         _check_vocabulary(examples)
         if not any(example.predicted for example in examples):
             return Learnt(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
         if backward:
-            self._gradient = self.gradient
+            self._gradient, self._has_gradient = self.gradient, True
         padded = padded_tokens([example.tokens for example in examples], self._context)
         targets = padded_targets(list(examples), self._context)
         weights = None if options.weights is None else self._padded_weights(options.weights)
