@@ -1,1 +1,1 @@
-"""The coordinator's REST routes, thin over `coordinator/handlers.py`."""
+"""The coordinator's REST routes, a thin layer over `coordinator/handlers.py`."""

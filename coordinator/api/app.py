@@ -1,4 +1,4 @@
-"""The coordinator's REST service as a FastAPI application. Routes translate; the handlers do the work."""
+"""The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers."""
 
 from dataclasses import is_dataclass
 from typing import Any
@@ -29,7 +29,7 @@ DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and
 
 
 def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | None = None) -> FastAPI:
-    """Return the application over these handlers; its own registry of metrics unless it is given some."""
+    """Return the application over these handlers, with new metrics unless some are given."""
     metrics = metrics or CoordinatorMetrics(new_registry())
     app = FastAPI(
         title="Epochal coordinator",

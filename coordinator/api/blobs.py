@@ -1,4 +1,4 @@
-"""Routes of blobs: results and checkpoints, delivered and read by content."""
+"""Routes of blobs: results and checkpoints, named by the SHA-256 of their bytes."""
 
 from collections.abc import AsyncIterator
 
@@ -14,7 +14,7 @@ from state.refusals import Refusal
 
 
 def blob_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes of blobs: delivered by content, and read in ranges."""
+    """Return the routes by which blobs are delivered and read."""
     router = APIRouter()
 
     @router.put("/v1/blobs/{sha256}", summary="Deliver an announced result or checkpoint", status_code=201)
@@ -24,13 +24,13 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         await handlers.receive_blob(client_id, digest, body_pieces(request), content_length(request))
         return Response(status_code=201)
 
-    @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint by content; ranges are served")
+    @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint; ranges are supported")
     async def get_blob(sha256: str, request: Request) -> Response:
         caller(handlers, request)
         digest = sha256_of(sha256)
         size = await handlers.service.blobs.size(digest)
         if size is None:
-            raise Refused(Refusal.NOT_FOUND, f"no blob {digest} is held")
+            raise Refused(Refusal.NOT_FOUND, f"there is no blob {digest}")
         start, stop, partial = _range(request.headers.get("range"), size)
         headers = {
             "Content-Length": str(stop - start),
@@ -47,7 +47,7 @@ def blob_routes(handlers: Handlers) -> APIRouter:
 
 
 def _range(header: str | None, size: int) -> tuple[int, int, bool]:
-    """Return the bytes that a Range header asks for: (start, stop, whether it is a part). Several are ignored."""
+    """Return (start, stop, whether it is a part) of a Range header; a header with several ranges is ignored."""
     unit, _, spec = (header or "").partition("=")
     first, dash, last = spec.strip().partition("-")
     if unit.strip() != "bytes" or not dash or not (first + last).isdecimal() or not (first + last).isascii():

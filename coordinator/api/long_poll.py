@@ -1,7 +1,7 @@
 """The run document by long poll: the one route that thousands of clients wait on.
 
-A bare ASGI endpoint. What wakes a client sends bytes that were serialised once for all; no model, no dependency and no
-middleware of ours lies in between.
+A bare ASGI endpoint: every waiting client is sent the same bytes, which were serialised once, without a model or a
+dependency in between.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ from state.refusals import Refusal
 from state.wire import ClientId
 
 MAX_LONG_POLLS = 20_000
-"""Requests that may wait for news at a time."""
+"""Maximum number of requests that wait for news."""
 MAX_ANONYMOUS_LONG_POLLS = 2_000
-"""Those without a session token among them: strangers must not take the members' places."""
+"""Maximum number of them without a session token: strangers must not take the members' places."""
 MAX_LONG_POLLS_PER_CLIENT = 16
-"""A client waits for the document and for results; the rest is room for connections that it lost unnoticed."""
+"""A client waits for the document and for results; the rest is for connections that broke unnoticed."""
 
 
 class LongPolls:
-    """The requests that wait now, and the bounds on them."""
+    """Counts the waiting requests, and bounds them."""
 
     def __init__(self) -> None:
         self._waiting: Counter[ClientId | None] = Counter()
@@ -39,14 +39,14 @@ class LongPolls:
 
     @contextmanager
     def place(self, client_id: ClientId | None) -> Iterator[None]:
-        """Hold a place to wait in, for a member or (None) an anonymous reader.
+        """Hold a place for a waiting request of a member or, if None, of an anonymous reader.
 
         Raises:
             Refused: `overloaded`.
         """
         most = MAX_ANONYMOUS_LONG_POLLS if client_id is None else MAX_LONG_POLLS_PER_CLIENT
         if self.count >= MAX_LONG_POLLS or self._waiting[client_id] >= most:
-            raise Refused(Refusal.OVERLOADED, "too many requests wait already; try again in a moment")
+            raise Refused(Refusal.OVERLOADED, "too many requests are waiting; try again in a moment")
         self.count += 1
         self._waiting[client_id] += 1
         try:

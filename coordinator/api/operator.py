@@ -1,4 +1,4 @@
-"""Routes for the operator of the coordinator: status, pause, resume, eject, health."""
+"""Routes for the coordinator's operator: status, pause, resume, eject, health."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,25 +12,25 @@ from state.wire import ClientId
 
 
 def operator_routes(handlers: Handlers) -> APIRouter:
-    """Return the operator's routes; those that change the run need the admin token."""
+    """Return the operator's routes. Those that change the run need the admin token."""
     router = APIRouter()
 
     def check(run_id: str, request: Request) -> None:
         handlers.check_run(run_id)
         handlers.check_admin(bearer_token(request.headers))
 
-    @router.get(f"{RUN}/status", summary="What an operator asks", responses=openapi_answer(RunStatus))
+    @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
         handlers.check_run(run_id)
         return document_response(handlers.status())
 
-    @router.post(f"{RUN}/pause", summary="Hold after this round (admin token)", status_code=204)
+    @router.post(f"{RUN}/pause", summary="Pause after this round (admin token)", status_code=204)
     async def pause(run_id: str, request: Request) -> Response:
         check(run_id, request)
         await handlers.pause()
         return Response(status_code=204)
 
-    @router.post(f"{RUN}/resume", summary="Go on (admin token)", status_code=204)
+    @router.post(f"{RUN}/resume", summary="Continue (admin token)", status_code=204)
     async def resume(run_id: str, request: Request) -> Response:
         check(run_id, request)
         await handlers.resume()
@@ -46,14 +46,14 @@ def operator_routes(handlers: Handlers) -> APIRouter:
 
 
 def health_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes that say whether the process lives and is ready."""
+    """Return the routes that tell whether the process is alive and ready."""
     router = APIRouter()
 
-    @router.get("/healthz", summary="The process lives")
+    @router.get("/healthz", summary="Whether the process is alive")
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
 
-    @router.get("/readyz", summary="The run is loaded and can be kept")
+    @router.get("/readyz", summary="Whether the run is loaded and messages are accepted")
     async def readyz() -> Response:
         service = handlers.service
         if service.accepting:

@@ -1,4 +1,4 @@
-"""Routes that anyone may read: round documents, results as they come, outcomes, the last checkpoint."""
+"""Routes that anyone may read: round documents, results as they arrive, outcomes, the last checkpoint."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -21,7 +21,7 @@ from state.messages import ResultsPage
 
 
 def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
-    """Return the routes that anyone may read: round documents, results as they come, outcomes, the last checkpoint."""
+    """Return the routes that anyone may read."""
     router = APIRouter()
 
     @router.get("/v1/runs", summary="The run that this coordinator serves")
@@ -37,14 +37,14 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
     router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
 
-    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="What step applied", responses=openapi_answer(Outcome))
+    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
     async def outcome(run_id: str, step: int) -> Response:
         handlers.check_run(run_id)
         return document_response(handlers.outcome(step), IMMUTABLE)
 
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
-        summary="Verified results of the round under way, as they come; long poll",
+        summary="Verified results of the round under way, as they arrive; long poll",
         responses=openapi_answer(ResultsPage),
     )
     async def results(run_id: str, step: int, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Reading a request: who asks, and which digest is meant."""
+"""Parts of a request: the member that sent it, and the digest in its path."""
 
 from starlette.requests import Request
 
@@ -13,7 +13,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def caller(handlers: Handlers, request: Request) -> ClientId:
-    """Return the member that asks. Raise `Refused` unless it is one, of the run in the path."""
+    """Return the member that sent the request. Raise `Refused` unless it is a member of the run in the path."""
     run_id = request.path_params.get("run_id")
     if run_id is not None:
         handlers.check_run(run_id)
@@ -21,7 +21,7 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
 
 
 def sha256_of(text: str) -> Sha256:
-    """Return the digest in a path. Raise `Refused`, `not-found`, unless it is one."""
+    """Return the digest in a path. Raise `Refused` (`not-found`) unless it is one."""
     if len(text) != 64 or not _HEX.issuperset(text):
-        raise Refused(Refusal.NOT_FOUND, f"{text[:80]!r} is no SHA-256 in lowercase hex")
+        raise Refused(Refusal.NOT_FOUND, f"{text[:80]!r} is not a SHA-256 in lowercase hex")
     return Sha256(text)
