@@ -1,48 +1,43 @@
-"""Drives the coordinator's machine by hand: members do exactly what a test tells them, and the clock is the test's."""
+"""Drives the coordinator's machine by hand: members do exactly what a test tells them, and the test moves the clock."""
 
-import hashlib
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+from coordinator.machine import stimuli
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.outcomes import ledger_gaps
+from coordinator.machine.round import Round
 from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
-from coordinator.machine.stimuli import (
-    AttestationReceived,
-    CheckpointHeld,
-    CheckpointReported,
-    ClientBecameReady,
-    ClientJoined,
-    CoordinatorStarted,
-    ResultCommitted,
-    ResultVerified,
-    Stamped,
-    Stimulus,
-    Ticked,
-)
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
+from state.errors import Refused
 from state.intervals import BatchId
-from state.messages import (
-    Attestation,
-    Capabilities,
-    CheckpointReport,
-    ReadyReport,
-    ResultCommitment,
-    ResultMetrics,
-)
+from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
-from state.wire import ClientId, Seed, Sha256, client_id_of
+from state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from tests.support.states import state_file
 
 METRICS = ResultMetrics(loss=2.0, tokens=16, train_s=0.1)
 
 
 def digest_of(text: str) -> Sha256:
-    return Sha256(hashlib.sha256(text.encode()).hexdigest())
+    return sha256_hex(text.encode())
 
 
 def client(number: int) -> ClientId:
     return client_id_of(bytes([number]) * 32)
+
+
+@contextlib.contextmanager
+def refused(kind: str) -> Iterator[None]:
+    """Expect that a stimulus is refused for this reason."""
+    with pytest.raises(Refused) as error:
+        yield
+    assert error.value.kind == kind
 
 
 class Driver:
@@ -54,11 +49,21 @@ class Driver:
         self.instructions: list[Instruction] = []
         self.applied: list[BatchId] = []
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
-        self.send(CoordinatorStarted())
+        self.send(stimuli.CoordinatorStarted())
 
-    def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
+    @property
+    def round(self) -> Round:
+        assert self.run.round is not None
+        return self.run.round
+
+    def checkpointer(self) -> ClientId:
+        writer = current_checkpointer(self.run)
+        assert writer is not None
+        return writer
+
+    def send(self, stimulus: stimuli.Stimulus) -> tuple[Instruction, ...]:
         self.seeds += 1
-        stamped = Stamped(stimulus, self.now_s, Seed(digest_of(f"seed {self.seeds}")))
+        stamped = stimuli.Stamped(stimulus, self.now_s, Seed(digest_of(f"seed {self.seeds}")))
         self.run, instructions = handle(self.run, stamped)
         self.instructions += instructions
         for instruction in instructions:
@@ -72,12 +77,12 @@ class Driver:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.send(Ticked())
+        self.send(stimuli.Ticked())
 
     def join(self, *numbers: int, **fields: Any) -> None:
         for number in numbers:
             key, nonce = (bytes([number]) * 32).hex(), f"nonce {self.seeds}"
-            self.send(ClientJoined(client(number), key, Capabilities(), nonce, self.now_s + 60, **fields))
+            self.send(stimuli.ClientJoined(client(number), key, Capabilities(), nonce, self.now_s + 60, **fields))
 
     def replica_digest(self) -> Sha256:
         return digest_of(f"replica {self.run.replica_step}")
@@ -86,25 +91,20 @@ class Driver:
         """The elected checkpointer claims and delivers; everyone else claims the same digest."""
         making = self.run.checkpointing
         assert making is not None
-        writer = current_checkpointer(self.run)
-        assert writer is not None
+        writer = self.checkpointer()
         blob = digest_of(f"blob of replica {making.step}")
-        self.send(CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
-        self.send(CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
+        self.send(stimuli.CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
+        self.send(stimuli.CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
         for member in tuple(self.run.members):
             if self.run.checkpointing is not None and member != writer:
-                self.send(CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0)))
+                self.send(
+                    stimuli.CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0))
+                )
 
     def ready(self, *clients: ClientId, data_fingerprint: str = "data") -> None:
         for client_id in clients:
             report = ReadyReport(self.run.replica_step, self.replica_digest(), data_fingerprint)
-            self.send(ClientBecameReady(client_id, report))
-
-    def start_round(self, *numbers: int) -> None:
-        """From nothing to the first RoundTrain with these clients."""
-        self.join(*numbers)
-        self.pass_time(2)
-        self.warm_up()
+            self.send(stimuli.ClientBecameReady(client_id, report))
 
     def warm_up(self) -> None:
         assert self.run.phase is RunState.WARMUP
@@ -114,30 +114,27 @@ class Driver:
 
     def deliver(self, *clients: ClientId, name: str = "result") -> None:
         """These clients commit to a result each, and their bytes are verified."""
-        current = self.run.round
-        assert current is not None
+        current = self.round
         for client_id in clients:
             result = digest_of(f"{name} {client_id} {current.step} {current.attempt}")
             commitment = ResultCommitment(current.step, current.attempt, result, 10, METRICS)
-            self.send(ResultCommitted(client_id, commitment))
-            self.send(ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest()))
+            self.send(stimuli.ResultCommitted(client_id, commitment))
+            self.send(stimuli.ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest()))
 
     def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
         """These witnesses say that they hold every verified result."""
         for client_id in clients:
-            current = self.run.round
-            assert current is not None
+            current = self.round
             held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
             digest = replica_digest or self.replica_digest()
             attestation = Attestation(current.step, current.attempt, digest, f"{held:x}")
-            self.send(AttestationReceived(client_id, attestation))
+            self.send(stimuli.AttestationReceived(client_id, attestation))
             if self.run.round is None or (self.run.step, self.run.attempt) != (current.step, current.attempt):
                 break
 
     def play_round(self) -> None:
         """Everyone in the roster delivers and attests."""
-        current = self.run.round
-        assert current is not None
+        current = self.round
         self.deliver(*(client_id for client_id, assigned in current.plan.assignments.items() if assigned))
         self.attest(*current.plan.witnesses)
 
@@ -152,3 +149,18 @@ class Driver:
 
     def phases(self) -> list[str]:
         return [item.after.value for item in self.instructions if isinstance(item, PhaseChanged)]
+
+
+def in_warmup(*numbers: int, **overrides: Any) -> Driver:
+    """Return a driver whose run is in Warmup with these clients."""
+    driver = Driver(state_file(**overrides))
+    driver.join(*numbers)
+    driver.pass_time(2)
+    return driver
+
+
+def in_round(*numbers: int, **overrides: Any) -> Driver:
+    """Return a driver whose run is in its first RoundTrain with these clients."""
+    driver = in_warmup(*numbers, **overrides)
+    driver.warm_up()
+    return driver

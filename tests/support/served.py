@@ -81,6 +81,9 @@ class WireClient(HandClient):
         content = body if isinstance(body, bytes | None) else canonical_json(body)
         return await self.served.http.request(method, url, content=content, headers=headers)
 
+    async def put_blob(self, data: bytes) -> httpx.Response:
+        return await self.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+
     async def ready(self, replica: Replica, fingerprint: str = "data") -> httpx.Response:
         report = ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint)
         return await self.send("POST", "/ready", report)

@@ -2,9 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,26 +10,10 @@ import pytest
 from coordinator.auth.tokens import SESSION_LIFETIME_S
 from runtime.http_bodies import MAX_BODY_BYTES
 from state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
+from state.messages import ResultCommitment, ResultMetrics
 from state.phases import RunState
-from state.wire import parse_document, sha256_hex
-from tests.support.served import (
-    ADMIN,
-    DIFFERENCE,
-    REPLICA,
-    Served,
-    WireClient,
-    phase,
-    problem,
-    served,
-    training,
-)
-from tests.support.states import state_file
-
-
-@pytest.fixture
-async def coordinator() -> AsyncIterator[Served]:
-    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
-        yield running
+from state.wire import Sha256, parse_document, sha256_hex
+from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, phase, problem, training
 
 
 async def test_runs_lists_the_one_run(coordinator: Served) -> None:
@@ -64,11 +46,8 @@ async def test_run_document_waits_for_news_and_answers_304_without(coordinator: 
     assert nothing.status_code == 304
     assert nothing.headers["etag"] == first.headers["etag"]
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(
-            coordinator.http.get(
-                coordinator.run_url, params={"after": version, "wait_s": 5, "lineage": first.json()["lineage"]}
-            )
-        )
+        news = {"after": version, "wait_s": 5, "lineage": first.json()["lineage"]}
+        waiting = tasks.create_task(coordinator.http.get(coordinator.run_url, params=news))
         for number in (1, 2):
             await WireClient(coordinator, number).join()
         answer = await waiting
@@ -196,8 +175,8 @@ async def test_result_is_committed_delivered_checked_and_listed(coordinator: Ser
     answer = await client.commit(data)
     assert answer.json()["committed_sha256"] == sha256_hex(data)
     assert (await client.commit(data)).json() == answer.json()
-    assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
-    assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+    assert (await client.put_blob(data)).status_code == 201
+    assert (await client.put_blob(data)).status_code == 201
     assert (await client.send("GET", "/clients/me")).json()["result_verified"] is True
     page = (await other.send("GET", "/rounds/1/results?attempt=0&after=0&wait_s=0")).json()
     assert [item["result_sha256"] for item in page["results"]] == [sha256_hex(data)]
@@ -226,18 +205,15 @@ async def test_blob_ranges_are_served(coordinator: Served, header: str, expected
     part = await coordinator.http.get(url, headers={"Authorization": f"Bearer {client.token}", "Range": header})
     assert part.status_code == status
     assert part.content == whole[start:stop]
-    beyond = {"Authorization": f"Bearer {client.token}", "Range": f"bytes={len(whole)}-"}
-    assert problem(await coordinator.http.get(url, headers=beyond)) == "range-not-satisfiable"
     assert problem(await coordinator.http.get(url)) == "unauthorized"
 
 
 async def test_blob_that_nobody_announced_or_another_announced_is_refused(coordinator: Served) -> None:
     client, other = await training(coordinator)
     data = client.result(REPLICA, DIFFERENCE)
-    url = f"/v1/blobs/{sha256_hex(data)}"
-    assert problem(await client.send("PUT", url, data)) == "not-committed"
+    assert problem(await client.put_blob(data)) == "not-committed"
     await client.commit(data)
-    assert problem(await other.send("PUT", url, data)) == "not-committed"
+    assert problem(await other.put_blob(data)) == "not-committed"
 
 
 async def test_blob_that_does_not_match_its_commitment_is_refused(coordinator: Served) -> None:
@@ -247,7 +223,7 @@ async def test_blob_that_does_not_match_its_commitment_is_refused(coordinator: S
     url = f"/v1/blobs/{sha256_hex(data)}"
     assert problem(await client.send("PUT", url, data[:-1] + b"\x00")) == "blob-mismatch"
     assert problem(await client.send("PUT", url, data + b"more")) == "blob-too-large"
-    assert (await client.send("PUT", url, data)).status_code == 201
+    assert (await client.put_blob(data)).status_code == 201
 
 
 def spoiled(client: WireClient, other: WireClient, how: str) -> bytes:
@@ -284,7 +260,7 @@ async def test_result_that_breaks_a_rule_is_refused_by_its_name(coordinator: Ser
     client, other = await training(coordinator)
     data = spoiled(client, other, how)
     assert (await client.commit(data)).status_code == 200
-    answer = await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+    answer = await client.put_blob(data)
     assert problem(answer) == "result-invalid"
     assert answer.json()["rule"] in (rule, "size")
     standing = (await client.send("GET", "/clients/me")).json()
@@ -299,8 +275,7 @@ async def test_result_larger_than_the_model_implies_is_refused_before_it_is_sent
 
 async def test_report_for_a_round_that_is_over_is_refused_by_name(coordinator: Served) -> None:
     client, _ = await training(coordinator)
-    late: dict[str, Any] = {"step": 5, "attempt": 0, "result_sha256": "0" * 64, "size_bytes": 5}
-    late["metrics"] = {"loss": None, "tokens": 0, "train_s": 0.0}
+    late = ResultCommitment(5, 0, Sha256("0" * 64), 5, ResultMetrics(loss=None, tokens=0, train_s=0.0))
     assert problem(await client.send("POST", "/results", late)) == "late-result"
 
 
@@ -328,6 +303,3 @@ async def test_status_health_readiness_metrics_and_docs_answer(coordinator: Serv
     assert "\nepochal_run_members 2.0\n" in metrics
     assert 'epochal_run_phase{phase="RoundTrain"} 1.0' in metrics
     assert (await coordinator.http.get("/docs")).status_code == 200
-    described = (await coordinator.http.get("/openapi.json")).json()
-    assert "/v1/runs/{run_id}" in described["paths"]
-    assert "requestBody" in described["paths"]["/v1/runs/{run_id}/results"]["post"]

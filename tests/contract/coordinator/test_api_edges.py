@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,16 @@ import pytest
 from starlette.requests import Request
 
 from coordinator.api.long_poll import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
+from coordinator.api.requests import RUN
 from coordinator.machine.run import parse_snapshot, snapshot_bytes
 from runtime.http_bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
 from state.errors import Refused
-from state.messages import ReadyReport
+from state.messages import Attestation, ReadyReport
 from state.refusals import Refusal
 from state.replica import replica_digest
-from state.wire import sha256_hex
-from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
-from tests.support.states import state_file
+from state.wire import Sha256, sha256_hex
+from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, problem, training
 from tests.support.virtual_time import run_virtually
-
-
-@pytest.fixture
-async def coordinator() -> AsyncIterator[Served]:
-    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
-        yield running
 
 
 async def test_what_the_framework_refuses_is_a_problem_too(coordinator: Served) -> None:
@@ -77,6 +70,8 @@ def references(value: Any) -> set[str]:
 
 async def test_openapi_describes_every_document_without_dangling_references(coordinator: Served) -> None:
     schema = (await coordinator.http.get("/openapi.json")).json()
+    assert "/v1/runs/{run_id}" in schema["paths"]
+    assert "requestBody" in schema["paths"]["/v1/runs/{run_id}/results"]["post"]
     found = references(schema)
     assert "#/components/schemas/JoinRequest" in found
     for reference in found:
@@ -91,12 +86,9 @@ async def test_metrics_count_answers_by_route_and_status_class(coordinator: Serv
     await coordinator.http.get(coordinator.run_url)
     await coordinator.http.get("/v1/runs/other")
     text = (await coordinator.http.get("/metrics")).text
-    assert (
-        'epochal_http_request_duration_seconds_count{method="GET",route="/v1/runs/{run_id}",status="2xx"} 1.0' in text
-    )
-    assert (
-        'epochal_http_request_duration_seconds_count{method="GET",route="/v1/runs/{run_id}",status="4xx"} 1.0' in text
-    )
+    for status in ("2xx", "4xx"):
+        labels = f'method="GET",route="{RUN}",status="{status}"'
+        assert f"epochal_http_request_duration_seconds_count{{{labels}}} 1.0" in text
     assert 'route="(none)",status="4xx"} 1.0' in text
 
 
@@ -173,29 +165,19 @@ def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
 
 
 async def take_round(clients: list[WireClient], metrics: bytes) -> list[httpx.Response]:
-    """Everyone commits to a result with these metrics, delivers, and attests; the answers to the commitments."""
+    """Let every client commit to a result with these metrics, deliver, and attest; return the commitments' answers."""
     current = clients[0].served.service.run.round
     assert current is not None
     answers = []
     for client in clients:
         data = client.result(REPLICA, DIFFERENCE)
-        head = b'"step":%d,"attempt":%d,"result_sha256":"%s"' % (
-            current.step,
-            current.attempt,
-            sha256_hex(data).encode(),
-        )
-        answers.append(
-            await client.send("POST", "/results", b'{%s,"size_bytes":%d,"metrics":%s}' % (head, len(data), metrics))
-        )
+        fields = (current.step, current.attempt, sha256_hex(data).encode(), len(data), metrics)
+        body = b'{"step":%d,"attempt":%d,"result_sha256":"%s","size_bytes":%d,"metrics":%s}' % fields
+        answers.append(await client.send("POST", "/results", body))
         if answers[-1].is_success:
-            assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+            assert (await client.put_blob(data)).status_code == 201
     if all(answer.is_success for answer in answers):
-        attestation = {
-            "step": current.step,
-            "attempt": current.attempt,
-            "replica_digest": replica_digest(REPLICA),
-            "received": "3",
-        }
+        attestation = Attestation(current.step, current.attempt, Sha256(replica_digest(REPLICA)), "3")
         for client in clients:
             assert (await client.send("POST", "/attestations", attestation)).status_code == 200
     return answers

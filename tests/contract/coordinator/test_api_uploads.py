@@ -20,15 +20,9 @@ from tests.support.states import state_file
 T = TypeVar("T")
 
 
-@pytest.fixture
-async def coordinator() -> AsyncIterator[Served]:
-    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as running:
-        yield running
-
-
 async def deliver(client: WireClient, data: bytes) -> None:
     assert (await client.commit(data)).status_code == 200
-    assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+    assert (await client.put_blob(data)).status_code == 201
 
 
 async def test_copying_anothers_digest_is_refused_and_costs_the_other_nothing(coordinator: Served) -> None:
@@ -36,7 +30,7 @@ async def test_copying_anothers_digest_is_refused_and_costs_the_other_nothing(co
     data = honest.result(REPLICA, DIFFERENCE)
     await deliver(honest, data)
     assert (await copier.commit(data)).status_code == 200
-    answer = await copier.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+    answer = await copier.put_blob(data)
     assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
     assert await coordinator.service.blobs.read(sha256_hex(data)) == data
 
@@ -45,9 +39,9 @@ async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) 
     client, _ = await training(coordinator)
     data = client.result(REPLICA, {"w": np.full((2, 3), np.inf, np.float32)})
     await client.commit(data)
-    assert problem(await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
+    assert problem(await client.put_blob(data)) == "result-invalid"
     assert await coordinator.service.blobs.size(sha256_hex(data)) is None
-    again = await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
+    again = await client.put_blob(data)
     assert (problem(again), again.json()["rule"]) == ("result-invalid", "finite")
 
 
@@ -61,7 +55,7 @@ async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinato
         assert (await client.send("POST", "/attestations", report | {"received": "3"})).status_code == 200
     await wait_until_step(coordinator, 2)
     for client, data in zip(clients, results, strict=True):
-        assert (await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)).status_code == 201
+        assert (await client.put_blob(data)).status_code == 201
 
 
 async def wait_until_step(coordinator: Served, step: int) -> None:
@@ -80,7 +74,7 @@ async def test_delivery_after_the_training_time_is_refused_as_late() -> None:
         await client.commit(data)
         await deliver(other, other.result(REPLICA, DIFFERENCE))
         await phase(coordinator, RunState.ROUND_WITNESS)
-        assert problem(await client.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "late-result"
+        assert problem(await client.put_blob(data)) == "late-result"
 
 
 async def test_delivery_of_another_length_is_refused_before_it_is_read(coordinator: Served) -> None:
@@ -168,7 +162,7 @@ async def test_malformed_first_checkpoint_is_dropped_and_the_next_client_asked(
     }[spoiled]
     report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
     assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
-    assert problem(await writer.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)) == "result-invalid"
+    assert problem(await writer.put_blob(data)) == "result-invalid"
     assert await coordinator.service.blobs.size(sha256_hex(data)) is None
     assert current_checkpointer(coordinator.service.run) == other.client_id
     await other.publish_checkpoint(REPLICA)

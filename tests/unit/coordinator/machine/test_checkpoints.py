@@ -7,16 +7,12 @@ from coordinator.machine.views import blobs_needed
 from state.documents import CheckpointRef
 from state.messages import CheckpointReport
 from state.phases import RunState
-from tests.support.machine_driver import Driver, digest_of
-from tests.support.states import state_file
+from tests.support.machine_driver import digest_of, in_round, in_warmup
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
-    driver = Driver(state_file())
-    driver.join(1, 2, 3)
-    driver.pass_time(2)
-    first = current_checkpointer(driver.run)
-    assert first is not None
+    driver = in_warmup(1, 2, 3)
+    first = driver.checkpointer()
     driver.send(ClientWithdrew(first))
     second = current_checkpointer(driver.run)
     assert second not in (None, first)
@@ -25,11 +21,9 @@ def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
 
 
 def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
-    driver = Driver(state_file(config__total_steps=1))
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3, config__total_steps=1)
     driver.play_round()
-    liar = current_checkpointer(driver.run)
-    assert liar is not None
+    liar = driver.checkpointer()
     wrong = digest_of("another replica")
     driver.send(CheckpointReported(liar, CheckpointReport(1, wrong, digest_of("b"), 9)))
     driver.send(CheckpointHeld(liar, CheckpointRef(1, digest_of("b"), 9, wrong)))
@@ -47,8 +41,7 @@ def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
 
 
 def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
-    driver = Driver(state_file(config__total_steps=2))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=2)
     driver.play_round()
     driver.play_round()
     driver.pass_time(30)
@@ -59,8 +52,7 @@ def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
 
 
 def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> None:
-    driver = Driver(state_file(config__total_steps=100, config__epoch_time=61))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=100, config__epoch_time=61)
     for _ in range(3):
         driver.play_epoch(seconds_per_round=40)
         driver.make_checkpoint()
@@ -72,8 +64,7 @@ def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> N
 
 
 def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     driver.send(BlobsNearedBound(10))
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
@@ -82,8 +73,7 @@ def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
 
 
 def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     driver.play_round()
     driver.send(BlobsNearedBound(10))
     driver.play_round()
@@ -93,8 +83,7 @@ def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
 
 
 def test_blobs_near_their_bound_are_swept_without_progress_too() -> None:
-    driver = Driver(state_file(config__total_steps=100, config__epoch_time=61))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=100, config__epoch_time=61)
     driver.play_epoch(seconds_per_round=40)
     driver.make_checkpoint()
     driver.pass_time(2)

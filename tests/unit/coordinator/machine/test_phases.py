@@ -4,43 +4,24 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.machine import stimuli
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import SegmentEnded
 from coordinator.machine.phases import PHASES, TRANSITIONS, destination
-from coordinator.machine.run import current_checkpointer
-from coordinator.machine.stimuli import (
-    ClientsFellSilent,
-    ConfigChanged,
-    CoordinatorStarted,
-    PauseRequested,
-    ResumeRequested,
-    RunRestored,
-    Stamped,
-    Ticked,
-)
 from state.errors import InternalError
 from state.phases import RunState
 from state.wire import Seed
-from tests.support.machine_driver import Driver, client, digest_of
+from tests.support.machine_driver import Driver, client, digest_of, in_round, in_warmup
 from tests.support.states import state_file
 
 
 def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:
-    driver = Driver(state_file(config__total_steps=2))
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3, config__total_steps=2)
     driver.play_round()
     driver.play_round()
     driver.make_checkpoint()
-    assert driver.phases() == [
-        "WaitingForMembers",
-        "Warmup",
-        "RoundTrain",
-        "RoundWitness",
-        "RoundTrain",
-        "RoundWitness",
-        "Cooldown",
-        "Finished",
-    ]
+    rounds = ["RoundTrain", "RoundWitness"] * 2
+    assert driver.phases() == ["WaitingForMembers", "Warmup", *rounds, "Cooldown", "Finished"]
     assert driver.run.batches_applied == 24
     assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [0, 2]
     assert any(isinstance(item, SegmentEnded) for item in driver.instructions)
@@ -59,43 +40,34 @@ def test_waiting_extra_time_counts_from_enough_members() -> None:
 
 
 def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
-    driver = Driver(state_file())
-    driver.join(1, 2)
-    driver.pass_time(2)
-    first = current_checkpointer(driver.run)
+    driver = in_warmup(1, 2)
     driver.pass_time(30)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.pass_time(1)
     assert driver.in_phase(RunState.WARMUP)
-    assert first is not None
 
 
 def test_warmup_with_one_unready_member_starts_when_time_is_over() -> None:
-    driver = Driver(state_file())
-    driver.join(1, 2, 3)
-    driver.pass_time(2)
+    driver = in_warmup(1, 2, 3)
     driver.make_checkpoint()
     driver.ready(client(1), client(2))
     assert driver.in_phase(RunState.WARMUP)
     driver.pass_time(30)
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert driver.run.round is not None
-    assert {entry.client_id for entry in driver.run.round.roster.clients} == {client(1), client(2)}
+    assert {entry.client_id for entry in driver.round.roster.clients} == {client(1), client(2)}
 
 
 def test_below_min_clients_after_a_round_cools_down_and_waits() -> None:
-    driver = Driver(state_file(config__min_clients=2))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__min_clients=2)
     driver.deliver(client(1))
-    driver.send(ClientsFellSilent((client(2),)))
+    driver.send(stimuli.ClientsFellSilent((client(2),)))
     driver.attest(client(1))
     assert driver.run.step == 1, "one of two witnesses is no quorum"
     assert driver.phases()[-2:] == ["Cooldown", "WaitingForMembers"], "one member is too few; nothing new to keep"
 
 
 def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
-    driver = Driver(state_file(config__total_steps=100, config__epoch_time=61))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=100, config__epoch_time=61)
     driver.play_epoch(seconds_per_round=40)
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
@@ -108,9 +80,8 @@ def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
 
 
 def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
-    driver.send(PauseRequested())
+    driver = in_round(1, 2)
+    driver.send(stimuli.PauseRequested())
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
@@ -118,7 +89,7 @@ def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> N
     assert driver.in_phase(RunState.PAUSED)
     driver.pass_time(10_000)
     assert driver.in_phase(RunState.PAUSED)
-    driver.send(ResumeRequested())
+    driver.send(stimuli.ResumeRequested())
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
@@ -128,16 +99,15 @@ def test_pause_before_the_first_round_holds_at_once(warming_up: bool) -> None:
     driver.join(1, 2)
     if warming_up:
         driver.pass_time(2)
-    driver.send(PauseRequested())
+    driver.send(stimuli.PauseRequested())
     assert driver.in_phase(RunState.PAUSED)
 
 
 def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     before = driver.run
     driver.now_s += 10_000_000
-    driver.send(CoordinatorStarted())
+    driver.send(stimuli.CoordinatorStarted())
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.round == before.round
     assert driver.run.members == before.members
@@ -147,29 +117,26 @@ def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
 
 
 def test_clock_that_goes_back_changes_nothing() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     before = driver.run
-    after, instructions = handle(before, Stamped(Ticked(), before.now_s - 500, Seed(digest_of("s"))))
+    after, instructions = handle(before, stimuli.Stamped(stimuli.Ticked(), before.now_s - 500, Seed(digest_of("s"))))
     assert after is before
     assert instructions == ()
 
 
 def test_tick_that_changes_nothing_returns_the_same_run() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     before = driver.run
     driver.pass_time(1)
     assert driver.run is before
 
 
 def test_finished_run_whose_total_steps_are_raised_goes_on() -> None:
-    driver = Driver(state_file(config__total_steps=1))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=1)
     driver.play_round()
     driver.make_checkpoint()
     assert driver.in_phase(RunState.FINISHED)
-    driver.send(ConfigChanged(state_file(config__total_steps=2)))
+    driver.send(stimuli.ConfigChanged(state_file(config__total_steps=2)))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
@@ -179,10 +146,9 @@ def test_fresh_start_from_a_paused_state_file_waits_for_resume() -> None:
 
 
 def test_restored_run_has_another_lineage_and_is_the_same_otherwise() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     before = driver.run
-    driver.send(RunRestored("0f" * 16))
+    driver.send(stimuli.RunRestored("0f" * 16))
     assert driver.run.lineage == "0f" * 16
     assert replace(driver.run, lineage=before.lineage, now_s=before.now_s) == before
 

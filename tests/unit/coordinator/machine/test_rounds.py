@@ -1,18 +1,11 @@
-"""Rounds: what is refused, what an outcome holds, and what becomes of work that no outcome applied."""
+"""Rounds: refused reports, the contents of outcomes, and the fate of work that no outcome applied."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.machine import stimuli
 from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
-from coordinator.machine.stimuli import (
-    AttestationReceived,
-    ClientsFellSilent,
-    ResultCommitted,
-    ResultRejected,
-    ResultVerified,
-    StepFailed,
-)
 from coordinator.machine.transitions import DRAIN_ROUNDS
 from coordinator.machine.work import ATTEMPTS_BEFORE_QUARANTINE
 from state.errors import Refused
@@ -20,102 +13,88 @@ from state.intervals import BatchId, total_batches
 from state.messages import Attestation, FailureKind, FailureReport, ResultCommitment
 from state.phases import RunState
 from state.wire import ClientId
-from tests.support.machine_driver import METRICS, Driver, client, digest_of
+from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
 from tests.support.states import state_file
 
 
 def commit(driver: Driver, client_id: ClientId, name: str, *, step: int = 1, attempt: int = 0) -> None:
-    driver.send(ResultCommitted(client_id, ResultCommitment(step, attempt, digest_of(name), 10, METRICS)))
+    driver.send(stimuli.ResultCommitted(client_id, ResultCommitment(step, attempt, digest_of(name), 10, METRICS)))
 
 
 def fail(driver: Driver, client_id: ClientId, kind: FailureKind = "corrupt", batch_id: BatchId | None = None) -> None:
-    current = driver.run.round
-    assert current is not None
+    current = driver.round
     report = FailureReport(current.step, current.attempt, kind, "bad shard", batch_id)
-    driver.send(StepFailed(client_id, report))
+    driver.send(stimuli.StepFailed(client_id, report))
 
 
-def outcomes(driver: Driver) -> list[OutcomeDecided]:
-    return [item for item in driver.instructions if isinstance(item, OutcomeDecided)]
+def included(driver: Driver) -> set[ClientId]:
+    """The clients whose results the one outcome so far holds."""
+    (decided,) = (item for item in driver.instructions if isinstance(item, OutcomeDecided))
+    return set() if decided.outcome is None else {entry.client_id for entry in decided.outcome.entries}
 
 
 def test_second_commitment_is_refused_and_an_equal_one_changes_nothing() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     commit(driver, client(1), "first")
     before = driver.run
     commit(driver, client(1), "first")
     assert driver.run is before
-    with pytest.raises(Refused) as refused:
+    with refused("already-committed"):
         commit(driver, client(1), "second")
-    assert refused.value.kind == "already-committed"
 
 
 def test_result_after_the_training_time_is_refused_as_late() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     commit(driver, client(1), "mine")
     driver.deliver(client(2))
     driver.pass_time(61)
     assert driver.in_phase(RunState.ROUND_WITNESS)
-    with pytest.raises(Refused) as refused:
-        driver.send(ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest()))
-    assert refused.value.kind == "late-result"
+    with refused("late-result"):
+        driver.send(stimuli.ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest()))
 
 
 @pytest.mark.parametrize(("step", "attempt"), [(1, 1), (2, 0)])
 def test_commitment_for_another_round_is_refused_as_late(step: int, attempt: int) -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
-    with pytest.raises(Refused) as refused:
+    driver = in_round(1, 2)
+    with refused("late-result"):
         commit(driver, client(1), "x", step=step, attempt=attempt)
-    assert refused.value.kind == "late-result"
 
 
 def test_commitment_of_a_stranger_is_refused() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
-    with pytest.raises(Refused) as refused:
+    driver = in_round(1, 2)
+    with refused("not-in-roster"):
         commit(driver, client(9), "x")
-    assert refused.value.kind == "not-in-roster"
 
 
 def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3)
     commit(driver, client(1), "nan")
-    driver.send(ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
+    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
     driver.deliver(client(2), client(3))
     driver.attest(client(1), client(2), client(3))
     assert driver.run.step == 2
     assert total_batches(driver.applied) == 8
-    assert driver.run.round is not None
-    assert total_batches(driver.run.round.work.shared) == 12
+    assert total_batches(driver.round.work.shared) == 12
 
 
 def test_attestation_by_no_witness_is_refused() -> None:
-    driver = Driver(state_file(config__witness_nodes=1))
-    driver.start_round(1, 2)
-    assert driver.run.round is not None
-    (witness,) = driver.run.round.plan.witnesses
+    driver = in_round(1, 2, config__witness_nodes=1)
+    (witness,) = driver.round.plan.witnesses
     other = client(1) if witness == client(2) else client(2)
-    with pytest.raises(Refused):
-        driver.send(AttestationReceived(other, Attestation(1, 0, driver.replica_digest(), "0")))
+    with refused("not-in-roster"):
+        driver.send(stimuli.AttestationReceived(other, Attestation(1, 0, driver.replica_digest(), "0")))
 
 
 def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3)
     driver.deliver(client(1))
-    driver.send(AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "ffff")))
-    assert driver.run.round is not None
-    position = driver.run.round.plan.positions[client(1)]
-    assert driver.run.round.attestations[client(2)].received_bits() == 1 << position
+    driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "ffff")))
+    position = driver.round.plan.positions[client(1)]
+    assert driver.round.attestations[client(2)].received_bits() == 1 << position
 
 
 def test_outcome_without_agreement_on_a_replica_is_empty_and_rebuilds() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     driver.deliver(client(1), client(2))
     driver.attest(client(1))
     driver.attest(client(2), replica_digest=digest_of("other"))
@@ -129,47 +108,39 @@ def test_outcome_without_agreement_on_a_replica_is_empty_and_rebuilds() -> None:
 
 
 def test_result_trained_from_another_replica_is_not_applied() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     commit(driver, client(3), "odd")
-    driver.send(ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica")))
+    driver.send(stimuli.ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica")))
     driver.attest(client(1), client(2), client(3))
-    (decided,) = outcomes(driver)
-    assert decided.outcome is not None
-    assert {entry.client_id for entry in decided.outcome.entries} == {client(1), client(2)}
+    assert included(driver) == {client(1), client(2)}
 
 
 def test_result_that_only_a_minority_saw_is_carried() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     driver.attest(client(1), client(2))
     driver.deliver(client(3))
     driver.attest(client(3))
     driver.pass_time(61)
     driver.pass_time(11)
-    (decided,) = outcomes(driver)
-    assert decided.outcome is not None
-    assert {entry.client_id for entry in decided.outcome.entries} == {client(1), client(2)}
+    assert included(driver) == {client(1), client(2)}
 
 
 def test_outcome_of_a_quorum_that_died_after_attesting_still_counts() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3)
     driver.deliver(client(1), client(2), client(3))
     driver.attest(client(1))
-    driver.send(ClientsFellSilent((client(1),)))
+    driver.send(stimuli.ClientsFellSilent((client(1),)))
     driver.attest(client(2))
     driver.attest(client(3))
     assert driver.run.step == 2
 
 
 def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     driver.deliver(client(1))
-    driver.send(ClientsFellSilent((client(1), client(2))))
+    driver.send(stimuli.ClientsFellSilent((client(1), client(2))))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     assert total_batches(driver.run.carried) == 12
     driver.join(1, 2)
@@ -177,7 +148,6 @@ def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> No
     driver.warm_up()
     driver.play_round()
     assert driver.run.step == 2
-    assert sorted(driver.applied) == sorted(driver.applied)
     assert total_batches(driver.applied) == 12
 
 
@@ -193,15 +163,14 @@ def play_with_bad_batch(driver: Driver, bad: int, *, narrowed: bool, rounds: int
                 fail(driver, client_id, batch_id=BatchId(bad, bad) if narrowed else None)
             elif assigned:
                 driver.deliver(client_id)
-        if driver.run.round is not None and driver.run.round.verified:
+        if driver.run.round is not None and driver.round.verified:
             driver.attest(*plan.witnesses)
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
 @pytest.mark.parametrize("clients", [1, 2, 3, 5])
 def test_bad_batch_is_isolated_and_quarantined_and_everything_else_applied(narrowed: bool, clients: int) -> None:
-    driver = Driver(state_file(config__init_min_clients=clients, config__total_steps=10))
-    driver.start_round(*range(1, clients + 1))
+    driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=10)
     play_with_bad_batch(driver, 5, narrowed=narrowed, rounds=30)
     assert [item.batch_id for item in driver.run.quarantined] == [BatchId(5, 5)]
     (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
@@ -213,8 +182,7 @@ def test_bad_batch_is_isolated_and_quarantined_and_everything_else_applied(narro
 
 
 def test_bad_batch_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
-    driver = Driver(state_file(config__on_bad_data="stop", config__total_steps=50))
-    driver.start_round(1, 2, 3)
+    driver = in_round(1, 2, 3, config__on_bad_data="stop", config__total_steps=50)
     play_with_bad_batch(driver, 5, narrowed=True, rounds=30)
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
@@ -224,8 +192,7 @@ def test_bad_batch_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
 
 
 def test_unavailable_data_is_carried_and_never_suspected() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2)
+    driver = in_round(1, 2)
     for _ in range(5):
         fail(driver, client(1), "unavailable")
         fail(driver, client(2), "unavailable")
@@ -236,32 +203,28 @@ def test_unavailable_data_is_carried_and_never_suspected() -> None:
     assert driver.run.step == 2
 
 
-def test_transient_failure_is_tried_alone_once_and_cleared() -> None:
-    driver = Driver(state_file())
-    driver.start_round(1, 2, 3)
+def test_transient_failure_is_attempted_alone_once_and_cleared() -> None:
+    driver = in_round(1, 2, 3)
     fail(driver, client(1), "trainer")
     driver.deliver(client(2), client(3))
     driver.attest(client(1), client(2), client(3))
-    assert driver.run.round is not None
-    (item,) = driver.run.round.work.isolated
+    (item,) = driver.round.work.isolated
     assert item.tried == (client(1),)
-    assert driver.run.round.plan.assignments[client(1)] != (item.batch_id,)
+    assert driver.round.plan.assignments[client(1)] != (item.batch_id,)
     driver.play_round()
     assert driver.run.suspects == ()
 
 
 def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
-    driver = Driver(state_file(config__total_steps=1))
-    driver.start_round(1, 2)
+    driver = in_round(1, 2, config__total_steps=1)
     driver.deliver(client(1))
     fail(driver, client(2), "unavailable")
     driver.attest(client(1), client(2))
     assert driver.run.step == 2
     for _ in range(DRAIN_ROUNDS):
         assert driver.in_phase(RunState.ROUND_TRAIN)
-        assert driver.run.round is not None
         assert driver.run.cursor == 12
-        for client_id in tuple(driver.run.round.pending):
+        for client_id in tuple(driver.round.pending):
             fail(driver, client_id, "unavailable")
     assert driver.in_phase(RunState.COOLDOWN)
     assert total_batches(driver.run.carried) == 6
@@ -298,13 +261,13 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
         case "differ" if driver.run.round:
             driver.attest(who, replica_digest=digest_of("other"))
         case "fail" if driver.run.round:
-            assigned = driver.run.round.plan.assignments.get(who) or (BatchId(0, 0),)
+            assigned = driver.round.plan.assignments.get(who) or (BatchId(0, 0),)
             part = data.draw(st.sampled_from(assigned))
             fail(driver, who, "trainer", data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
         case "unavailable" if driver.run.round:
             fail(driver, who, "unavailable")
         case "silent":
-            driver.send(ClientsFellSilent((who,)))
+            driver.send(stimuli.ClientsFellSilent((who,)))
         case "join":
             driver.join(number)
         case "ready":
@@ -326,8 +289,7 @@ def recover(driver: Driver, count: int) -> None:
                 driver.make_checkpoint()
             driver.ready(*driver.run.members)
         case RunState.ROUND_TRAIN:
-            current = driver.run.round
-            assert current is not None
+            current = driver.round
             plan = current.plan
             for client_id, assigned in plan.assignments.items():
                 known = client_id in current.commitments or client_id in current.failures
@@ -337,12 +299,9 @@ def recover(driver: Driver, count: int) -> None:
                 driver.attest(*(w for w in plan.witnesses if w in driver.run.members))
             driver.pass_time(61)
         case RunState.ROUND_WITNESS:
-            current = driver.run.round
-            assert current is not None
+            current = driver.round
             driver.attest(*(w for w in current.plan.witnesses if w in driver.run.members))
             driver.pass_time(11)
-        case RunState.COOLDOWN if driver.run.checkpointing and driver.run.ready_members():
-            driver.pass_time(31)
         case _:
             driver.pass_time(31)
     if driver.run.phase is RunState.ROUND_TRAIN and driver.run.step < 4:

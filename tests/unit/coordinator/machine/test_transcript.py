@@ -37,7 +37,9 @@ def _told(instruction: Instruction) -> str:
 
 def test_run_from_its_first_member_to_its_end_is_this_transcript() -> None:
     scribe = Scribe(config__total_steps=3, config__epoch_time=100)
-    scribe.start_round(1, 2)
+    scribe.join(1, 2)
+    scribe.pass_time(2)
+    scribe.warm_up()
     scribe.play_round()
     scribe.pass_time(60)  # nobody delivers: the step is tried again
     scribe.pass_time(10)
