@@ -1,8 +1,9 @@
-"""What may be asked of a coordinator: one method per request, whatever carries it.
+"""The requests that a client may send to a coordinator: one method each, independent of the transport.
 
-The rule kept here: one call is one attempt. It answers, or raises `Refused` (the coordinator's word), `InvalidDocument`
-(an answer that cannot be one), or `CoordinatorUnreachable` (nothing is known; the call may or may not have arrived).
-Every message is idempotent, so a caller that retries (`coordinator_client/session.py`) need not know which.
+The rule kept here: one call is one attempt. It returns the answer, or raises `Refused` (the coordinator refused),
+`InvalidDocument` (the answer is malformed), or `CoordinatorUnreachable` (no answer; the call may or may not have
+arrived). Every message is idempotent, so a caller may repeat a call without knowing whether it arrived
+(`coordinator_client/session.py` does).
 """
 
 from abc import ABC, abstractmethod
@@ -12,21 +13,8 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
-from state.messages import (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    ReadyReport,
-    ResultCommitment,
-    ResultsPage,
-    RunStatus,
-    Session,
-    Standing,
-)
-from state.wire import ClientId, Sha256
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
+from state.wire import Sha256
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DocumentMark:
-    """Names a run document."""
+    """The lineage and version of a run document."""
 
     lineage: str
     version: int
@@ -42,7 +30,7 @@ class DocumentMark:
 
 @dataclass(frozen=True, slots=True)
 class ResultsQuery:
-    """Verified results of round `(step, attempt)` from number `after` on; waits up to `wait_s` seconds for one."""
+    """Ask for the verified results of round `(step, attempt)` from number `after` on; wait up to `wait_s` s for one."""
 
     step: int
     attempt: int
@@ -69,7 +57,7 @@ class BlobRequests(Protocol):
 
 
 class RunRequests(DocumentRequests, BlobRequests, Protocol):
-    """The requests of a client that takes part in the run. A data server uses those that read."""
+    """The requests of a member of the run. A data server uses those that read."""
 
     async def config(self, sha256: Sha256) -> StateFile:
         """Return the run's configuration of this digest, verified."""
@@ -87,24 +75,16 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def results(self, query: ResultsQuery) -> ResultsPage: ...
 
-    async def report_ready(self, report: ReadyReport) -> Standing: ...
-
-    async def commit_result(self, commitment: ResultCommitment) -> Standing: ...
-
-    async def attest(self, attestation: Attestation) -> Standing: ...
-
-    async def report_checkpoint(self, report: CheckpointReport) -> Standing: ...
-
-    async def report_failure(self, report: FailureReport) -> Standing: ...
+    async def report(self, report: Report) -> Standing:
+        """Report on this member's replica or its part of a round; return which of its messages have arrived."""
+        ...
 
 
 class CoordinatorApi(RunRequests, Protocol):
     """Every request of a client: those of `RunRequests`, and those of its membership."""
 
     @property
-    def run_id(self) -> str:
-        """The run that the requests are about."""
-        ...
+    def run_id(self) -> str: ...
 
     def use_token(self, token: str | None) -> None:
         """Send this session token with every later request."""
@@ -119,35 +99,15 @@ class CoordinatorApi(RunRequests, Protocol):
     async def withdraw(self) -> None: ...
 
 
-class OperatorApi(Protocol):
-    """Every request of an operator. All but `status` need the admin token."""
-
-    def use_token(self, token: str | None) -> None:
-        """Send this admin token with every later request."""
-        ...
-
-    async def status(self) -> RunStatus: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def eject(self, client_id: ClientId) -> None: ...
-
-
 class ForwardedRequests(ABC):
-    """`RunRequests` that hands each request on to another by way of `_carry`, which subclasses define.
-
-    Args:
-        requests: makes one attempt of each request.
-    """
+    """`RunRequests` that passes each request on to `requests` through `_carry`, which subclasses define."""
 
     def __init__(self, requests: RunRequests) -> None:
         self._requests = requests
 
     @abstractmethod
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make the request, a bound method of what it is handed on to."""
+        """Make the request, a bound method of `requests`."""
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         return await self._carry(self._requests.run_document, after, wait_s)
@@ -167,20 +127,8 @@ class ForwardedRequests(ABC):
     async def results(self, query: ResultsQuery) -> ResultsPage:
         return await self._carry(self._requests.results, query)
 
-    async def report_ready(self, report: ReadyReport) -> Standing:
-        return await self._carry(self._requests.report_ready, report)
-
-    async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._carry(self._requests.commit_result, commitment)
-
-    async def attest(self, attestation: Attestation) -> Standing:
-        return await self._carry(self._requests.attest, attestation)
-
-    async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._carry(self._requests.report_checkpoint, report)
-
-    async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._carry(self._requests.report_failure, report)
+    async def report(self, report: Report) -> Standing:
+        return await self._carry(self._requests.report, report)
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._carry(self._requests.put_blob, sha256, data)

@@ -1,4 +1,4 @@
-"""The coordinator over HTTP: `CoordinatorClient`. What it may be asked stands in `coordinator_client/api.py`."""
+"""`CoordinatorClient`: the requests of `coordinator_client/api.py`, and those of an operator, over HTTP."""
 
 import json
 import logging
@@ -25,14 +25,11 @@ from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.messages import (
-    Attestation,
+    REPORT_PATHS,
     Challenge,
     ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
     JoinRequest,
-    ReadyReport,
-    ResultCommitment,
+    Report,
     ResultsPage,
     RunStatus,
     Session,
@@ -44,21 +41,22 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
-"""How long an answer may take, beyond the wait that a long poll asks for."""
+"""Maximum time for an answer, beyond the wait that a long poll asks for."""
 BLOB_TIMEOUT_S = 60.0
-"""How long a blob's transfer may stand still."""
+"""Maximum time without progress in a blob's transfer."""
 MAX_BLOB_ANSWERS = 64
-"""A blob's body may break so often, as long as each answer brings something."""
+"""Maximum number of answers for one blob: a broken body is continued as long as each answer brings some bytes."""
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
 TEMPORARY_STATUS = frozenset({408, 425, 429})
 
 
 class CoordinatorClient:
-    """A coordinator over HTTP: `CoordinatorApi` and `OperatorApi` (`coordinator_client/api.py`), each call one attempt.
+    """A coordinator over HTTP: `CoordinatorApi`, and the requests of an operator. Each call is one attempt.
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
-    `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is none of a coordinator.
+    `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
+    `resume` and `eject` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
@@ -77,7 +75,8 @@ class CoordinatorClient:
             verify: whether to verify the TLS certificate, a file with the authorities to trust (PEM), or a TLS context.
 
         Raises:
-            InvalidInput: the URL is wrong, its certificate not trusted, or not this one run served; the user's fault.
+            InvalidInput: the URL is wrong, its certificate is not trusted, or the run is not served or not named; the
+                user's fault.
             CoordinatorUnreachable: there was no answer within `retry_policy`.
         """
         base, _, place = url.partition("/v1/")
@@ -110,7 +109,7 @@ class CoordinatorClient:
             raise
 
     async def _served_run(self, url: str, wanted: str) -> str:
-        """Return the run that is served: the wanted one, or with "" the only one."""
+        """Return the id of the wanted run if it is served; with "", that of the only run."""
         answer = _json_of(await self._request("GET", "/v1/runs"))
         runs = answer.get("runs") if isinstance(answer, dict) else None
         if not isinstance(runs, list) or not all(isinstance(run_id, str) for run_id in runs):
@@ -175,20 +174,8 @@ class CoordinatorClient:
         answer = await self._request("GET", path, params=params, wait_s=query.wait_s)
         return parse_document(ResultsPage, answer.content)
 
-    async def report_ready(self, report: ReadyReport) -> Standing:
-        return parse_document(Standing, await self._post("/ready", report))
-
-    async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return parse_document(Standing, await self._post("/results", commitment))
-
-    async def attest(self, attestation: Attestation) -> Standing:
-        return parse_document(Standing, await self._post("/attestations", attestation))
-
-    async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return parse_document(Standing, await self._post("/checkpoints", report))
-
-    async def report_failure(self, report: FailureReport) -> Standing:
-        return parse_document(Standing, await self._post("/failures", report))
+    async def report(self, report: Report) -> Standing:
+        return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._request("PUT", f"/v1/blobs/{sha256}", content=data, answer_s=BLOB_TIMEOUT_S)
@@ -206,7 +193,7 @@ class CoordinatorClient:
         await self._request("POST", f"{self._run}/clients/{client_id}/eject")
 
     async def get_blob(self, sha256: Sha256) -> bytes:
-        """Return the blob's bytes, unverified; a body that breaks off is continued there, as long as more comes."""
+        """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""
         held = bytearray()
         for answer in range(1, MAX_BLOB_ANSWERS + 1):
             before = len(held)
@@ -219,19 +206,19 @@ class CoordinatorClient:
         return bytes(held)
 
     async def _continue_blob(self, path: str, held: bytearray) -> None:
-        """Append what is missing of a blob, or what comes of it."""
+        """Append the missing bytes of a blob, as many as arrive."""
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = self._headers | ({"Range": f"bytes={len(held)}-"} if held else {})
         request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
         try:
-            async with streamed(self._http, request) as coming:
-                if coming.status_code == httpx.codes.OK:
+            async with streamed(self._http, request) as answer:
+                if answer.status_code == httpx.codes.OK:
                     held.clear()
-                elif coming.status_code != httpx.codes.PARTIAL_CONTENT:
-                    raise _error_of(await read_whole(coming), f"GET {path}")
-                elif not coming.headers.get("Content-Range", "").startswith(f"bytes {len(held)}-"):
-                    raise InvalidDocument(f"GET {path} answered another range than the one from {len(held)} on")
-                async for piece in raw_body(coming):
+                elif answer.status_code != httpx.codes.PARTIAL_CONTENT:
+                    raise _error_of(await read_whole(answer), f"GET {path}")
+                elif not answer.headers.get("Content-Range", "").startswith(f"bytes {len(held)}-"):
+                    raise InvalidDocument(f"GET {path} answered with another range than the one from {len(held)} on")
+                async for piece in raw_body(answer):
                     held += piece
         except httpx.HTTPError as error:
             raise self._unreachable(f"GET {path}", error) from error
@@ -281,7 +268,7 @@ def _json_of(answer: httpx.Response) -> Any:
 
 
 def _error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnreachable | InvalidDocument:
-    """Return what an answer of 3xx, 4xx or 5xx says: the coordinator's refusal, or that something else answered."""
+    """Return the error that an answer of 3xx, 4xx or 5xx stands for: a refusal, or that something else answered."""
     status = answer.status_code
     if refusal := refusal_in(answer):
         return refusal

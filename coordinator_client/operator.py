@@ -1,8 +1,7 @@
-"""What an operator's commands ask of a coordinator, over the same client as everybody."""
+"""The requests of an operator's commands, over the client that everybody uses."""
 
 import re
 
-from coordinator_client.api import OperatorApi
 from coordinator_client.http import CoordinatorClient
 from runtime.http_client import Trust
 from runtime.retry import RetryPolicy
@@ -14,7 +13,7 @@ _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
 
 
 async def connect_operator(url: str, admin_token: str | None = None, verify: Trust = True) -> CoordinatorClient:
-    """Return a client for one command: a coordinator that does not answer at once is not waited for.
+    """Return a client for one command: it does not wait for a coordinator that is not up.
 
     Args:
         url: the coordinator's base URL, or that of a run (`…/v1/runs/RUN_ID`).
@@ -23,10 +22,10 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
 
     Raises:
         InvalidInput: the URL, the token or the file is wrong.
-        CoordinatorUnreachable: nobody answered.
+        CoordinatorUnreachable: there was no answer.
     """
     if admin_token is not None and not (admin_token.isascii() and admin_token.isprintable()):
-        raise InvalidInput("this is no admin token: the coordinator's have letters, digits, - and _")
+        raise InvalidInput("not an admin token: a coordinator's consists of letters, digits, - and _")
     client = await CoordinatorClient.connect(url, RetryPolicy(attempts=1), verify)
     client.use_token(admin_token)
     return client
@@ -35,10 +34,10 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
 def check_client_id(client_id: str) -> None:
     """Raise `InvalidInput` unless it can be a client's id or the beginning of one."""
     if not _CLIENT_ID.fullmatch(client_id):
-        raise InvalidInput(f"{client_id!r} is no client id; allowed: 4 to 32 hex digits, as `status` shows them")
+        raise InvalidInput(f"{client_id!r} is not a client id; allowed: 4 to 32 hex digits, as `status` shows them")
 
 
-async def eject(operator: OperatorApi, client_id: str) -> ClientId:
+async def eject(operator: CoordinatorClient, client_id: str) -> ClientId:
     """Remove a client, and return its whole id.
 
     Args:
@@ -46,7 +45,7 @@ async def eject(operator: OperatorApi, client_id: str) -> ClientId:
         client_id: the id, or a beginning of it that no other client's has.
 
     Raises:
-        InvalidInput: it is no client id, or not the beginning of exactly one member's.
+        InvalidInput: `client_id` is malformed, or not the beginning of exactly one member's id.
     """
     check_client_id(client_id)
     if len(client_id) < _CLIENT_ID_DIGITS:

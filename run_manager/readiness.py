@@ -51,7 +51,7 @@ class Readiness:
                 report = ReadyReport(held.step, held.digest, self._data_fingerprint)
                 number = self._session.session_number
                 try:
-                    await self._session.report_ready(report)
+                    await self._session.report(report)
                 except Refused as refusal:
                     if refusal.kind is not Refusal.REPLICA_DIFFERS:
                         raise

@@ -3,7 +3,9 @@
 Every message names the round it is about, so a late or repeated one is recognised. Sizes are bounded here by field.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -153,6 +155,17 @@ class FailureReport(WireDocument):
 
 Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport
 """A report of a member on its replica or its part of a round."""
+
+REPORT_PATHS: Mapping[type[Report], str] = MappingProxyType(
+    {
+        ReadyReport: "ready",
+        ResultCommitment: "results",
+        Attestation: "attestations",
+        CheckpointReport: "checkpoints",
+        FailureReport: "failures",
+    }
+)
+"""Where each report is posted, below the run's URL."""
 
 
 @dataclass(frozen=True, slots=True)

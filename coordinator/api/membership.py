@@ -1,7 +1,5 @@
 """Routes by which clients join, stay, report and leave."""
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,14 +10,14 @@ from runtime.http_bodies import document_response, openapi_answer, openapi_body,
 from state import messages
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Session, Standing
 
-REPORTS: tuple[tuple[str, Any, str], ...] = (
-    ("ready", messages.ReadyReport, "Report that the model and the data are held"),
-    ("results", messages.ResultCommitment, "Commit to a result"),
-    ("attestations", messages.Attestation, "Attest which results arrived in time"),
-    ("checkpoints", messages.CheckpointReport, "Report the digest of a replica"),
-    ("failures", messages.FailureReport, "Report that the step failed"),
+REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
+    (messages.ReadyReport, "Report that the model and the data are held"),
+    (messages.ResultCommitment, "Commit to a result"),
+    (messages.Attestation, "Attest which results arrived in time"),
+    (messages.CheckpointReport, "Report the digest of a replica"),
+    (messages.FailureReport, "Report that the step failed"),
 )
-"""Path, message and summary of each report; every answer is the client's standing."""
+"""Message and summary of each report; every answer is the client's standing."""
 
 
 def membership_routes(handlers: Handlers) -> APIRouter:
@@ -58,7 +56,9 @@ def membership_routes(handlers: Handlers) -> APIRouter:
         del run_id
         return document_response(handlers.renew(caller(handlers, request)))
 
-    def add_report(place: str, kind: Any, summary: str) -> None:
+    def add_report(kind: type[messages.Report], summary: str) -> None:
+        place = messages.REPORT_PATHS[kind]
+
         @router.post(
             f"{RUN}/{place}",
             name=f"report_{place}",
@@ -71,6 +71,6 @@ def membership_routes(handlers: Handlers) -> APIRouter:
             client_id = caller(handlers, request)
             return document_response(await handlers.report(client_id, await read_message(request, kind)))
 
-    for place, kind, summary in REPORTS:
-        add_report(place, kind, summary)
+    for kind, summary in REPORTS:
+        add_report(kind, summary)
     return router

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from coordinator_client.api import OperatorApi
+from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_client_id, connect_operator
 from coordinator_client.operator import eject as eject_client
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
@@ -36,7 +36,9 @@ def _token(given: str | None) -> str:
     return token
 
 
-def _ask(url: str, tls_ca: Path | None, ask: Callable[[OperatorApi], Awaitable[T]], token: str | None = None) -> T:
+def _ask(
+    url: str, tls_ca: Path | None, ask: Callable[[CoordinatorClient], Awaitable[T]], token: str | None = None
+) -> T:
     async def main() -> T:
         async with await connect_operator(url, token, trusted(tls_ca)) as operator:
             return await ask(operator)

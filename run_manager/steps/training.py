@@ -139,7 +139,7 @@ class TrainingStepMetadata:
         commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
         context.tentative.published(sha256)
         try:
-            await context.session.commit_result(commitment)
+            await context.session.report(commitment)
             await context.exchange.publish(sha256, data)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
@@ -170,7 +170,7 @@ class TrainingStepMetadata:
         report = FailureReport(head.step, head.attempt, kind, reason[:MAX_MESSAGE_CHARS], batch_id)
         log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
         context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
-        await context.session.report_failure(report)
+        await context.session.report(report)
 
 
 def _encode(header: ResultHeader, difference: Tensors) -> tuple[bytes, Sha256]:

@@ -72,7 +72,7 @@ async def test_disk_that_fills_under_an_upload_stops_the_coordinator_and_costs_n
         document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
         data, bound = await hand.result(document)
         fill_disk(run, len(data) // 2)
-        await hand.api.commit_result(bound)
+        await hand.api.report(bound)
         with pytest.raises(Refused) as caught:
             await hand.api.put_blob(bound.result_sha256, data)
         assert caught.value.kind == "store-failed"

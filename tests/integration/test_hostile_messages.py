@@ -105,46 +105,46 @@ async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them
         replica = await nan.held(document)
 
         data, bound = await nan.result(document, nan.difference(replica, float("nan")))
-        await nan.api.commit_result(bound)
+        await nan.api.report(bound)
         refusal = await refused(nan.api.put_blob(bound.result_sha256, data))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "finite")
 
         flat = {name: values.reshape(-1) for name, values in shape.difference(replica).items()}
         data, bound = await shape.result(document, flat)
-        await shape.api.commit_result(bound)
+        await shape.api.report(bound)
         refusal = await refused(shape.api.put_blob(bound.result_sha256, data))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "layout")
 
-        await copier.api.commit_result(commitment(round_of(document), good))
+        await copier.api.report(commitment(round_of(document), good))
         refusal = await refused(copier.api.put_blob(good_bound.result_sha256, good))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "client_id")
 
         data, bound = await mismatch.result(document)
-        await mismatch.api.commit_result(bound)
+        await mismatch.api.report(bound)
         broken = bytes([data[0] ^ 1]) + data[1:]
         assert (await refused(mismatch.api.put_blob(bound.result_sha256, broken))).kind == "blob-mismatch"
         assert (await refused(mismatch.api.put_blob(sha256_hex(broken), broken))).kind == "not-committed"
         assert (await refused(mismatch.api.put_blob(bound.result_sha256, data + b"more"))).kind == "blob-too-large"
 
-        await second.api.commit_result(good_bound)
+        await second.api.report(good_bound)
         _, other_bound = await second.result(
             document, {n: v + np.float32(1) for n, v in second.difference(replica).items()}
         )
-        assert (await refused(second.api.commit_result(other_bound))).kind == "already-committed"
+        assert (await refused(second.api.report(other_bound))).kind == "already-committed"
         await second.api.put_blob(good_bound.result_sha256, good)
-        assert (await second.api.commit_result(good_bound)).result_verified, "the first one, repeated, is no offence"
+        assert (await second.api.report(good_bound)).result_verified, "the first one, repeated, is no offence"
         assert (await refused(copier.api.put_blob(good_bound.result_sha256, good))).kind == "result-invalid"
 
-        await late.api.report_failure(FailureReport(1, 0, "unavailable", "not today"))
+        await late.api.report(FailureReport(1, 0, "unavailable", "not today"))
         _, late_bound = await late.result(document)
         for hand in hands:
             if hand is not late:
                 await hand.api.withdraw()
         await late.attest(document)
         await late.watch.until(lambda later: later.round not in (None, document.round))
-        assert (await refused(late.api.commit_result(late_bound))).kind == "late-result"
+        assert (await refused(late.api.report(late_bound))).kind == "late-result"
         digest = Sha256(replica_digest(replica))
-        assert (await refused(late.api.attest(Attestation(1, 0, digest, "1")))).kind == "stale-round"
+        assert (await refused(late.api.report(Attestation(1, 0, digest, "1")))).kind == "stale-round"
         await late.api.withdraw()
 
         report = await run.finish()

@@ -88,7 +88,7 @@ class ByHand(HandClient):
         else:
             claim = CheckpointReport(replica.step, Sha256(replica_digest(replica)), None, 0)
             try:
-                await self.api.report_checkpoint(claim)
+                await self.api.report(claim)
             except Refused as refusal:  # the others' claims were enough before this one came
                 if refusal.kind != "not-now":
                     raise
@@ -99,7 +99,7 @@ class ByHand(HandClient):
         replica = await self.held(document)
         spec = DatasetSpec(2, self.state.model.LLM.max_seq_len)
         fingerprint = document.data_fingerprint or DummyDataProvider(spec).fingerprint
-        await self.api.report_ready(ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint))
+        await self.api.report(ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint))
 
     # Rounds
 
@@ -119,7 +119,7 @@ class ByHand(HandClient):
     async def deliver(self, document: RunDocument) -> None:
         """Publish a result for the document's round."""
         data, bound = await self.result(document)
-        await self.api.commit_result(bound)
+        await self.api.report(bound)
         await self.api.put_blob(bound.result_sha256, data)
 
     async def results_in(self, document: RunDocument, count: int | None = None) -> tuple[ClientId, ...]:
@@ -139,7 +139,7 @@ class ByHand(HandClient):
         roster = await self.api.roster(head.roster_sha256)
         bits = sum(1 << position for position, entry in enumerate(roster.clients) if entry.client_id in received)
         digest = Sha256(replica_digest(await self.held(document)))
-        return await self.api.attest(Attestation(head.step, head.attempt, digest, f"{bits:x}"))
+        return await self.api.report(Attestation(head.step, head.attempt, digest, f"{bits:x}"))
 
     async def take_round(self, document: RunDocument) -> RunDocument:
         """The whole of a round; the document of the next one, or of the same step's next try."""

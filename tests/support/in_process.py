@@ -1,16 +1,17 @@
-"""The coordinator in the same process: `InProcessCoordinator`, for tests and simulations.
+"""A coordinator in the same process: `InProcessCoordinator`.
 
-The rule kept here: only the transport differs from HTTP. Messages and answers pass through their encoding, but for
-outcomes and pages of results, which are long and many; the same checks precede them, and an error arrives as the
-problem that HTTP would make of it.
+The rule kept here: only the transport differs from HTTP. Messages and answers are encoded and decoded (except outcomes
+and pages of results, which are long and many), the same checks come first, and an error arrives as it would from
+problem+json.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import httpx
 
+from coordinator.handlers import Handlers
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
 from runtime.http_bodies import MAX_BODY_BYTES
@@ -19,105 +20,26 @@ from runtime.problem_json import problem_response
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
-from state.messages import (
-    Attestation,
-    Challenge,
-    ChallengeRequest,
-    CheckpointReport,
-    FailureReport,
-    JoinRequest,
-    ReadyReport,
-    Report,
-    ResultCommitment,
-    ResultsPage,
-    RunStatus,
-    Session,
-    Standing,
-)
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
 from state.refusals import Refusal
-from state.wire import ClientId, Sha256, canonical_json, parse_document
+from state.wire import Sha256, canonical_json, parse_document
 
 M = TypeVar("M")
 
 
-class _Published(Protocol):
-    @property
-    def body(self) -> bytes: ...
-
-
-class _Blobs(Protocol):
-    async def read(self, sha256: Sha256) -> bytes: ...
-
-
-class _Service(Protocol):
-    @property
-    def blobs(self) -> _Blobs: ...
-
-    def heard(self, client_id: ClientId) -> None: ...
-
-
-class CoordinatorHandlers(Protocol):
-    """The part of `coordinator.handlers.Handlers` that is asked here."""
-
-    @property
-    def service(self) -> _Service: ...
-
-    def check_run(self, run_id: str) -> None: ...
-
-    def check_admin(self, token: str | None) -> None: ...
-
-    def authenticate(self, token: str | None) -> ClientId: ...
-
-    def challenge(self, request: ChallengeRequest) -> Challenge: ...
-
-    async def join(self, request: JoinRequest) -> Session: ...
-
-    def renew(self, client_id: ClientId) -> Session: ...
-
-    async def withdraw(self, client_id: ClientId) -> None: ...
-
-    async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> _Published | None: ...
-
-    def immutable(self, sha256: Sha256) -> bytes: ...
-
-    def outcome(self, step: int) -> Outcome: ...
-
-    async def results(self, step: int, attempt: int, after: int, wait_s: float) -> ResultsPage: ...
-
-    async def report(self, client_id: ClientId, report: Report) -> Standing: ...
-
-    async def receive_blob(
-        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
-    ) -> None: ...
-
-    def status(self) -> RunStatus: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def eject(self, client_id: ClientId) -> None: ...
-
-
-async def in_one_piece(data: bytes) -> AsyncIterator[bytes]:
-    """Send a blob's bytes at once."""
-    yield data
-
-
 class InProcessCoordinator:
-    """`CoordinatorApi` and `OperatorApi` over a coordinator's handlers.
+    """`CoordinatorApi` over a coordinator's handlers.
 
     Args:
-        handlers: returns them; may raise `CoordinatorUnreachable` while there are none.
-        run_id: the run that is asked about.
-        pieces: how the bytes of a blob arrive.
+        handlers: returns them, or raises `CoordinatorUnreachable` while there are none.
+        pieces: splits the bytes of an upload.
     """
 
     def __init__(
         self,
-        handlers: Callable[[], CoordinatorHandlers],
+        handlers: Callable[[], Handlers],
         run_id: str,
-        pieces: Callable[[bytes], AsyncIterator[bytes]] = in_one_piece,
+        pieces: Callable[[bytes], AsyncIterator[bytes]],
     ) -> None:
         self._handlers = handlers
         self._run_id = run_id
@@ -179,20 +101,10 @@ class InProcessCoordinator:
                 handlers.service.heard(client_id)
         return page
 
-    async def report_ready(self, report: ReadyReport) -> Standing:
-        return await self._report(report)
-
-    async def commit_result(self, commitment: ResultCommitment) -> Standing:
-        return await self._report(commitment)
-
-    async def attest(self, attestation: Attestation) -> Standing:
-        return await self._report(attestation)
-
-    async def report_checkpoint(self, report: CheckpointReport) -> Standing:
-        return await self._report(report)
-
-    async def report_failure(self, report: FailureReport) -> Standing:
-        return await self._report(report)
+    async def report(self, report: Report) -> Standing:
+        with self._asking() as handlers:
+            client_id = handlers.authenticate(self._token)
+            return _encoded(await handlers.report(client_id, _received(report)))
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         with self._asking() as handlers:
@@ -204,36 +116,12 @@ class InProcessCoordinator:
             handlers.authenticate(self._token)
             return await handlers.service.blobs.read(sha256)
 
-    async def status(self) -> RunStatus:
-        with self._asking() as handlers:
-            return _encoded(handlers.status())
-
-    async def pause(self) -> None:
-        with self._asking() as handlers:
-            handlers.check_admin(self._token)
-            await handlers.pause()
-
-    async def resume(self) -> None:
-        with self._asking() as handlers:
-            handlers.check_admin(self._token)
-            await handlers.resume()
-
-    async def eject(self, client_id: ClientId) -> None:
-        with self._asking() as handlers:
-            handlers.check_admin(self._token)
-            await handlers.eject(client_id)
-
     def _immutable(self, sha256: Sha256) -> bytes:
         with self._asking() as handlers:
             return handlers.immutable(sha256)
 
-    async def _report(self, report: Report) -> Standing:
-        with self._asking() as handlers:
-            client_id = handlers.authenticate(self._token)
-            return _encoded(await handlers.report(client_id, _received(report)))
-
     @contextmanager
-    def _asking(self) -> Iterator[CoordinatorHandlers]:
+    def _asking(self) -> Iterator[Handlers]:
         try:
             handlers = self._handlers()
             handlers.check_run(self._run_id)

@@ -35,7 +35,6 @@ from tests.support.virtual_time import VirtualClock
 
 MAX_FSYNC_S = 0.02
 RESTART_S = 2.0
-ADMIN = "the operator's token"
 
 T = TypeVar("T")
 
@@ -174,7 +173,7 @@ class SimulatedCoordinator:
         options = ServiceOptions(self.store, self.clock, key, new_seed=new_seed)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
         service.watch(self._note)
-        admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
+        admin = AdminToken(hashlib.sha256(b"the operator's token").digest())
         nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
         handlers = Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
         async with asyncio.TaskGroup() as tasks:

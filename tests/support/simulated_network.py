@@ -9,10 +9,10 @@ from typing import ParamSpec, TypeVar
 
 from coordinator_client.api import CoordinatorApi, DocumentMark, ForwardedRequests
 from coordinator_client.http import ANSWER_TIMEOUT_S
-from coordinator_client.in_process import InProcessCoordinator
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
-from state.messages import Challenge, ChallengeRequest, JoinRequest, Session
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
+from tests.support.in_process import InProcessCoordinator
 from tests.support.simulated_coordinator import SimulatedCoordinator
 
 MAX_REPEAT_DELAY_S = 20.0
@@ -44,7 +44,7 @@ class Link:
     Attributes:
         cut: nothing gets through; the sender learns it at once, or only from his own timeout.
         faults: what becomes of single requests.
-        requests: the names of those that were sent.
+        requests: the names of the requests that were sent; a report also counts under the name of its class.
     """
 
     chance: random.Random = field(default_factory=lambda: random.Random(0))
@@ -134,6 +134,10 @@ class SimulatedApi(ForwardedApi):
         if document is not None:
             self._saw(document)
         return document
+
+    async def report(self, report: Report) -> Standing:
+        self._link.requests.append(type(report).__name__)
+        return await super().report(report)
 
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         name, link = getattr(request, "__name__", ""), self._link

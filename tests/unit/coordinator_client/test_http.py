@@ -61,13 +61,13 @@ async def test_request_carries_the_token_and_canonical_json() -> None:
 
     api = client(answer)
     api.use_token("secret")
-    assert await api.report_ready(READY) == STANDING
+    assert await api.report(READY) == STANDING
 
 
 @pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
 async def test_request_problem_is_refused_with_kind_and_context(kind_as: str) -> None:
     with pytest.raises(Refused) as caught:
-        await client(lambda request: problem(409, "behind", type=kind_as, step=12, retry=True)).report_ready(READY)
+        await client(lambda request: problem(409, "behind", type=kind_as, step=12, retry=True)).report(READY)
     assert caught.value.kind == "behind"
     assert caught.value.message == "so it is"
     assert caught.value.context == {"step": 12, "retry": True}
@@ -75,14 +75,14 @@ async def test_request_problem_is_refused_with_kind_and_context(kind_as: str) ->
 
 async def test_request_overloaded_tells_when_to_come_again() -> None:
     with pytest.raises(Refused) as caught:
-        await client(lambda request: problem(503, "overloaded", {"retry-after": "3"})).report_ready(READY)
+        await client(lambda request: problem(503, "overloaded", {"retry-after": "3"})).report(READY)
     assert caught.value.context["retry_after_s"] == 3.0
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
 async def test_request_proxy_error_means_unreachable(status: int) -> None:
     with pytest.raises(CoordinatorUnreachable):
-        await client(lambda request: httpx.Response(status, text="<html>")).report_ready(READY)
+        await client(lambda request: httpx.Response(status, text="<html>")).report(READY)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ async def test_request_broken_connection_means_unreachable(error: httpx.HTTPErro
         raise error
 
     with pytest.raises(CoordinatorUnreachable) as caught:
-        await client(answer).report_ready(READY)
+        await client(answer).report(READY)
     assert caught.value.__cause__ is error
 
 
 async def test_request_answer_of_something_else_is_an_invalid_document() -> None:
     with pytest.raises(InvalidDocument):
-        await client(lambda request: httpx.Response(404, text="<html>")).report_ready(READY)
+        await client(lambda request: httpx.Response(404, text="<html>")).report(READY)
     with pytest.raises(InvalidDocument):
-        await client(lambda request: httpx.Response(200, text="<html>")).report_ready(READY)
+        await client(lambda request: httpx.Response(200, text="<html>")).report(READY)
 
 
 async def test_immutable_document_is_verified_against_its_digest() -> None:

@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from coordinator.auth.tokens import SESSION_LIFETIME_S
-from coordinator_client.in_process import InProcessCoordinator
 from coordinator_client.session import ClientProfile, CoordinatorSession, Joined, SessionEvent
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from tests.support.simulated_client import key_of
-from tests.support.simulated_coordinator import ADMIN
 from tests.support.simulated_network import Faults, no_faults
 from tests.support.simulated_run import SimulatedRun, simulated_run
 from tests.support.states import state_file
@@ -84,9 +82,7 @@ def test_request_after_ejection_is_refused_for_good() -> None:
         async with waiting_run() as run:
             session, _ = session_of(run)
             await session.join()
-            operator = InProcessCoordinator(run.coordinator.handlers, session.run_id)
-            operator.use_token(ADMIN)
-            await operator.eject(session.client_id)
+            await run.coordinator.handlers().eject(session.client_id)
             with pytest.raises(Refused) as caught:
                 await session.renew()
             assert caught.value.kind == "ejected"

@@ -45,8 +45,8 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("status", "127.0.0.1:8000"), "allowed: http://host:port"),
         (("status", "http://127.0.0.1:65536"), "allowed: http://host:port"),
         (("pause", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
-        (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "no admin token"),
-        (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is no client id"),
+        (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "not an admin token"),
+        (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
     ],
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -54,11 +54,11 @@ def test_run_a_fast_rounds_requests_are_few() -> None:
 
     counts = run_virtually(main())
     rounds = 6 * 3
-    assert counts["commit_result"] == counts["put_blob"] - 2 == rounds
+    assert counts["ResultCommitment"] == counts["put_blob"] - 2 == rounds
     assert counts["outcome"] == counts["work"] == rounds
     assert counts["roster"] <= 3 * 2
     assert counts["get_blob"] <= 2 * rounds + 3
-    assert counts["attest"] <= rounds
+    assert counts["Attestation"] <= rounds
     assert counts["results"] <= 3 * rounds
 
 
