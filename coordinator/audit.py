@@ -64,7 +64,7 @@ class AuditReport:
 
 @dataclass
 class _Ledger:
-    """What the audit counts and finds, independently of the machine's own books.
+    """Counts batches and outcomes independently of the machine, and collects problems.
 
     Attributes:
         first_batch: the run's cursor when the journal begins.

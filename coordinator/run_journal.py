@@ -4,6 +4,7 @@ Several coordinators may share a journal. If another one has appended first, `ap
 nothing. That is routine: `catch_up` reads and replays what the other one wrote, and the stimuli are handled again.
 """
 
+import contextlib
 from dataclasses import replace
 
 from coordinator.machine.records import Replayed, encode_record, encode_snapshot, replay, replay_tail
@@ -81,13 +82,10 @@ class RunJournal:
         Raises:
             StoreFailed: it may not have been kept.
         """
-        if not self._is_segment_due:
-            return
-        try:
-            await self._open_segment()
-        except StoreConflict:
-            return
-        self._is_segment_due, self._record_count = False, 0
+        if self._is_segment_due:
+            with contextlib.suppress(StoreConflict):
+                await self._open_segment()
+                self._is_segment_due, self._record_count = False, 0
 
     async def _open_segment(self) -> None:
         published = self.published

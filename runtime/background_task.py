@@ -7,7 +7,7 @@ from typing import Any
 from state.errors import InternalError
 
 STOP_TIMEOUT_S = 30.0
-"""An activity that takes longer to end after its cancellation is a bug of ours: arithmetic runs in a `Worker`."""
+"""An activity that takes longer to end after its cancellation is a bug: arithmetic runs in a `Worker`."""
 
 
 class BackgroundTask:

@@ -97,8 +97,7 @@ def json_response(body: bytes, cache: str = "no-store") -> Response:
 
 def whole_number(request: Request, name: str, default: int) -> int:
     """Return a query parameter, parsed by `parse_whole`."""
-    text = request.query_params.get(name)
-    return default if text is None else parse_whole(name, text)
+    return parse_whole(name, request.query_params.get(name, str(default)))
 
 
 def parse_whole(name: str, text: str) -> int:
@@ -125,8 +124,7 @@ def parse_seconds(name: str, text: str) -> float:
 
 def seconds(request: Request, name: str, default: float) -> float:
     """Return a query parameter, parsed by `parse_seconds`."""
-    text = request.query_params.get(name)
-    return default if text is None else parse_seconds(name, text)
+    return parse_seconds(name, request.query_params.get(name, str(default)))
 
 
 def openapi_body(kind: Any) -> dict[str, Any]:

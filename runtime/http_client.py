@@ -1,4 +1,4 @@
-"""What all HTTP clients of the project share: TLS trust, reading answers, explaining failures.
+"""Shared by all HTTP clients of the project: TLS trust, reading answers, explaining failures.
 
 The rule kept here: an answer is closed even if its reader is cancelled. Steps of a client are often cancelled while
 they read, and httpcore then never returns the connection to its pool, which a few dozen of them exhaust. So every

@@ -1,4 +1,4 @@
-"""What all HTTP servers of the project share: where they listen, TLS, and limits on connections and requests."""
+"""Shared by all HTTP servers of the project: listening, TLS, and limits on connections and requests."""
 
 import asyncio
 import contextlib

@@ -37,7 +37,7 @@ class JoinNonces:
         """Return when the nonce of a valid join expires, in seconds on the run's clock.
 
         Raises:
-            Refused: `nonce-invalid` (not ours, for another key or run, or expired), or `unauthorized` (the signature).
+            Refused: `nonce-invalid` (expired, or not of this coordinator, key and run), or `unauthorized` (signature).
         """
         expires_ms = self._checked_expiry(request.nonce, request.public_key)
         if expires_ms / 1000 < now_s:

@@ -12,15 +12,13 @@ STREAM_BYTES = 256 * 1024
 
 
 class BlobReader(Protocol):
-    """Blobs that are only read; meanwhile a coordinator may add and delete some."""
+    """Blobs that are only read; meanwhile a coordinator may add and delete some.
+
+    Every method raises `StoreFailed` if the medium fails.
+    """
 
     async def read(self, sha256: Sha256) -> bytes:
-        """Return the whole blob.
-
-        Raises:
-            Refused: `not-found`.
-            StoreFailed: the medium failed.
-        """
+        """Return the whole blob. Raise `Refused(Refusal.NOT_FOUND)` if it is not held."""
 
 
 class BlobStore(BlobReader, Protocol):
@@ -38,7 +36,6 @@ class BlobStore(BlobReader, Protocol):
 
         Raises:
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
-            StoreFailed: the medium failed.
         """
 
     async def size(self, sha256: Sha256) -> int | None:

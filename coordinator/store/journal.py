@@ -1,8 +1,7 @@
 """The journal of a run: numbered records, cut into segments, each of which begins with a snapshot of the whole run.
 
 The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
-raises `StoreFailed`, the caller assumes nothing and stops accepting messages. Appending is a compare-and-swap: it fails
-unless the record's number follows the last one.
+raises `StoreFailed`, the caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
 """
 
 from collections.abc import AsyncIterator
@@ -40,46 +39,35 @@ class Segment:
 
 
 class JournalReader(Protocol):
-    """A journal that is only read; meanwhile a coordinator may append to it."""
+    """A journal that is only read; meanwhile a coordinator may append to it.
+
+    Reading raises `StoreFailed` if a record is damaged, or the medium cannot be read.
+    """
 
     @property
     def torn_bytes(self) -> int:
         """Size of an incomplete last record that the latest reading found and left out."""
 
     def history(self) -> AsyncIterator[Segment]:
-        """Return all segments, oldest first.
-
-        Raises:
-            StoreFailed: a record is damaged, or the medium cannot be read.
-        """
+        """Return all segments, oldest first."""
 
 
 class Journal(JournalReader, Protocol):
-    """A journal that a coordinator appends to."""
+    """A journal that a coordinator appends to.
+
+    Writing raises `StoreConflict`, and keeps nothing, if another coordinator has written meanwhile or the sequence does
+    not follow. It raises `StoreFailed` if the data may not have been kept (full disk, failing fsync), and ever after.
+    """
 
     @property
     def size_bytes(self) -> int:
         """Size of all segments."""
 
     async def load(self) -> Segment | None:
-        """Return the newest segment, or None if the run was never started.
-
-        Raises:
-            StoreFailed: a record is damaged, or the medium cannot be read.
-        """
+        """Return the newest segment, or None if the run was never started."""
 
     async def append(self, record: JournalRecord) -> None:
-        """Keep one record durably; it must directly follow the last one.
-
-        Raises:
-            StoreConflict: another coordinator has appended, or the sequence does not follow. Nothing was kept.
-            StoreFailed: it may not have been kept (full disk, failing fsync). Every later call fails too.
-        """
+        """Keep one record durably; it must directly follow the last one."""
 
     async def open_segment(self, snapshot: Snapshot) -> None:
-        """Start a new segment with a snapshot of the run after the last record, which is newer than the last snapshot.
-
-        Raises:
-            StoreConflict: another coordinator has appended or opened a segment. Nothing was kept.
-            StoreFailed: it may not have been kept. Every later call fails too.
-        """
+        """Start a segment with a snapshot of the run after the last record, of which there must be a new one."""

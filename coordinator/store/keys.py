@@ -2,11 +2,6 @@
 
 from typing import Protocol
 
-PRIVATE_KEY_BYTES = 32
-"""Length of a raw Ed25519 private key (RFC 8032)."""
-ADMIN_TOKEN_DIGEST_BYTES = 32
-"""Length of a SHA-256."""
-
 
 class CoordinatorKeys(Protocol):
     """Secrets kept with the run, so that tokens stay valid after a restart and at all coordinators of the run.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from coordinator.store.keys import PRIVATE_KEY_BYTES
+from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
 from state.wire import Sha256, sha256_hex
 
@@ -91,7 +91,7 @@ class MemoryKeys:
     """The `CoordinatorKeys` protocol over two attributes."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
-        self._private_key = private_key or os.urandom(PRIVATE_KEY_BYTES)
+        self._private_key = private_key or os.urandom(RAW_KEY_BYTES)
         self._admin_token_sha256: bytes | None = None
 
     async def private_key(self) -> bytes:

@@ -86,8 +86,7 @@ def _folder_of(url: str) -> Path:
         return Path(url)
     parts = urlsplit(url)
     path = unquote(parts.path)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+    is_folder = path.startswith("/") and "\0" not in path and not parts.query and not parts.fragment
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not is_folder:
         raise InvalidInput(f"the store {url} cannot be opened; allowed: {ALLOWED}")
-    if parts.query or parts.fragment:
-        raise InvalidInput(f"the store {url} cannot be opened: a folder has no ? or #; allowed: {ALLOWED}")
     return Path(path)

@@ -124,11 +124,8 @@ class DirectoryBlobs:
             file.close()
 
     async def read(self, sha256: Sha256) -> bytes:
-        return await _in_thread(lambda: self._read(sha256))
-
-    def _read(self, sha256: Sha256) -> bytes:
-        with self._open(sha256) as file:
-            return file.read()
+        with await _in_thread(self._open, sha256) as file:
+            return await _in_thread(file.read)
 
     def _open(self, sha256: Sha256) -> BinaryIO:
         try:
@@ -140,7 +137,7 @@ class DirectoryBlobs:
         self.total_bytes -= await _in_thread(_remove, self._path(sha256))
 
     async def held(self) -> frozenset[Sha256]:
-        return frozenset(Sha256(path.name) for path in await _in_thread(lambda: list(_blob_paths(self._folder))))
+        return frozenset(Sha256(path.name) for path in await _in_thread(_blob_paths, self._folder))
 
 
 def _blob_paths(folder: Path) -> list[Path]:

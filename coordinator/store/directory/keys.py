@@ -1,11 +1,11 @@
 """The coordinator's secrets as files that only their owner can read."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.store.keys import ADMIN_TOKEN_DIGEST_BYTES
 from runtime.durable_files import PRIVATE_MODE, make_folder, replace_file
 from runtime.key_file import load_or_create_private_key
 from state.errors import StoreFailed
@@ -48,6 +48,6 @@ def _read_digest(path: Path) -> bytes | None:
     if not path.exists():
         return None
     digest = bytes.fromhex(path.read_text(encoding="ascii").strip())
-    if len(digest) != ADMIN_TOKEN_DIGEST_BYTES:
+    if len(digest) != hashlib.sha256().digest_size:
         raise ValueError(f"it holds {len(digest)} bytes, not a SHA-256")
     return digest

@@ -70,7 +70,7 @@ async def test_blob_that_is_not_what_was_announced_is_not_kept(
     assert await blobs.held() == frozenset()
 
 
-async def test_blob_beyond_the_bound_is_refused_and_one_that_fits_is_not(blobs: BlobStore) -> None:
+async def test_blob_beyond_the_maximum_is_refused_and_one_that_fits_is_not(blobs: BlobStore) -> None:
     await put(blobs, b"a" * (LIMIT - 10))
     with pytest.raises(Refused) as refused:
         await put(blobs, b"b" * 11)
@@ -78,7 +78,7 @@ async def test_blob_beyond_the_bound_is_refused_and_one_that_fits_is_not(blobs: 
     await put(blobs, b"c" * 10)
 
 
-async def test_blob_that_must_leave_room_is_refused_where_another_of_its_size_fits(blobs: BlobStore) -> None:
+async def test_blob_that_leaves_too_little_room_is_refused(blobs: BlobStore) -> None:
     data = b"a" * (LIMIT - 10)
     with pytest.raises(Refused) as refused:
         await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=11)
@@ -109,7 +109,7 @@ async def test_blob_deleted_frees_its_bytes_and_may_be_deleted_again(blobs: Blob
     assert refused.value.kind == "not-found"
 
 
-async def test_blob_folder_opened_again_knows_its_bytes_and_clears_interrupted_uploads(tmp_path: Path) -> None:
+async def test_blob_folder_opened_again_deletes_interrupted_uploads(tmp_path: Path) -> None:
     first = await DirectoryBlobs.open(tmp_path, LIMIT)
     digest = await put(first, b"kept")
     stale = tmp_path / "blobs" / "partial" / "left.0"

@@ -135,7 +135,7 @@ async def test_connection_without_a_whole_request_head_is_closed(
         writer.close()
 
 
-async def test_connection_whose_request_head_never_ends_is_closed_before_it_fills_the_memory(tmp_path: Path) -> None:
+async def test_connection_with_an_endless_request_head_is_closed(tmp_path: Path) -> None:
     async with served_run(tmp_path) as url, asyncio.timeout(10):
         _, writer = await connected(url)
         writer.write(b"GET /healthz HTTP/1.1\r\n")

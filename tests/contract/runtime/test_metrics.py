@@ -187,7 +187,7 @@ async def test_metrics_server_on_a_taken_port_is_refused_by_name() -> None:
     async with serving_metrics(new_registry(), 0) as url:
         port = httpx.URL(url).port
         assert port is not None
-        assert url.startswith("http://127.0.0.1:"), "this machine alone, unless it is told otherwise"
+        assert url.startswith("http://127.0.0.1:"), "only this machine can reach it by default"
         with pytest.raises(InvalidInput, match=str(port)):
             async with serving_metrics(new_registry(), port):
                 raise AssertionError("it is served")

@@ -11,6 +11,7 @@ from runtime.durable_files import PRIVATE_MODE, Disk, create_file, make_folder, 
 from tests.support.recording_disk import RecordingDisk
 
 Write = Callable[..., None]
+both_ways = pytest.mark.parametrize("write", [replace_file, create_file])
 
 
 def _full(file: BinaryIO, data: bytes) -> None:
@@ -18,12 +19,7 @@ def _full(file: BinaryIO, data: bytes) -> None:
     raise OSError("no space left")
 
 
-@pytest.fixture(params=[replace_file, create_file])
-def write(request: pytest.FixtureRequest) -> Write:
-    found: Write = request.param
-    return found
-
-
+@both_ways
 def test_written_file_and_its_name_are_durable(tmp_path: Path, write: Write) -> None:
     recording = RecordingDisk()
     write(tmp_path / "file", b"data", recording.disk)
@@ -32,11 +28,13 @@ def test_written_file_and_its_name_are_durable(tmp_path: Path, write: Write) -> 
     assert os.listdir(tmp_path) == ["file"]
 
 
+@both_ways
 def test_private_file_is_readable_by_its_owner_alone(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "file", b"secret", mode=PRIVATE_MODE)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
+@both_ways
 def test_failed_write_leaves_no_file_of_that_name(tmp_path: Path, write: Write) -> None:
     with pytest.raises(OSError, match="no space"):
         write(tmp_path / "file", b"data", Disk(write=_full))

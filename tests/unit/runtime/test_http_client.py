@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from runtime.http_client import check_url, open_client, reason_of, refusal_in, user_mistake, whole_answer
-from state.errors import InvalidInput
+from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
 
 
@@ -105,26 +105,29 @@ async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
     assert body.is_closed
 
 
+def refusal_of(answer: httpx.Response) -> Refused:
+    refused = refusal_in(answer)
+    assert refused is not None
+    return refused
+
+
 def problem(body: Any, **headers: str) -> httpx.Response:
     return httpx.Response(409, headers={"Content-Type": PROBLEM_JSON, **headers}, content=json.dumps(body))
 
 
 @pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
 def test_problem_is_a_refusal_with_its_members(kind_as: str) -> None:
-    refused = refusal_in(problem({"type": kind_as, "detail": "so it is", "step": 12, "self": 1, "kind": 2}))
-    assert refused is not None
+    refused = refusal_of(problem({"type": kind_as, "detail": "so it is", "step": 12, "self": 1, "kind": 2}))
     assert (refused.kind, refused.message, refused.context) == (Refusal.BEHIND, "so it is", {"step": 12})
 
 
 def test_problem_of_a_kind_that_nobody_knows_keeps_its_words() -> None:
-    refused = refusal_in(problem({"type": "urn:epochal:problem:new", "title": "something new"}))
-    assert refused is not None
+    refused = refusal_of(problem({"type": "urn:epochal:problem:new", "title": "something new"}))
     assert (refused.kind, refused.message) == (Refusal.UNKNOWN, "something new")
 
 
 def test_problem_says_how_long_to_wait() -> None:
-    refused = refusal_in(problem({"type": "urn:epochal:problem:overloaded"}, **{"Retry-After": "3"}))
-    assert refused is not None
+    refused = refusal_of(problem({"type": "urn:epochal:problem:overloaded"}, **{"Retry-After": "3"}))
     assert refused.context == {"retry_after_s": 3.0}
 
 

@@ -1,4 +1,4 @@
-"""The measure of HTTP requests: what is counted of a request that fails, and of one that nobody waits for any more."""
+"""Counting HTTP requests that fail, and ones that are cancelled."""
 
 import asyncio
 

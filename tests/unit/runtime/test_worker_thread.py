@@ -32,7 +32,7 @@ async def test_worker_thread_leaves_the_event_loop_free_and_keeps_to_one_thread(
     await worker.aclose()
 
 
-async def test_worker_thread_close_waits_for_the_running_call_and_may_be_repeated() -> None:
+async def test_worker_thread_close_waits_for_the_running_call() -> None:
     worker = WorkerThread("test")
     release, ended = threading.Event(), threading.Event()
 
@@ -51,7 +51,7 @@ async def test_worker_thread_close_waits_for_the_running_call_and_may_be_repeate
         await worker.run(call)
 
 
-async def test_worker_thread_close_with_a_call_that_never_ends_returns_and_says_so(
+async def test_worker_thread_close_with_an_endless_call_returns_and_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_thread, "CLOSE_TIMEOUT_S", 0.01)

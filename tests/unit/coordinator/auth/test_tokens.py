@@ -31,16 +31,13 @@ def test_session_token_holds_after_a_restart_with_the_same_key() -> None:
 
 
 def test_session_token_of_another_kind_run_or_signer_is_refused() -> None:
-    forged = jwt.encode(
-        {"sub": CLIENT_ID, "sid": 1, "run": "run", "aud": "epochal-session", "exp": 2e9}, "x" * 32, "HS256"
-    )
+    claims = {"sub": CLIENT_ID, "sid": 1, "run": "run", "aud": "epochal-session", "exp": 2e9}
     for token in (
         TOKENS.data_ticket(CLIENT_ID, NOW_S),
-        SessionTokens(SigningKey(bytes(range(32))), "other").session_token(CLIENT_ID, 1, NOW_S),
+        SessionTokens(KEY, "other").session_token(CLIENT_ID, 1, NOW_S),
         SessionTokens(SigningKey(bytes(32)), "run").session_token(CLIENT_ID, 1, NOW_S),
-        forged,
-        "",
-        "a.b.c",
+        jwt.encode(claims, "x" * 32, "HS256"),
+        *("", "a.b.c"),
     ):
         with pytest.raises(Refused) as refused:
             TOKENS.check_session(token, NOW_S)
