@@ -41,11 +41,7 @@ class RoundPlan:
 
 
 def plan_round(
-    step: int,
-    assignment: tuple[BatchId, ...],
-    data_indices_per_batch: int,
-    local_steps: int,
-    schedule: LrSchedule,
+    step: int, assignment: tuple[BatchId, ...], data_indices_per_batch: int, local_steps: int, schedule: LrSchedule
 ) -> RoundPlan:
     """Return the plan for a round: `local_steps` optimizer steps, or one for each sequence if there are fewer.
 

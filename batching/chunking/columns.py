@@ -36,10 +36,7 @@ class ColumnChunk:
 
 
 def chunk_columns(
-    batches: Iterable[TokenBatch],
-    loss_inputs: int,
-    policy: ChunkPolicy = BYTES,
-    limits: ChunkLimits | None = None,
+    batches: Iterable[TokenBatch], loss_inputs: int, policy: ChunkPolicy = BYTES, limits: ChunkLimits | None = None
 ) -> Iterator[ColumnChunk]:
     """Yield the samples of batches in chunks, cut where `chunk_data` cuts the same samples.
 

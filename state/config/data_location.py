@@ -47,13 +47,10 @@ Address = Annotated[
 ]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$", description="a URL that starts with http:// or https://")]
 UrlList = Annotated[
-    tuple[Url, ...],
-    Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one"),
+    tuple[Url, ...], Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one")
 ]
 UrlOrPath = Annotated[
-    str,
-    AfterValidator(_check_url_or_path),
-    Field(description="a URL that starts with http:// or https://, or a path"),
+    str, AfterValidator(_check_url_or_path), Field(description="a URL that starts with http:// or https://, or a path")
 ]
 UrlTemplate = Annotated[
     str,

@@ -41,9 +41,7 @@ class PublishedRun:
     def publish(self, step: int, work: tuple[BatchId, ...], **changes: Any) -> None:
         """Publish a round over these batches."""
         head = replace(
-            round_head(step),
-            roster_sha256=self.keep(self.roster),
-            work_sha256=self.keep(WorkList((), work)),
+            round_head(step), roster_sha256=self.keep(self.roster), work_sha256=self.keep(WorkList((), work))
         )
         changes.setdefault("version", step + 1)
         self.announce(self._document(RunState.ROUND_TRAIN, step, round=head, **changes))

@@ -49,10 +49,7 @@ FAULTS: dict[str, tuple[Callable[[HttpReply], HttpReply], type[DataError]]] = {
     "fewer bytes than the range": (lambda reply: replace(reply, body=reply.body[:-3]), SourceUnavailable),
     "more bytes than the range": (lambda reply: replace(reply, body=reply.body + b"xxx"), SourceUnavailable),
     "another range": (lambda reply: with_header(reply, "Content-Range", "bytes 5-20/51200"), SourceUnavailable),
-    "endless range": (
-        lambda reply: with_header(reply, "Content-Range", f"bytes 0-{2**40}/{2**41}"),
-        CorruptData,
-    ),
+    "endless range": (lambda reply: with_header(reply, "Content-Range", f"bytes 0-{2**40}/{2**41}"), CorruptData),
     "range without range": (lambda reply: replace(reply, headers={}), Rejected),
     "range of nonsense": (lambda reply: with_header(reply, "Content-Range", "bytes x"), Rejected),
     "compressed": (lambda reply: with_header(reply, "Content-Encoding", "gzip"), Rejected),

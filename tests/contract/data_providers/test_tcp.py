@@ -11,24 +11,9 @@ import pytest
 import data_providers.tcp.client
 from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.protocol import (
-    CorruptData,
-    DatasetSpec,
-    OutOfRange,
-    Rejected,
-    SourceUnavailable,
-    TokenBatch,
-)
+from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
-from data_providers.tcp.frames import (
-    HEADER_BYTES,
-    FrameKind,
-    Hello,
-    frame_header,
-    json_frame,
-    parse_header,
-    welcome_of,
-)
+from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
 from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer, RequestEnded, ServerLimits
 from state.errors import DataError
@@ -260,9 +245,7 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
         await first.aclose()
 
 
-async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place(
-    source: LocalDataProvider,
-) -> None:
+async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place(source: LocalDataProvider) -> None:
     limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
     async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(10):
         greedy = [await open_client(address, "greedy") for _ in range(2)]

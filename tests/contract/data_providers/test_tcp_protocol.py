@@ -82,9 +82,7 @@ async def test_tcp_nonsense_is_answered_with_an_error_and_ends_the_connection(
         await client.aclose()
 
 
-async def test_tcp_request_for_more_than_a_frame_keeps_the_connection(
-    source: LocalDataProvider,
-) -> None:
+async def test_tcp_request_for_more_than_a_frame_keeps_the_connection(source: LocalDataProvider) -> None:
     async with serving(source) as (_, address):
         reader, writer = await asyncio.open_connection(HOST, address.port)
         writer.write(HELLO + get_frame(8, DataIds(0, 2**40)) + get_frame(9, DataIds(0, 0)))

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.chunking.columns import chunk_columns
-from batching.chunking.datums import (
-    Datum,
-    EncodedTextChunk,
-    ImageAssetPointerChunk,
-    ImageChunk,
-    ModelInput,
-    TensorData,
-)
+from batching.chunking.datums import Datum, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput, TensorData
 from batching.chunking.policies import (
     BYTES,
     NUMBERS,

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_providers.dummy import DummyDataProvider
-from data_providers.fetcher import (
-    DataFetcher,
-    FetchSettings,
-    check_vocabulary,
-    failure_kind,
-    plan_requests,
-)
+from data_providers.fetcher import DataFetcher, FetchSettings, check_vocabulary, failure_kind, plan_requests
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from state.errors import DataError
 from state.intervals import BatchId, DataIds

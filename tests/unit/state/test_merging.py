@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.errors import InternalError
-from state.merging import (
-    CHUNK_ELEMENTS,
-    Contribution,
-    Diverged,
-    OuterStep,
-    merge,
-    ratio_as_float32,
-    verify_arithmetic,
-)
+from state.merging import CHUNK_ELEMENTS, Contribution, Diverged, OuterStep, merge, ratio_as_float32, verify_arithmetic
 from state.replica import Replica, replica_digest
 from state.tensors import Float32Array
 

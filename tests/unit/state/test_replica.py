@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from state.errors import InternalError, InvalidDocument
-from state.replica import (
-    Replica,
-    checkpoint_bytes,
-    checkpoint_size_bound,
-    parse_checkpoint,
-    replica_digest,
-)
+from state.replica import Replica, checkpoint_bytes, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.tensors import TensorLayout, Tensors, layout_of
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -12,12 +12,7 @@ class Light(StrEnum):
 
 
 TABLE = TransitionTable(
-    Light,
-    [
-        ("switched", Light.RED, Light.GREEN),
-        ("switched", Light.GREEN, Light.RED),
-        ("failed", "*", Light.BROKEN),
-    ],
+    Light, [("switched", Light.RED, Light.GREEN), ("switched", Light.GREEN, Light.RED), ("failed", "*", Light.BROKEN)]
 )
 
 
