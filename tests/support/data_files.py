@@ -1,10 +1,12 @@
-"""Small datasets of token files, whose tokens say where they lie."""
+"""Small datasets of token files, whose tokens count up over all files."""
 
 from pathlib import Path
 
 import numpy as np
 
-from data_providers.protocol import DatasetSpec
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import DataProvider, DatasetSpec
+from state.intervals import DataIds
 
 SEED = bytes(range(32))
 SPEC = DatasetSpec(2, 16, SEED)
@@ -25,6 +27,19 @@ def write_dataset(folder: Path, spec: DatasetSpec = SPEC) -> Path:
         begin += count
     (folder / "notes.txt").write_text("no tokens")
     return folder
+
+
+async def assert_serves_the_files(
+    provider: DataProvider, folder: Path, *intervals: DataIds, spec: DatasetSpec = SPEC
+) -> None:
+    """Compare a provider with the files of a folder, by fingerprint and samples, and close it."""
+    local = LocalDataProvider.open(folder, spec)
+    assert provider.fingerprint == local.fingerprint
+    for data_ids in intervals:
+        served, held = await provider.get_samples(data_ids), await local.get_samples(data_ids)
+        assert np.array_equal(served.input_ids, held.input_ids)
+    await provider.aclose()
+    await local.aclose()
 
 
 def expected_tokens(spec: DatasetSpec, samples: list[tuple[int, int]]) -> list[int]:

@@ -1,8 +1,8 @@
 """The contract of every data provider: the same bytes for the same files, and the same manners."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,9 +21,6 @@ from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache, CachedSour
 from data_providers.sources.http.source import HttpSource
 from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
-from data_providers.tcp.gate import OpenGate
-from data_providers.tcp.server import DataServer
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.config.data_location import Urls
 from state.errors import InternalError
@@ -31,104 +28,98 @@ from state.intervals import MAX_INDEX, DataIds
 from tests.support.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
 from tests.support.data_http import FileServer, http_server
 from tests.support.data_oracle import slow_order
+from tests.support.data_server import open_client, serving
 from tests.support.heavy import need_module
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "provider_package" / "epochal_text_provider.py"
 Opener = Callable[[Path, DatasetSpec], AbstractAsyncContextManager[DataProvider]]
 
 
-@asynccontextmanager
-async def open_local(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    provider = LocalDataProvider.open(folder, spec)
-    yield provider
-    await provider.aclose()
+def closing(
+    make: Callable[[AsyncExitStack, Path, DatasetSpec], Awaitable[DataProvider]],
+) -> Callable[[Path, DatasetSpec], AbstractAsyncContextManager[DataProvider]]:
+    """Close the provider that `make` opens, and then what it entered in the stack."""
+
+    @asynccontextmanager
+    async def opened(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+        async with AsyncExitStack() as stack:
+            provider = await make(stack, folder, spec)
+            yield provider
+            await provider.aclose()
+
+    return opened
 
 
-@asynccontextmanager
-async def open_http(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    async with http_server(FileServer(folder)) as url:
-        source = await HttpSource.open([f"{url}/some/{name}?x=1" for name in FILE_TOKENS])
-        provider = await RangedDataProvider.open(source, spec)
-        yield provider
-        await provider.aclose()
+@closing
+async def open_local(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    return LocalDataProvider.open(folder, spec)
 
 
-@asynccontextmanager
-async def open_tcp(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    async with open_local(folder, spec) as source:
-        server = DataServer(source, spec, OpenGate())
-        port = await server.start("127.0.0.1", 0)
-        provider = await TcpDataProvider.open(DataServerAddress("127.0.0.1", port, "a-run"), lambda: "")
-        yield provider
-        await provider.aclose()
-        await server.aclose()
+@closing
+async def open_http(stack: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    url = await stack.enter_async_context(http_server(FileServer(folder)))
+    return await RangedDataProvider.open(
+        await HttpSource.open([f"{url}/some/{name}?x=1" for name in FILE_TOKENS]), spec
+    )
 
 
-@asynccontextmanager
-async def open_dummy(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    provider = DummyDataProvider(spec)
-    yield provider
-    await provider.aclose()
+@closing
+async def open_tcp(stack: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    source = await stack.enter_async_context(open_local(folder, spec))
+    _, address = await stack.enter_async_context(serving(source, spec=spec))
+    return await open_client(address)
 
 
-@asynccontextmanager
-async def open_cached(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    async with http_server(FileServer(folder)) as url:
-        source = await HttpSource.open([f"{url}/{name}" for name in FILE_TOKENS])
-        cached = CachedSource(source, BlockCache(folder.parent / f"{folder.name}-cache", MIN_CACHE_BYTES))
-        provider = await RangedDataProvider.open(cached, spec)
-        yield provider
-        await provider.aclose()
+@closing
+async def open_dummy(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    return DummyDataProvider(spec)
 
 
-@asynccontextmanager
-async def open_verified(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+@closing
+async def open_cached(stack: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    url = await stack.enter_async_context(http_server(FileServer(folder)))
+    source = await HttpSource.open([f"{url}/{name}" for name in FILE_TOKENS])
+    cache = BlockCache(folder.parent / f"{folder.name}-cache", MIN_CACHE_BYTES)
+    return await RangedDataProvider.open(CachedSource(source, cache), spec)
+
+
+@closing
+async def open_verified(stack: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
     write_manifest(folder, list(FILE_TOKENS), MIN_BLOCK_BYTES)
-    async with http_server(FileServer(folder)) as url:
-        urls = Urls(tuple(f"{url}/{name}" for name in FILE_TOKENS))
-        provider = await open_location(urls, spec, OpenOptions("run", lambda: ""))
-        yield provider
-        await provider.aclose()
+    url = await stack.enter_async_context(http_server(FileServer(folder)))
+    urls = Urls(tuple(f"{url}/{name}" for name in FILE_TOKENS))
+    return await open_location(urls, spec, OpenOptions("run", lambda: ""))
 
 
-@asynccontextmanager
-async def open_bucket(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+@closing
+async def open_bucket(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
     need_module("obstore")
     from obstore.store import LocalStore
 
     source = await ObjectStoreSource.over(LocalStore(folder.parent), "file://", folder.name)
-    provider = await RangedDataProvider.open(source, spec)
-    yield provider
-    await provider.aclose()
+    return await RangedDataProvider.open(source, spec)
 
 
-@asynccontextmanager
-async def open_mix(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    sources = [
-        Weighted("files", LocalDataProvider.open(folder, spec), 2),
-        Weighted("made up", DummyDataProvider(spec), 1),
-    ]
-    provider = WeightedDataProvider(sources)
-    yield provider
-    await provider.aclose()
+@closing
+async def open_mix(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    files, made_up = LocalDataProvider.open(folder, spec), DummyDataProvider(spec)
+    return WeightedDataProvider([Weighted("files", files, 2), Weighted("made up", made_up, 1)])
 
 
-@asynccontextmanager
-async def open_preprocessed(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
+@closing
+async def open_preprocessed(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
     need_module("pyarrow")
     import pyarrow
     import pyarrow.parquet
 
     rows = np.arange(101 * spec.sequence_length).reshape(101, spec.sequence_length).tolist()
     pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), folder / "rows.parquet", row_group_size=7)
-    provider = PreprocessedDataProvider.open(folder / "rows.parquet")
-    yield provider
-    await provider.aclose()
+    return PreprocessedDataProvider.open(folder / "rows.parquet")
 
 
-@asynccontextmanager
-async def open_example(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataProvider]:
-    """What the example package opens; `tests/integration/test_provider_package.py` installs it."""
+@closing
+async def open_example(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
+    """Open by the example package, which `tests/integration/test_provider_package.py` installs."""
     found = spec_from_file_location("epochal_text_provider", EXAMPLE)
     assert found is not None
     assert found.loader is not None
@@ -136,8 +127,7 @@ async def open_example(folder: Path, spec: DatasetSpec) -> AsyncIterator[DataPro
     found.loader.exec_module(package)
     (folder / "play.txt").write_bytes(bytes(range(101)) * spec.sequence_length)
     provider: DataProvider = await package.open_text(str(folder / "play.txt"), spec)
-    yield provider
-    await provider.aclose()
+    return provider
 
 
 OVER_FILES = {
@@ -193,6 +183,7 @@ async def test_provider_over_files_beyond_the_last_pass_is_out_of_range(open_pro
 @every_provider
 async def test_provider_answers_the_same_however_a_request_is_cut(open_provider: Opener, tmp_path: Path) -> None:
     async with open_provider(write_dataset(tmp_path), SPEC) as provider:
+        assert len(bytes.fromhex(provider.fingerprint)) == 32
         whole = (await provider.get_samples(DataIds(5, 250))).rows()
         for cut in (1, 7, 100):
             parts = [
@@ -255,12 +246,6 @@ async def test_provider_closed_twice_is_closed(open_provider: Opener, tmp_path: 
         await provider.aclose()
         with pytest.raises(InternalError):
             await provider.get_samples(DataIds(0, 3))
-
-
-@every_provider
-async def test_provider_fingerprint_is_64_hex_characters(open_provider: Opener, tmp_path: Path) -> None:
-    async with open_provider(write_dataset(tmp_path), SPEC) as provider:
-        assert len(bytes.fromhex(provider.fingerprint)) == 32
 
 
 async def test_dummy_provider_golden_vector_never_changes() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import data_providers.sources.http.answers
-from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
@@ -18,7 +17,7 @@ from state.errors import DataError
 from state.intervals import DataIds
 from tests.support.data_files import SEED
 from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
-from tests.support.data_http_client import ONE_TRY, SPEC, TOKENS, Faulty, open_url, opened, with_header
+from tests.support.data_http_client import ONE_TRY, TOKENS, Faulty, open_url, opened, with_header
 
 
 @pytest.fixture
@@ -124,13 +123,6 @@ async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path
         assert (await provider.get_samples(DataIds(7, 8))).input_ids.tolist() == TOKENS[7 * 64 : 9 * 64].tolist()
 
 
-async def test_http_truncated_file_is_corrupt(folder: Path) -> None:
-    async with opened(FileServer(folder)) as provider:
-        (folder / "a.bin").write_bytes(TOKENS[:100].tobytes())
-        with pytest.raises(CorruptData, match="changed"):
-            await provider.get_samples(DataIds(300, 310))
-
-
 async def test_http_request_for_neighbours_is_one_range(folder: Path) -> None:
     files = FileServer(folder)
     async with opened(files) as provider:
@@ -176,11 +168,6 @@ async def test_http_shuffled_requests_take_few_ranges(tmp_path: Path) -> None:
         files.requests.clear()
         await provider.get_samples(DataIds(0, 255))
     assert len(files.requests) <= 17
-
-
-async def test_http_has_the_fingerprint_of_the_local_file(folder: Path) -> None:
-    async with opened(FileServer(folder)) as provider:
-        assert provider.fingerprint == LocalDataProvider.open(folder, SPEC).fingerprint
 
 
 async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.support.data_formats import write_megatron
 
 
 def open_descriptors(folder: Path) -> int:
-    """How many of this process's descriptors are of files in the folder; others come and go with other threads."""
+    """Return how many of this process's descriptors are of files in the folder."""
     found = 0
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -77,18 +77,12 @@ async def test_local_file_that_vanished_is_unavailable_until_it_is_back(tmp_path
     assert (await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))).sample_count == SEQUENCE_COUNT
 
 
-def test_local_missing_path_is_unavailable(tmp_path: Path) -> None:
+def test_local_place_without_samples_is_unavailable_or_corrupt(tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match="nowhere"):
         LocalDataProvider.open(tmp_path / "nowhere", SPEC)
-
-
-def test_local_folder_without_token_files_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("x")
     with pytest.raises(CorruptData, match="no token files"):
         LocalDataProvider.open(tmp_path, SPEC)
-
-
-def test_local_folder_of_files_shorter_than_a_sequence_is_corrupt(tmp_path: Path) -> None:
     np.zeros(15, "<u2").tofile(tmp_path / "a.bin")
     with pytest.raises(CorruptData, match="no sequence of 16 tokens"):
         LocalDataProvider.open(tmp_path, SPEC)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.local import LocalDataProvider
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
@@ -26,6 +25,7 @@ from data_providers.sources.manifest import (
 from state.config.data_location import Urls
 from state.errors import InvalidInput
 from state.intervals import DataIds
+from tests.support.data_files import assert_serves_the_files
 from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 SPEC = DatasetSpec(2, 64, bytes(32))
@@ -48,15 +48,9 @@ async def opened(url: str, cache: BlockCache | None = None) -> DataProvider:
 @pytest.mark.parametrize("with_cache", [False, True])
 async def test_data_with_a_manifest_are_the_files_bytes(folder: Path, tmp_path: Path, with_cache: bool) -> None:
     cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES) if with_cache else None
+    intervals = (DataIds(0, 0), DataIds(37, 411), DataIds(590, 700))
     async with http_server(FileServer(folder)) as url:
-        provider = await opened(url, cache)
-        local = LocalDataProvider.open(folder, SPEC)
-        assert provider.fingerprint == local.fingerprint
-        for data_ids in (DataIds(0, 0), DataIds(37, 411), DataIds(590, 700)):
-            brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
-            assert np.array_equal(brought.input_ids, read.input_ids)
-        await provider.aclose()
-        await local.aclose()
+        await assert_serves_the_files(await opened(url, cache), folder, *intervals, spec=SPEC)
 
 
 async def test_one_changed_byte_is_corrupt_and_names_the_block(folder: Path) -> None:
@@ -183,15 +177,12 @@ def test_verified_folder_counts_its_files_and_misses_none(folder: Path) -> None:
         verify_folder(folder)
 
 
-def test_folder_without_a_manifest_is_said(tmp_path: Path) -> None:
+def test_missing_manifest_and_blocks_of_a_wrong_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=MANIFEST_NAME):
         verify_folder(tmp_path)
-
-
-@pytest.mark.parametrize("block_bytes", [0, MIN_BLOCK_BYTES - 1, MAX_BLOCK_BYTES + 1])
-def test_manifest_of_other_blocks_than_allowed_is_refused(tmp_path: Path, block_bytes: int) -> None:
-    with pytest.raises(InvalidInput, match="allowed"):
-        write_manifest(tmp_path, [], block_bytes)
+    for block_bytes in (0, MIN_BLOCK_BYTES - 1, MAX_BLOCK_BYTES + 1):
+        with pytest.raises(InvalidInput, match="allowed"):
+            write_manifest(tmp_path, [], block_bytes)
 
 
 MANIFEST = {"format": "epochal/manifest/v1", "block_bytes": 4096, "files": {"a": {"size_bytes": 0, "hashes": ""}}}

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.local import LocalDataProvider
 from data_providers.opening import open_provider
-from data_providers.order import MAX_PASSES
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, OutOfRange, Rejected, SourceUnavailable
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
@@ -18,6 +16,7 @@ from data_providers.sources.http.source import HttpOptions, HttpSource
 from runtime.retry import RetryPolicy
 from state.errors import DataError
 from state.intervals import DataIds
+from tests.support.data_files import assert_serves_the_files
 from tests.support.nginx import Nginx, nginx
 from tests.support.states import state_file
 
@@ -63,41 +62,9 @@ async def test_files_behind_nginx_are_the_files_on_the_disk(
     server: Nginx, root: Path, tmp_path: Path, location: Any, with_cache: bool
 ) -> None:
     cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES) if with_cache else None
-    provider, local = await opened(location(server.url), cache), LocalDataProvider.open(root, SPEC)
-    assert provider.fingerprint == local.fingerprint
     last = FILES * SEQUENCES_PER_FILE - 1
-    for data_ids in (DataIds(0, 0), DataIds(1000, 1255), DataIds(last - 10, last + 100)):
-        brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
-        assert np.array_equal(brought.input_ids, read.input_ids)
-    with pytest.raises(OutOfRange):
-        await provider.get_samples(DataIds(MAX_PASSES * (last + 1), MAX_PASSES * (last + 1)))
-    await provider.aclose()
-    await local.aclose()
-
-
-async def test_cache_spares_the_server_a_second_pass(server: Nginx, tmp_path: Path) -> None:
-    cache = BlockCache(tmp_path / "cache", MIN_CACHE_BYTES)
-    for _ in range(2):
-        provider = await opened(numbered(server.url), cache)
-        await provider.get_samples(DataIds(0, FILES * SEQUENCES_PER_FILE - 1))
-        before = len(server.requests())
-        await provider.get_samples(DataIds(0, FILES * SEQUENCES_PER_FILE - 1))
-        assert len(server.requests()) == before
-        await provider.aclose()
-
-
-async def test_neighbours_come_in_one_request_and_shuffled_sequences_in_few(server: Nginx) -> None:
-    source = await HttpSource.open([f"{server.url}/data/part-0000.bin"])
-    provider = await RangedDataProvider.open(source, DatasetSpec(2, 16))
-    before = len(server.requests())
-    await provider.get_samples(DataIds(100, 1099))
-    assert len(server.requests()) == before + 1
-    await provider.aclose()
-    shuffled = await opened(numbered(server.url))
-    before = len(server.requests())
-    await shuffled.get_samples(DataIds(0, 999))
-    assert len(server.requests()) - before < 250
-    await shuffled.aclose()
+    intervals = (DataIds(0, 0), DataIds(1000, 1255), DataIds(last - 10, last + 100))
+    await assert_serves_the_files(await opened(location(server.url), cache), root, *intervals, spec=SPEC)
 
 
 ONE_TRY = HttpOptions(retry=RetryPolicy(attempts=1))

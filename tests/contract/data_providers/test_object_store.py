@@ -25,7 +25,7 @@ from data_providers.sources.object_store import ObjectStoreSource, location_of
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 from state.intervals import DataIds
-from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_files import SPEC, assert_serves_the_files, write_dataset
 from tests.support.data_formats import write_mds
 from tests.support.heavy import need_module
 
@@ -76,15 +76,11 @@ async def bucket(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return obstore.store.S3Store(BUCKET, region="us-east-1", endpoint=s3_url, client_options={"allow_http": True})
 
 
-def files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
 async def upload(store: Any, folder: Path, prefix: str) -> None:
     import obstore
 
-    for path in files_below(folder):
-        await obstore.put_async(store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+    for name in os.listdir(folder):
+        await obstore.put_async(store, f"{prefix}/{name}", (folder / name).read_bytes())
 
 
 async def opened(url: str, folder: str, spec: DatasetSpec = SPEC) -> DataProvider:
@@ -98,13 +94,7 @@ async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
     folder = write_dataset(tmp_path / "data")
     await upload(bucket, folder, "run/data")
     await upload(bucket, folder, "run/database")
-    provider, local = await opened(s3_url, "run/data/"), LocalDataProvider.open(folder, SPEC)
-    assert provider.fingerprint == local.fingerprint
-    for data_ids in (DataIds(0, 0), DataIds(40, 240)):
-        brought, read = await provider.get_samples(data_ids), await local.get_samples(data_ids)
-        assert np.array_equal(brought.input_ids, read.input_ids)
-    await provider.aclose()
-    await local.aclose()
+    await assert_serves_the_files(await opened(s3_url, "run/data/"), folder, DataIds(0, 0), DataIds(40, 240))
 
 
 async def test_bucket_of_mds_shards_with_a_manifest_is_read_and_checked(
@@ -139,12 +129,9 @@ async def test_hidden_objects_are_no_data(bucket: Any, s3_url: str, tmp_path: Pa
     folder = write_dataset(tmp_path / "data")
     plain = LocalDataProvider.open(folder, SPEC)
     (folder / "._a.bin").write_bytes(b"xxx")
-    hidden = LocalDataProvider.open(folder, SPEC)
     await upload(bucket, folder, "data")
-    provider = await opened(s3_url, "data")
-    assert provider.fingerprint == hidden.fingerprint == plain.fingerprint
-    for one in (provider, hidden, plain):
-        await one.aclose()
+    await assert_serves_the_files(plain, folder)
+    await assert_serves_the_files(await opened(s3_url, "data"), folder)
 
 
 async def test_object_that_changes_is_corrupt_and_one_that_vanishes_rejected(
@@ -179,14 +166,11 @@ async def test_environment_names_the_server_of_a_location_without_endpoint(
     await upload(bucket, folder, "data")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    provider, local = await located("s3://tokens/data"), LocalDataProvider.open(folder, SPEC)
-    assert provider.fingerprint == local.fingerprint
-    await provider.aclose()
-    await local.aclose()
+    await assert_serves_the_files(await located("s3://tokens/data"), folder)
 
 
 async def allow_everyone(s3_url: str) -> None:
-    """A public bucket: whoever does not sign may read, as on Amazon."""
+    """Make the bucket public: unsigned requests may read, as on Amazon."""
     import httpx
 
     rule = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
@@ -204,16 +188,13 @@ async def test_bucket_without_credentials_is_read_only_where_it_is_public(
     with pytest.raises(Rejected, match=r"s3://tokens/data/.* is refused to this machine"):
         await opened(s3_url, "data")
     await allow_everyone(s3_url)
-    provider, local = await opened(s3_url, "data"), LocalDataProvider.open(tmp_path / "data", SPEC)
-    assert provider.fingerprint == local.fingerprint
-    await provider.aclose()
-    await local.aclose()
+    await assert_serves_the_files(await opened(s3_url, "data"), tmp_path / "data")
 
 
 async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
     bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Google's XML API lists and reads as S3 does; obstore asks it at the base URL that the account's key names.
+    # Google's XML API lists and reads as S3 does; obstore takes its base URL from the account's key.
     folder = write_dataset(tmp_path / "data")
     await upload(bucket, folder, "data")
     await upload(bucket, folder, "database")
@@ -222,12 +203,7 @@ async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
     key = account | dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
     monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
-    provider, local = await located("gs://tokens/data"), LocalDataProvider.open(folder, SPEC)
-    assert provider.fingerprint == local.fingerprint
-    brought, read = await provider.get_samples(DataIds(0, 99)), await local.get_samples(DataIds(0, 99))
-    assert np.array_equal(brought.input_ids, read.input_ids)
-    await provider.aclose()
-    await local.aclose()
+    await assert_serves_the_files(await located("gs://tokens/data"), folder, DataIds(0, 99))
 
 
 async def located(text: str) -> DataProvider:

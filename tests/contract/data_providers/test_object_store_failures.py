@@ -1,6 +1,8 @@
-"""What a bucket's server may answer on a bad day, and Azure's own way of listing: obstore against real sockets."""
+"""Failures of a bucket's server, and Azure's own listing: obstore against real sockets."""
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from data_providers.sources.protocol import read
 from state.config.data_location import S3, Azure
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
-from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.heavy import need_module
 
 TOKENS = np.arange(64, dtype="<u2")
@@ -26,10 +28,20 @@ AZURE_LISTING = f"""<?xml version="1.0" encoding="utf-8"?>
 </Blobs><NextMarker /></EnumerationResults>"""
 
 
-@pytest.mark.parametrize(("etag", "is_same"), [('"0x8DAECA5A"', True), ('"0x8DAECA5B"', False)])
-async def test_azure_container_is_read_though_its_listing_has_no_quotes(etag: str, is_same: bool) -> None:
+@pytest.fixture(autouse=True)
+def _obstore() -> None:
     need_module("obstore")
 
+
+@asynccontextmanager
+async def s3_source(answer: Answer) -> AsyncIterator[ObjectStoreSource]:
+    """A bucket on a server with these answers."""
+    async with http_server(answer) as url:
+        yield await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+
+
+@pytest.mark.parametrize(("etag", "is_same"), [('"0x8DAECA5A"', True), ('"0x8DAECA5B"', False)])
+async def test_azure_container_is_read_though_its_listing_has_no_quotes(etag: str, is_same: bool) -> None:
     async def answer(request: HttpRequest) -> HttpReply:
         """As Microsoft's documentation of "List Blobs" and "Get Blob" has it."""
         if request.query.get("comp") == "list":
@@ -67,7 +79,6 @@ async def test_azure_container_is_read_though_its_listing_has_no_quotes(etag: st
 async def test_status_of_a_store_is_refusal_or_retried_within_a_bound(
     status: int, error: type[DataError], requests: int, when: str
 ) -> None:
-    need_module("obstore")
     failed = 0
 
     async def answer(request: HttpRequest) -> HttpReply:
@@ -77,10 +88,9 @@ async def test_status_of_a_store_is_refusal_or_retried_within_a_bound(
         failed += 1
         return HttpReply(status, b"<Error><Code>Some</Code></Error>")
 
-    async with http_server(answer) as url:
-        opening = ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
-        with pytest.raises(error, match="s3://b"):
-            await (await opening).read_into("a.bin", 0, memoryview(bytearray(8)))
+    with pytest.raises(error, match="s3://b"):
+        async with s3_source(answer) as source:
+            await read(source, "a.bin", 0, 8)
     assert failed == requests
 
 
@@ -89,8 +99,6 @@ S3_LISTING = """<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><IsTrunc
 
 
 async def test_object_without_an_etag_is_the_same_while_its_second_is() -> None:
-    need_module("obstore")
-
     async def answer(request: HttpRequest) -> HttpReply:
         if "list-type" in request.query:
             return HttpReply(200, S3_LISTING.encode())
@@ -98,26 +106,23 @@ async def test_object_without_an_etag_is_the_same_while_its_second_is() -> None:
         headers = {"Last-Modified": WRITTEN, "Content-Range": f"bytes {first}-{last}/128"}
         return HttpReply(206, TOKENS.tobytes()[first : last + 1], headers)
 
-    async with http_server(answer) as url:
-        source = await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+    async with s3_source(answer) as source:
         assert await read(source, "a.bin", 2, 6) == b"\x01\x00\x02\x00"
 
 
 async def test_store_that_hangs_is_unavailable_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("obstore")
     monkeypatch.setattr(object_store, "REQUEST_TIMEOUT", "200ms")
     monkeypatch.setattr(object_store, "MAX_RETRIES", 1)
 
     async def answer(_: HttpRequest) -> HttpReply:
         return HttpReply(200, b"<", announced_bytes=1000, hangs=True)
 
-    async with http_server(answer) as url:
-        with pytest.raises(SourceUnavailable, match="s3://b cannot be read"):
-            await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+    with pytest.raises(SourceUnavailable, match="s3://b cannot be read"):
+        async with s3_source(answer):
+            pass
 
 
 async def test_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("obstore")
     monkeypatch.setattr(object_store, "MAX_RETRIES", 0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -139,21 +144,17 @@ async def test_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.Mon
 async def test_answer_that_is_not_the_range_is_never_taken(
     status: int, part: bytes, content_range: str, error: type[DataError], message: str
 ) -> None:
-    need_module("obstore")
-
     async def answer(request: HttpRequest) -> HttpReply:
         if "list-type" in request.query:
             return HttpReply(200, S3_LISTING.encode())
         return HttpReply(status, part, {"Last-Modified": WRITTEN, "Content-Range": content_range})
 
-    async with http_server(answer) as url:
-        source = await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+    async with s3_source(answer) as source:
         with pytest.raises(error, match=message):
             await read(source, "a.bin", 10, 110)
 
 
-async def test_body_that_breaks_is_continued_where_it_broke() -> None:
-    need_module("obstore")
+async def test_interrupted_body_is_continued_where_it_ended() -> None:
     asked: list[tuple[int, int] | None] = []
 
     async def answer(request: HttpRequest) -> HttpReply:
@@ -165,8 +166,7 @@ async def test_body_that_breaks_is_continued_where_it_broke() -> None:
         headers = {"ETag": "x", "Last-Modified": WRITTEN, "Content-Range": f"bytes {first}-{last}/128"}
         return HttpReply(206, part[:40] if len(asked) == 1 else part, headers, announced_bytes=len(part))
 
-    async with http_server(answer) as url:
-        source = await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+    async with s3_source(answer) as source:
         assert await read(source, "a.bin", 10, 110) == TOKENS.tobytes()[10:110]
     assert asked == [(10, 109), (50, 109)]
 
@@ -179,17 +179,14 @@ async def test_body_that_breaks_is_continued_where_it_broke() -> None:
     ],
 )
 async def test_bucket_whose_name_or_folder_no_store_has_is_bad_input(location: S3) -> None:
-    need_module("obstore")
     with pytest.raises(InvalidInput, match="s3://"):
         await open_location(location, DatasetSpec(2, 16), OpenOptions("run", lambda: ""))
 
 
-async def test_bucket_of_another_region_is_rejected_and_not_tried_again() -> None:
-    need_module("obstore")
-
+async def test_bucket_of_another_region_is_rejected_without_a_retry() -> None:
     async def answer(_: HttpRequest) -> HttpReply:
         return HttpReply(301, b"<Error><Code>PermanentRedirect</Code></Error>", {"x-amz-bucket-region": "eu-west-1"})
 
-    async with http_server(answer) as url:
-        with pytest.raises(Rejected, match="region"):
-            await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url))
+    with pytest.raises(Rejected, match="region"):
+        async with s3_source(answer):
+            pass

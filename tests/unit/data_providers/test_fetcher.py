@@ -14,7 +14,7 @@ from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUn
 from state.errors import DataError
 from state.intervals import BatchId, DataIds
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time, run_virtually
 
 SETTINGS = FetchSettings(
     data_indices_per_batch=2, samples_per_request=4, attempts=3, timeout_s=5.0, prefetch_requests=2
@@ -23,7 +23,7 @@ SPEC = DatasetSpec(2, 8)
 
 
 class Provider(DummyDataProvider):
-    """Made-up data with faults: what fails for good, how often a request fails at first, and how long it takes."""
+    """Made-up data with faults: indices that always fail, a number of failing requests, and a delay."""
 
     def __init__(self) -> None:
         super().__init__(SPEC)
@@ -39,7 +39,7 @@ class Provider(DummyDataProvider):
         await asyncio.sleep(self.delay_s)
         if self.unavailable:
             self.unavailable -= 1
-            raise SourceUnavailable("the source is away")
+            raise SourceUnavailable("the source does not answer")
         if any(index in data_ids for index in self.bad):
             raise self.bad_error(f"bad data in {data_ids}")
         batch = await super().get_samples(data_ids)
@@ -108,103 +108,86 @@ def test_fetch_data_several_intervals_deliver_their_samples_in_order() -> None:
     assert tokens == expected([14, 15, 16, 17, 18, 19, 4, 5])
 
 
-def test_fetch_data_slow_receiver_bounds_what_waits() -> None:
-    async def main() -> None:
-        provider = Provider()
-        async with asyncio.TaskGroup() as group:
-            receiver = DataFetcher(provider, SETTINGS, lambda: 0.5).fetch_data((BatchId(0, 99),), group)
-            await asyncio.sleep(1000)
-            assert len(provider.asked) == SETTINGS.prefetch_requests + 1
-            await anext(receiver)
-            await asyncio.sleep(1000)
-            assert len(provider.asked) == SETTINGS.prefetch_requests + 2
-            receiver.close()
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_slow_receiver_bounds_what_waits() -> None:
+    provider = Provider()
+    async with asyncio.TaskGroup() as group:
+        receiver = DataFetcher(provider, SETTINGS, lambda: 0.5).fetch_data((BatchId(0, 99),), group)
+        await asyncio.sleep(1000)
+        assert len(provider.asked) == SETTINGS.prefetch_requests + 1
+        await anext(receiver)
+        await asyncio.sleep(1000)
+        assert len(provider.asked) == SETTINGS.prefetch_requests + 2
+        receiver.close()
 
 
-def test_fetch_data_source_away_for_a_while_is_retried_with_growing_delays() -> None:
-    async def main() -> float:
-        provider = Provider()
-        provider.unavailable = 2
-        assert await received(provider, (BatchId(0, 0),)) == expected_first
-        assert provider.asked == [DataIds(0, 1)] * 3
-        return asyncio.get_running_loop().time()
-
-    expected_first = expected([0, 1])
-    assert run_virtually(main()) == pytest.approx(0.75 * (0.1 + 0.2))
+@in_virtual_time
+async def test_fetch_data_unavailable_source_is_retried_with_growing_delays() -> None:
+    provider = Provider()
+    provider.unavailable = 2
+    assert len(await received(provider, (BatchId(0, 0),))) == 2
+    assert provider.asked == [DataIds(0, 1)] * 3
+    assert asyncio.get_running_loop().time() == pytest.approx(0.75 * (0.1 + 0.2))
 
 
-def test_fetch_data_source_away_for_good_fails_with_the_providers_error() -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.unavailable = 1000
-        error, batch = await failure(provider, (BatchId(3, 9),))
-        assert isinstance(error, SourceUnavailable)
-        assert failure_kind(error) == "unavailable"
-        assert batch == BatchId(3, 4)
-        assert len(provider.asked) == SETTINGS.attempts
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_unavailable_source_fails_with_the_providers_error() -> None:
+    provider = Provider()
+    provider.unavailable = 1000
+    error, batch = await failure(provider, (BatchId(3, 9),))
+    assert isinstance(error, SourceUnavailable)
+    assert failure_kind(error) == "unavailable"
+    assert batch == BatchId(3, 4)
+    assert len(provider.asked) == SETTINGS.attempts
 
 
-def test_fetch_data_hanging_source_is_given_up_after_the_timeout() -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.delay_s = 1e6
-        error, _ = await failure(provider, (BatchId(0, 0),))
-        assert isinstance(error, SourceUnavailable)
-        assert 15 < asyncio.get_running_loop().time() < 16
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_hanging_source_fails_after_the_timeout() -> None:
+    provider = Provider()
+    provider.delay_s = 1e6
+    error, _ = await failure(provider, (BatchId(0, 0),))
+    assert isinstance(error, SourceUnavailable)
+    assert 15 < asyncio.get_running_loop().time() < 16
 
 
 @pytest.mark.parametrize("bad", [0, 3, 21])
-def test_fetch_data_corrupt_sample_is_narrowed_to_its_batch_without_retry(bad: int) -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.bad = {bad}
-        error, batch = await failure(provider, (BatchId(0, 10),))
-        assert isinstance(error, CorruptData)
-        assert batch == BatchId(bad // 2, bad // 2)
-        assert len(provider.asked) <= bad // 4 + 1 + 2
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_corrupt_sample_is_narrowed_to_its_batch_without_retry(bad: int) -> None:
+    provider = Provider()
+    provider.bad = {bad}
+    error, batch = await failure(provider, (BatchId(0, 10),))
+    assert isinstance(error, CorruptData)
+    assert batch == BatchId(bad // 2, bad // 2)
+    assert len(provider.asked) <= bad // 4 + 1 + 2
 
 
-def test_fetch_data_rejected_request_reports_the_servers_reason() -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.bad, provider.bad_error = set(range(100)), Rejected
-        error, batch = await failure(provider, (BatchId(4, 5),))
-        assert failure_kind(error) == "rejected"
-        assert "bad data in [8, 11]" in error.message
-        assert batch == BatchId(4, 4)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_rejected_request_reports_the_servers_reason() -> None:
+    provider = Provider()
+    provider.bad, provider.bad_error = set(range(100)), Rejected
+    error, batch = await failure(provider, (BatchId(4, 5),))
+    assert failure_kind(error) == "rejected"
+    assert "bad data in [8, 11]" in error.message
+    assert batch == BatchId(4, 4)
 
 
-def test_fetch_data_answer_with_too_few_samples_fails_the_step() -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.short = True
-        error, _ = await failure(provider, (BatchId(0, 1),))
-        assert isinstance(error, CorruptData)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_answer_with_too_few_samples_fails_the_step() -> None:
+    provider = Provider()
+    provider.short = True
+    error, _ = await failure(provider, (BatchId(0, 1),))
+    assert isinstance(error, CorruptData)
 
 
-def test_fetch_data_closed_receiver_stops_asking() -> None:
-    async def main() -> None:
-        provider = Provider()
-        provider.delay_s = 1.0
-        async with asyncio.TaskGroup() as group:
-            receiver = DataFetcher(provider, SETTINGS, lambda: 0.5).fetch_data((BatchId(0, 99),), group)
-            assert (await anext(receiver)).sample_count == 4
-            receiver.close()
-        assert len(provider.asked) == 2
-
-    run_virtually(main())
+@in_virtual_time
+async def test_fetch_data_closed_receiver_stops_fetching() -> None:
+    provider = Provider()
+    provider.delay_s = 1.0
+    async with asyncio.TaskGroup() as group:
+        receiver = DataFetcher(provider, SETTINGS, lambda: 0.5).fetch_data((BatchId(0, 99),), group)
+        assert (await anext(receiver)).sample_count == 4
+        receiver.close()
+    assert len(provider.asked) == 2
 
 
 def test_fetch_settings_long_sequences_are_requested_one_at_a_time() -> None:
@@ -213,7 +196,8 @@ def test_fetch_settings_long_sequences_are_requested_one_at_a_time() -> None:
     assert FetchSettings.of(state_file(model__LLM__max_seq_len=16)).samples_per_request == 256
 
 
-def test_fetch_data_token_above_the_vocabulary_is_narrowed_to_its_batch() -> None:
+@in_virtual_time
+async def test_fetch_data_token_above_the_vocabulary_is_narrowed_to_its_batch() -> None:
     class OneBadToken(Provider):
         async def get_samples(self, data_ids: DataIds) -> TokenBatch:
             batch = await super().get_samples(data_ids)
@@ -221,30 +205,24 @@ def test_fetch_data_token_above_the_vocabulary_is_narrowed_to_its_batch() -> Non
                 batch.rows()[5 - data_ids.start, 3] = 300
             return batch
 
-    async def main() -> tuple[CorruptData, BatchId | None]:
-        async with asyncio.TaskGroup() as group:
-            fetcher = DataFetcher(OneBadToken(), SETTINGS, lambda: 0.5, vocabulary=256)
-            receiver = fetcher.fetch_data((BatchId(0, 9),), group)
-            assert (await anext(receiver)).sample_count == 4
-            with pytest.raises(CorruptData) as caught:
-                await anext(receiver)
-        return caught.value, receiver.failed_batch
-
-    error, batch = run_virtually(main())
-    assert error.message == ("data index 5 has token 300 at position 3; the model's vocabulary allows 0 to 255")
-    assert error.context == {"data_index": 5, "token": 300, "vocabulary": 256}
-    assert batch == BatchId(2, 2)
+    async with asyncio.TaskGroup() as group:
+        fetcher = DataFetcher(OneBadToken(), SETTINGS, lambda: 0.5, vocabulary=256)
+        receiver = fetcher.fetch_data((BatchId(0, 9),), group)
+        assert (await anext(receiver)).sample_count == 4
+        with pytest.raises(
+            CorruptData, match="has token 300 at position 3; the model's vocabulary allows 0 to 255"
+        ) as caught:
+            await anext(receiver)
+    assert caught.value.context == {"data_index": 5, "token": 300, "vocabulary": 256}
+    assert receiver.failed_batch == BatchId(2, 2)
 
 
-def test_fetch_data_tokens_that_the_vocabulary_allows_are_delivered() -> None:
-    for vocabulary in (None, 256):
-
-        async def main(vocabulary: int | None = vocabulary) -> int:
-            async with asyncio.TaskGroup() as group:
-                fetcher = DataFetcher(Provider(), SETTINGS, lambda: 0.5, vocabulary)
-                return sum([batch.sample_count async for batch in fetcher.fetch_data((BatchId(0, 9),), group)])
-
-        assert run_virtually(main()) == 20
+@pytest.mark.parametrize("vocabulary", [None, 256])
+@in_virtual_time
+async def test_fetch_data_tokens_that_the_vocabulary_allows_are_delivered(vocabulary: int | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        fetcher = DataFetcher(Provider(), SETTINGS, lambda: 0.5, vocabulary)
+        assert sum([batch.sample_count async for batch in fetcher.fetch_data((BatchId(0, 9),), group)]) == 20
 
 
 @pytest.mark.parametrize(("offsets", "index"), [([0, 2, 2, 5], 12), ([0, 5], 10), ([0, 3, 5, 5], 10)])

@@ -62,7 +62,7 @@ def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: 
         {"Azure": {"account_name": "a", "container_name": "c", "filter_directory": "d"}},
     ],
 )
-def test_http_location_of_many_files_is_carried_out(location: Any) -> None:
+def test_http_location_of_many_files_is_supported(location: Any) -> None:
     ensure_supported(state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}}), "state.toml")
 
 
@@ -113,7 +113,7 @@ def test_finetuning_on_fixed_length_data_is_refused_with_the_line(location: Any)
     assert mistake.allowed.startswith('`data_location = { Local = "folder of JSON lines" }`')
 
 
-def test_finetuning_with_packing_is_carried_out() -> None:
+def test_finetuning_with_packing_is_supported() -> None:
     packing = {"method": "encoder", "pool_size": 9, "oversized": "split", "task_encoder": "my.package:Outer.Encoder"}
     for location in ({"Local": "data"}, {"Preprocessed": "data"}, {"WeightedHttp": "mix.json"}):
         state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location, packing=packing)
@@ -121,6 +121,6 @@ def test_finetuning_with_packing_is_carried_out() -> None:
         assert state.packing.task_encoder == "my.package:Outer.Encoder"
 
 
-def test_architecture_of_a_learner_that_there_is_is_carried_out() -> None:
+def test_architecture_of_an_installed_learner_is_supported() -> None:
     state = state_file(model__LLM__architecture="HfLlama")
     config.ensure_supported(state, "state.toml", {Architecture.HF_LLAMA, Architecture.EPOCHAL_NGRAM})

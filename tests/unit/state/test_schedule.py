@@ -22,12 +22,6 @@ def config(start: int, end: int, warmup_tokens: int) -> RunConfig:
     ).config
 
 
-def rounded_half_away(value: Fraction) -> int:
-    """`value`, at least 0, rounded to the nearest integer, halves up."""
-    whole = math.floor(value)
-    return whole + (value - whole >= Fraction(1, 2))
-
-
 @given(
     start=st.integers(1, 2**62),
     growth=st.integers(0, 2**62 - 1),
@@ -37,23 +31,15 @@ def rounded_half_away(value: Fraction) -> int:
 def test_global_batch_size_equals_exact_line(start: int, growth: int, warmup_tokens: int, tokens: int) -> None:
     size = global_batch_size(config(start, start + growth, warmup_tokens), tokens)
     share = min(Fraction(tokens, warmup_tokens), Fraction(1))
-    assert size == start + rounded_half_away(growth * share)
+    assert size == start + math.floor(growth * share + Fraction(1, 2)), "halves go up"
 
 
-def test_global_batch_size_without_warmup_is_the_end() -> None:
-    assert global_batch_size(config(3, 9, 0), 0) == 9
-
-
-def test_global_batch_size_golden_vector() -> None:
-    warming = config(8, 32, 1000)
-    assert [global_batch_size(warming, tokens) for tokens in (0, 20, 21, 62, 63, 500, 979, 980, 1000, 10**6)] == [
-        8, 8, 9, 9, 10, 20, 31, 32, 32, 32,
-    ]  # fmt: skip
-
-
-def test_global_batch_size_halves_go_away_from_zero() -> None:
-    halves = config(1, 5, 8)
-    assert [global_batch_size(halves, tokens) for tokens in range(9)] == [1, 2, 2, 3, 3, 4, 4, 5, 5]
+def test_global_batch_size_golden_vectors() -> None:
+    assert global_batch_size(config(3, 9, 0), 0) == 9, "without a warm-up"
+    warming, halves = config(8, 32, 1000), config(1, 5, 8)
+    tokens = (0, 20, 21, 62, 63, 500, 979, 980, 1000, 10**6)
+    assert [global_batch_size(warming, before) for before in tokens] == [8, 8, 9, 9, 10, 20, 31, 32, 32, 32]
+    assert [global_batch_size(halves, before) for before in range(9)] == [1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 rates = st.floats(0, 1)
@@ -112,20 +98,23 @@ def test_learning_rate_equals_the_pieces_of_its_schedule(schedule: LrSchedule, p
     assert found == pytest.approx(naive_learning_rate(schedule, position), rel=1e-12, abs=1e-15)
 
 
-def test_learning_rate_golden_vector() -> None:
-    schedule = WarmupStableDecay(
+def decay_of(warmup_steps: int, cosine_decay_steps: int, linear_decay_steps: int) -> WarmupStableDecay:
+    return WarmupStableDecay(
         base_lr=8.0,
         warmup_init_lr=0.0,
-        warmup_steps=4,
+        warmup_steps=warmup_steps,
         stable_steps=2,
-        cosine_decay_steps=2,
+        cosine_decay_steps=cosine_decay_steps,
         cosine_decay_final_lr=4.0,
-        linear_decay_steps=4,
+        linear_decay_steps=linear_decay_steps,
         linear_decay_final_lr=0.0,
     )
-    assert [learning_rate(schedule, position) for position in range(14)] == pytest.approx(
-        [0, 2, 4, 6, 8, 8, 8, 6, 4, 3, 2, 1, 0, 0]
-    )
+
+
+def test_learning_rate_golden_vectors() -> None:
+    found = [learning_rate(decay_of(4, 2, 4), position) for position in range(14)]
+    assert found == pytest.approx([0, 2, 4, 6, 8, 8, 8, 6, 4, 3, 2, 1, 0, 0])
+    assert [learning_rate(decay_of(0, 0, 2), position) for position in range(5)] == [8, 8, 4, 2, 0], "without a cosine"
 
 
 def test_learning_rate_after_the_last_step_is_exactly_the_final_one() -> None:
@@ -133,17 +122,3 @@ def test_learning_rate_after_the_last_step_is_exactly_the_final_one() -> None:
     assert learning_rate(Constant(**warm), 10**12) == 0.3
     assert learning_rate(Linear(**warm, total_steps=10, final_lr=0.07), 10) == 0.07
     assert learning_rate(Cosine(**warm, total_steps=10, final_lr=0.07), 10) == 0.07
-
-
-def test_learning_rate_without_cosine_decay_goes_to_the_line_at_once() -> None:
-    schedule = WarmupStableDecay(
-        base_lr=8.0,
-        warmup_init_lr=0.0,
-        warmup_steps=0,
-        stable_steps=2,
-        cosine_decay_steps=0,
-        cosine_decay_final_lr=4.0,
-        linear_decay_steps=2,
-        linear_decay_final_lr=0.0,
-    )
-    assert [learning_rate(schedule, position) for position in range(5)] == [8, 8, 4, 2, 0]
