@@ -90,8 +90,8 @@ class MemoryBlobs:
 class MemoryKeys:
     """The `CoordinatorKeys` protocol over two attributes."""
 
-    def __init__(self, private_key: bytes | None = None) -> None:
-        self._private_key = private_key or os.urandom(RAW_KEY_BYTES)
+    def __init__(self) -> None:
+        self._private_key = os.urandom(RAW_KEY_BYTES)
         self._admin_token_sha256: bytes | None = None
 
     async def private_key(self) -> bytes:
@@ -111,10 +111,9 @@ class MemoryStore:
         self.journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs(max_blob_bytes)
         self.keys = MemoryKeys()
-        self.state_file = ""
 
     async def save_state_file(self, text: str) -> None:
-        self.state_file = text
+        """Do nothing: nobody would read it."""
 
     async def aclose(self) -> None:
         """Do nothing: there is no lock."""
