@@ -7,7 +7,7 @@ JSON has sorted keys, no spaces, ASCII only and no NaN; floats appear only in do
 import hashlib
 import json
 from collections.abc import Hashable
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields
 from functools import cache
 from typing import Any, NewType, TypeVar, cast
 
@@ -39,10 +39,21 @@ def client_id_of(public_key: bytes) -> ClientId:
     return ClientId(hashlib.sha256(public_key).hexdigest()[:32])
 
 
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _fields_of(document: Any) -> dict[str, Any]:
+    kind: Any = type(document)
+    return {name: getattr(document, name) for name in _field_names(kind)}
+
+
 def canonical_json(document: Any) -> bytes:
     """Return the one encoding of a document (a dataclass instance or plain JSON values), as ASCII bytes."""
-    value = asdict(document) if is_dataclass(document) and not isinstance(document, type) else document
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+    return json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=_fields_of
+    ).encode("ascii")
 
 
 def document_digest(document: Any) -> Sha256:
