@@ -8,7 +8,7 @@ from run_manager.events import ReplicaHeld, RoundTrained
 from state.phases import RunState
 from tests.support.simulated_network import Weather
 from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time, run_virtually
 
 SLOW = Weather(delay_s=(0.05, 0.4))
 """Slow enough that every phase lasts for a while."""
@@ -44,72 +44,66 @@ async def finish(run: SimulatedRun, count: int) -> None:
 
 @pytest.mark.parametrize("away_s", [0.5, LONGER_THAN_EVERY_DEADLINE_S])
 @pytest.mark.parametrize(("phase", "step"), PHASES)
-def test_coordinator_killed_in_a_phase_goes_on_with_every_member(phase: RunState, step: int, away_s: float) -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=6), seed=1) as run:
-            run.weather = SLOW
-            run.start_clients(4, ("numpy", "null"))
-            await run.coordinator.reached(phase, step)
-            before: Run = run.coordinator.service.run
-            await run.coordinator.restart_after(away_s)
-            await run.coordinator.reached(RunState.FINISHED)
-            assert before.members.keys() <= run.coordinator.service.run.members.keys()
-            assert not silences(run)
-            await finish(run, 4)
-            assert run.coordinator.starts == 2
+@in_virtual_time
+async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
+    phase: RunState, step: int, away_s: float
+) -> None:
+    async with simulated_run(small_state(batches=6), seed=1) as run:
+        run.weather = SLOW
+        run.start_clients(4, ("numpy", "null"))
+        await run.coordinator.reached(phase, step)
+        before: Run = run.coordinator.service.run
+        await run.coordinator.restart_after(away_s)
+        await run.coordinator.reached(RunState.FINISHED)
+        assert before.members.keys() <= run.coordinator.service.run.members.keys()
+        assert not silences(run)
+        await finish(run, 4)
+        assert run.coordinator.starts == 2
 
-    run_virtually(main())
 
-
-def test_coordinator_killed_again_and_again_within_each_round_goes_on() -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=6), seed=2) as run:
-            run.weather = SLOW
-            run.start_clients(4, ("numpy", "null"))
-            for step in range(1, TOTAL_STEPS + 1):
-                for phase in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
-                    await run.coordinator.reached(phase, step)
-                    await run.coordinator.restart_after(0.3)
-            await finish(run, 4)
-            assert run.coordinator.starts >= TOTAL_STEPS
-
-    run_virtually(main())
+@in_virtual_time
+async def test_coordinator_killed_again_and_again_within_each_round_goes_on() -> None:
+    async with simulated_run(small_state(batches=6), seed=2) as run:
+        run.weather = SLOW
+        run.start_clients(4, ("numpy", "null"))
+        for step in range(1, TOTAL_STEPS + 1):
+            for phase in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+                await run.coordinator.reached(phase, step)
+                await run.coordinator.restart_after(0.3)
+        await finish(run, 4)
+        assert run.coordinator.starts >= TOTAL_STEPS
 
 
 @pytest.mark.parametrize(("phase", "step"), PHASES[:-1])
-def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunState, step: int) -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=6), seed=3) as run:
-            run.weather = SLOW
-            victim = run.start_client(99, "numpy")
-            run.start_clients(4, ("numpy", "null"))
-            await run.coordinator.reached(phase, step)
-            victim.kill()
-            await finish(run, 4)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunState, step: int) -> None:
+    async with simulated_run(small_state(batches=6), seed=3) as run:
+        run.weather = SLOW
+        victim = run.start_client(99, "numpy")
+        run.start_clients(4, ("numpy", "null"))
+        await run.coordinator.reached(phase, step)
+        victim.kill()
+        await finish(run, 4)
 
 
 @pytest.mark.parametrize("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS])
-def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost(phase: RunState) -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=6, config__min_clients=1), seed=4) as run:
-            run.weather = SLOW
-            run.start_clients(4, ("numpy", "null"))
-            await run.coordinator.reached(phase, 5)
-            held = dict(run.witness.digests)
-            lost = max(held)
-            assert lost >= 3
-            for client in run.clients:
-                client.kill()
-            await run.coordinator.reached(RunState.WAITING_FOR_MEMBERS)
-            assert run.coordinator.service.run.members == {}
-            newcomers = [run.start_client(number, "numpy") for number in range(10, 14)]
-            await finish(run, 4)
-            rebuilt = [event for client in newcomers for event in client.events if isinstance(event, ReplicaHeld)]
-            assert {event.replica_digest for event in rebuilt if event.step == lost} == {held[lost]}
-
-    run_virtually(main())
+@in_virtual_time
+async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost(phase: RunState) -> None:
+    async with simulated_run(small_state(batches=6, config__min_clients=1), seed=4) as run:
+        run.weather = SLOW
+        run.start_clients(4, ("numpy", "null"))
+        await run.coordinator.reached(phase, 5)
+        held = dict(run.witness.digests)
+        lost = max(held)
+        assert lost >= 3
+        for client in run.clients:
+            client.kill()
+        await run.coordinator.reached(RunState.WAITING_FOR_MEMBERS)
+        assert run.coordinator.service.run.members == {}
+        newcomers = [run.start_client(number, "numpy") for number in range(10, 14)]
+        await finish(run, 4)
+        rebuilt = [event for client in newcomers for event in client.events if isinstance(event, ReplicaHeld)]
+        assert {event.replica_digest for event in rebuilt if event.step == lost} == {held[lost]}
 
 
 def lone_run(interrupted_at: int | None) -> str:
@@ -143,41 +137,37 @@ def test_only_client_replaced_mid_epoch_ends_like_an_uninterrupted_run() -> None
     assert [lone_run(step) for step in (2, 5)] == [uninterrupted] * 2
 
 
-def test_client_that_stops_answering_comes_back_to_the_same_replica() -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6) as run:
-            run.weather = SLOW
-            clients = run.start_clients(4, ("numpy", "null"))
-            await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
-            frozen = clients[0]
-            frozen.link.cut = True
-            before = len(run.coordinator.service.run.members)
-            await run.coordinator.reached(RunState.ROUND_TRAIN, 5)
-            current = run.coordinator.service.run.round
-            assert current is not None
-            assert len(current.roster.clients) == before - 1
-            assert silences(run)
-            frozen.link.cut = False
-            await finish(run, 4)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> None:
+    async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6) as run:
+        run.weather = SLOW
+        clients = run.start_clients(4, ("numpy", "null"))
+        await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
+        frozen = clients[0]
+        frozen.link.cut = True
+        before = len(run.coordinator.service.run.members)
+        await run.coordinator.reached(RunState.ROUND_TRAIN, 5)
+        current = run.coordinator.service.run.round
+        assert current is not None
+        assert len(current.roster.clients) == before - 1
+        assert silences(run)
+        frozen.link.cut = False
+        await finish(run, 4)
 
 
-def test_half_of_the_clients_cut_off_has_its_work_done_later() -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=8), seed=7) as run:
-            run.weather = SLOW
-            clients = run.start_clients(6, ("numpy", "null"))
-            await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
-            for client in clients[:3]:
-                client.link.cut = True
-            # Three of six are no quorum (⌊2·6/3⌋ = 4): the step is tried again, at last with those who are left.
-            await run.coordinator.reached(RunState.ROUND_TRAIN, 4)
-            assert silences(run)
-            trained = [event for event in clients[3].events if isinstance(event, RoundTrained) and event.step == 3]
-            assert len(trained) > 1
-            for client in clients[:3]:
-                client.link.cut = False
-            await finish(run, 6)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_half_of_the_clients_cut_off_has_its_work_done_later() -> None:
+    async with simulated_run(small_state(batches=8), seed=7) as run:
+        run.weather = SLOW
+        clients = run.start_clients(6, ("numpy", "null"))
+        await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
+        for client in clients[:3]:
+            client.link.cut = True
+        # Three of six are no quorum (⌊2·6/3⌋ = 4): the step is tried again, at last with those who are left.
+        await run.coordinator.reached(RunState.ROUND_TRAIN, 4)
+        assert silences(run)
+        trained = [event for event in clients[3].events if isinstance(event, RoundTrained) and event.step == 3]
+        assert len(trained) > 1
+        for client in clients[:3]:
+            client.link.cut = False
+        await finish(run, 6)

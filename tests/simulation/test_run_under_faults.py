@@ -23,7 +23,7 @@ from tests.support.simulated_run import (
     simulated_run,
     small_state,
 )
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time, run_virtually
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 LOSSY = Weather(loss=0.1)
@@ -93,36 +93,30 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weath
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=20), seed) as run:
-            await weather_the_storm(run, lasting=10, passing=6)
-            await prove(run)
-            assert run.coordinator.starts > 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
+    async with simulated_run(small_state(batches=20), seed) as run:
+        await weather_the_storm(run, lasting=10, passing=6)
+        await prove(run)
+        assert run.coordinator.starts > 1
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159])
-def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=12), seed) as run:
-            await weather_the_storm(run, lasting=4, passing=2, weather=LOSSY)
-            await prove(run)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
+    async with simulated_run(small_state(batches=12), seed) as run:
+        await weather_the_storm(run, lasting=4, passing=2, weather=LOSSY)
+        await prove(run)
 
 
 @pytest.mark.timeout(400)
-def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
-    async def main() -> None:
-        async with simulated_run(small_state(batches=40), seed=2026) as run:
-            await weather_the_storm(run, lasting=200, passing=40)
-            await prove(run)
-            assert run.coordinator.starts > 1
-            assert len(run.clients) >= 240
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
+    async with simulated_run(small_state(batches=40), seed=2026) as run:
+        await weather_the_storm(run, lasting=200, passing=40)
+        await prove(run)
+        assert run.coordinator.starts > 1
+        assert len(run.clients) >= 240
 
 
 class ForgetfulJournal(SlowJournal):

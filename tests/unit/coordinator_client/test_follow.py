@@ -5,7 +5,7 @@ from coordinator_client.follow import DocumentFeed
 from state.documents import RunDocument
 from state.phases import RunState
 from tests.support.documents import run_document
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 
 
 class ForgetfulRun:
@@ -19,10 +19,8 @@ class ForgetfulRun:
         return run_document(RunState.WARMUP, lineage=lineage * 8, version=version)
 
 
-def test_feed_ignores_older_documents_and_lineages_that_were_left() -> None:
-    async def main() -> None:
-        feed = DocumentFeed(ForgetfulRun(("ab", 5), ("ab", 3), ("cd", 1), ("ab", 9), ("cd", 2)))
-        found = [await feed.next(0.0) for _ in range(3)]
-        assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]
-
-    run_virtually(main())
+@in_virtual_time
+async def test_feed_ignores_older_documents_and_lineages_that_were_left() -> None:
+    feed = DocumentFeed(ForgetfulRun(("ab", 5), ("ab", 3), ("cd", 1), ("ab", 9), ("cd", 2)))
+    found = [await feed.next(0.0) for _ in range(3)]
+    assert [(document.lineage[:2], document.version) for document in found] == [("ab", 5), ("cd", 1), ("cd", 2)]

@@ -14,7 +14,7 @@ from tests.support.simulated_client import key_of
 from tests.support.simulated_network import Faults, no_faults
 from tests.support.simulated_run import SimulatedRun, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, run_virtually
+from tests.support.virtual_time import VirtualClock, in_virtual_time
 
 
 def session_of(run: SimulatedRun, faults: Faults = no_faults) -> tuple[CoordinatorSession, list[SessionEvent]]:
@@ -31,95 +31,83 @@ async def waiting_run() -> AsyncIterator[SimulatedRun]:
         yield run
 
 
-def test_request_lost_or_unanswered_is_repeated() -> None:
-    async def main() -> None:
-        losses = [("withdraw", "request"), ("join", "answer"), ("renew", "answer"), ("renew", "request")]
+@in_virtual_time
+async def test_request_lost_or_unanswered_is_repeated() -> None:
+    losses = [("withdraw", "request"), ("join", "answer"), ("renew", "answer"), ("renew", "request")]
 
-        def faults(name: str, leg: str) -> None:
-            if (name, leg) in losses:
-                losses.remove((name, leg))
-                raise CoordinatorUnreachable("lost")
+    def faults(name: str, leg: str) -> None:
+        if (name, leg) in losses:
+            losses.remove((name, leg))
+            raise CoordinatorUnreachable("lost")
 
-        async with waiting_run() as run:
-            session, events = session_of(run, faults)
-            await session.join()
+    async with waiting_run() as run:
+        session, events = session_of(run, faults)
+        await session.join()
+        await session.renew()
+        assert losses == [("withdraw", "request")]
+        assert len([event for event in events if isinstance(event, Joined)]) == 1
+
+
+@in_virtual_time
+async def test_request_without_an_answer_gives_up_after_the_bound() -> None:
+    async with waiting_run() as run:
+        session, _ = session_of(run)
+        await session.join()
+        run.coordinator.kill()
+        with pytest.raises(CoordinatorUnreachable):
             await session.renew()
-            assert losses == [("withdraw", "request")]
-            assert len([event for event in events if isinstance(event, Joined)]) == 1
-
-    run_virtually(main())
+        assert 30 <= asyncio.get_running_loop().time() < 40
 
 
-def test_request_without_an_answer_gives_up_after_the_bound() -> None:
-    async def main() -> None:
-        async with waiting_run() as run:
-            session, _ = session_of(run)
-            await session.join()
-            run.coordinator.kill()
-            with pytest.raises(CoordinatorUnreachable):
-                await session.renew()
-            assert 30 <= asyncio.get_running_loop().time() < 40
-
-    run_virtually(main())
-
-
-def test_requests_after_a_superseded_session_join_once() -> None:
-    async def main() -> None:
-        async with waiting_run() as run:
-            session, _ = session_of(run)
-            await session.join()
-            await session_of(run)[0].join()
-            async with asyncio.TaskGroup() as group:
-                for _ in range(5):
-                    group.create_task(session.renew())
-            assert session.session_number == 2
-
-    run_virtually(main())
+@in_virtual_time
+async def test_requests_after_a_superseded_session_join_once() -> None:
+    async with waiting_run() as run:
+        session, _ = session_of(run)
+        await session.join()
+        await session_of(run)[0].join()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(session.renew())
+        assert session.session_number == 2
 
 
-def test_request_after_ejection_is_refused_for_good() -> None:
-    async def main() -> None:
-        async with waiting_run() as run:
-            session, _ = session_of(run)
-            await session.join()
-            await run.coordinator.handlers().eject(session.client_id)
-            with pytest.raises(Refused) as caught:
-                await session.renew()
-            assert caught.value.kind == "ejected"
-
-    run_virtually(main())
+@in_virtual_time
+async def test_request_after_ejection_is_refused_for_good() -> None:
+    async with waiting_run() as run:
+        session, _ = session_of(run)
+        await session.join()
+        await run.coordinator.handlers().eject(session.client_id)
+        with pytest.raises(Refused) as caught:
+            await session.renew()
+        assert caught.value.kind == "ejected"
 
 
-def test_two_processes_with_one_key_do_not_fight_for_ever() -> None:
-    async def main() -> None:
-        async with waiting_run() as run:
-            one, other = session_of(run)[0], session_of(run)[0]
+@in_virtual_time
+async def test_two_processes_with_one_key_do_not_fight_for_ever() -> None:
+    async with waiting_run() as run:
+        one, other = session_of(run)[0], session_of(run)[0]
 
-            async def fight() -> None:
-                while True:
-                    await one.join()
-                    await other.renew()
-                    await one.renew()
+        async def fight() -> None:
+            while True:
+                await one.join()
+                await other.renew()
+                await one.renew()
 
-            with pytest.raises(Refused, match="same key"):
-                await fight()
-
-    run_virtually(main())
+        with pytest.raises(Refused, match="same key"):
+            await fight()
 
 
-def test_keep_session_renews_at_half_the_tokens_age() -> None:
-    async def main() -> None:
-        async with waiting_run() as run:
-            session, _ = session_of(run)
-            await session.join()
-            ticket = session.data_ticket()
-            async with asyncio.TaskGroup() as group:
-                keeping = group.create_task(session.keep_session())
-                await asyncio.sleep(SESSION_LIFETIME_S / 2 - 1)
-                assert session.data_ticket() == ticket
-                await asyncio.sleep(2)
-                assert session.data_ticket() != ticket
-                keeping.cancel()
-            assert session.session_number == 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_keep_session_renews_at_half_the_tokens_age() -> None:
+    async with waiting_run() as run:
+        session, _ = session_of(run)
+        await session.join()
+        ticket = session.data_ticket()
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(session.keep_session())
+            await asyncio.sleep(SESSION_LIFETIME_S / 2 - 1)
+            assert session.data_ticket() == ticket
+            await asyncio.sleep(2)
+            assert session.data_ticket() != ticket
+            keeping.cancel()
+        assert session.session_number == 1

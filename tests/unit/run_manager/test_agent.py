@@ -13,46 +13,39 @@ from state.errors import CoordinatorUnreachable
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of
 from tests.support.simulated_run import BOUND_S, SimulatedRun, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 
 NUMPY = ClientSpec(trainer="numpy")
 
 
-def test_run_clients_hold_equal_replicas_at_every_step() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=4), seed=0) as run:
-            ends = await run.play(NUMPY, NUMPY, NUMPY)
-            held = [{event.step: event.replica_digest for event in client.of(ReplicaHeld)} for client in run.clients]
-            assert held[0] == held[1] == held[2]
-            assert sorted(held[0]) == [0, 1, 2, 3, 4]
-            assert len(set(held[0].values())) == 5
-            assert ends == [ClientEnd(EndReason.FINISHED, 4, held[0][4])] * 3
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_clients_hold_equal_replicas_at_every_step() -> None:
+    async with simulated_run(state_file(config__total_steps=4), seed=0) as run:
+        ends = await run.play(NUMPY, NUMPY, NUMPY)
+        held = [{event.step: event.replica_digest for event in client.of(ReplicaHeld)} for client in run.clients]
+        assert held[0] == held[1] == held[2]
+        assert sorted(held[0]) == [0, 1, 2, 3, 4]
+        assert len(set(held[0].values())) == 5
+        assert ends == [ClientEnd(EndReason.FINISHED, 4, held[0][4])] * 3
 
 
-def test_run_last_checkpoint_is_the_replica_that_clients_end_with() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=4), seed=0) as run:
-            ends = await run.play(NUMPY, NUMPY, NUMPY)
-            checkpoint = run.coordinator.document.checkpoint
-            assert checkpoint is not None
-            assert {end.replica_digest for end in ends} == {checkpoint.replica_digest}
-            report = await run.audit()
-            assert (report.problems, report.rounds) == ((), 4)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_last_checkpoint_is_the_replica_that_clients_end_with() -> None:
+    async with simulated_run(state_file(config__total_steps=4), seed=0) as run:
+        ends = await run.play(NUMPY, NUMPY, NUMPY)
+        checkpoint = run.coordinator.document.checkpoint
+        assert checkpoint is not None
+        assert {end.replica_digest for end in ends} == {checkpoint.replica_digest}
+        report = await run.audit()
+        assert (report.problems, report.rounds) == ((), 4)
 
 
-def test_run_a_fast_rounds_requests_are_few() -> None:
-    """Round trips are what a round costs, so a change that adds one must be meant."""
-
-    async def main() -> Counter[str]:
-        async with simulated_run(state_file(config__total_steps=6), seed=0) as run:
-            await run.play(*[ClientSpec()] * 3)
-            return Counter(name for client in run.clients for name in client.link.requests)
-
-    counts = run_virtually(main())
+@in_virtual_time
+async def test_run_a_fast_rounds_requests_are_few() -> None:
+    """Round trips are the cost of a round, so a change that adds one must be deliberate."""
+    async with simulated_run(state_file(config__total_steps=6), seed=0) as run:
+        await run.play(*[ClientSpec()] * 3)
+        counts = Counter(name for client in run.clients for name in client.link.requests)
     rounds = 6 * 3
     assert counts["ResultCommitment"] == counts["put_blob"] - 2 == rounds
     assert counts["outcome"] == counts["work"] == rounds
@@ -62,43 +55,37 @@ def test_run_a_fast_rounds_requests_are_few() -> None:
     assert counts["results"] <= 3 * rounds
 
 
-def test_run_coordinator_away_for_minutes_is_met_again_by_all() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=12), seed=0) as run:
-            clients = [run.start(run.client(number)) for number in (1, 2, 3)]
-            await run.coordinator.wait_for(lambda: run.coordinator.document.step == 5)
-            await run.coordinator.restart_after(240)
-            ends = await run.ends(clients, BOUND_S)
-            assert len({end.replica_digest for end in ends}) == 1
-            for client in clients:
-                assert len(client.of(CoordinatorLost)) == len(client.of(CoordinatorFound)) == 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_coordinator_away_for_minutes_is_met_again_by_all() -> None:
+    async with simulated_run(state_file(config__total_steps=12), seed=0) as run:
+        clients = [run.start(run.client(number)) for number in (1, 2, 3)]
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 5)
+        await run.coordinator.restart_after(240)
+        ends = await run.ends(clients, BOUND_S)
+        assert len({end.replica_digest for end in ends}) == 1
+        for client in clients:
+            assert len(client.of(CoordinatorLost)) == len(client.of(CoordinatorFound)) == 1
 
 
-def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(), seed=0) as run:
-            run.coordinator.kill()
-            with pytest.raises(CoordinatorUnreachable):
-                await run.client(1, ClientSpec(reconnect_bound_s=60)).agent.run()
-            assert 60 <= asyncio.get_running_loop().time() < 70
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
+    async with simulated_run(state_file(), seed=0) as run:
+        run.coordinator.kill()
+        with pytest.raises(CoordinatorUnreachable):
+            await run.client(1, ClientSpec(reconnect_bound_s=60)).agent.run()
+        assert 60 <= asyncio.get_running_loop().time() < 70
 
 
-def test_run_member_taken_for_silent_joins_and_trains_again() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=30, config__client_timeout_s=20), seed=0) as run:
-            clients = [run.start(run.client(number)) for number in (1, 2)]
-            await run.coordinator.wait_for(lambda: run.coordinator.document.step == 3)
-            await run.coordinator.service.submit(ClientsFellSilent((key_of(2).client_id,)))
-            ends = await run.ends(clients, BOUND_S)
-            assert len(clients[1].of(Joined)) == 2
-            assert clients[1].of(RoundTrained)[-1].step > 5
-            assert ends[0].replica_digest == ends[1].replica_digest
-
-    run_virtually(main())
+@in_virtual_time
+async def test_run_member_taken_for_silent_joins_and_trains_again() -> None:
+    async with simulated_run(state_file(config__total_steps=30, config__client_timeout_s=20), seed=0) as run:
+        clients = [run.start(run.client(number)) for number in (1, 2)]
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 3)
+        await run.coordinator.service.submit(ClientsFellSilent((key_of(2).client_id,)))
+        ends = await run.ends(clients, BOUND_S)
+        assert len(clients[1].of(Joined)) == 2
+        assert clients[1].of(RoundTrained)[-1].step > 5
+        assert ends[0].replica_digest == ends[1].replica_digest
 
 
 async def _leaving_in_round_4(run: SimulatedRun) -> tuple[SimulatedClient, SimulatedClient]:
@@ -113,41 +100,35 @@ async def _leaving_in_round_4(run: SimulatedRun) -> tuple[SimulatedClient, Simul
     return leaving, staying
 
 
-def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
-            leaving, _ = await _leaving_in_round_4(run)
-            (end,) = await run.ends([leaving], BOUND_S)
-            assert end.reason is EndReason.WITHDREW
-            assert run.coordinator.run.step <= 5
-            assert leaving.of(RoundTrained)[-1].step == 4
-            assert leaving.client_id not in run.coordinator.run.members
-
-    run_virtually(main())
+@in_virtual_time
+async def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> None:
+    async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
+        leaving, _ = await _leaving_in_round_4(run)
+        (end,) = await run.ends([leaving], BOUND_S)
+        assert end.reason is EndReason.WITHDREW
+        assert run.coordinator.run.step <= 5
+        assert leaving.of(RoundTrained)[-1].step == 4
+        assert leaving.client_id not in run.coordinator.run.members
 
 
-def test_finish_and_withdraw_leaves_a_run_that_goes_on() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
-            leaving, staying = await _leaving_in_round_4(run)
-            _, end = await run.ends([leaving, staying], BOUND_S)
-            assert end.step == 20
-            (outcome,) = (outcome for outcome in run.coordinator.outcomes if outcome.step == 4)
-            assert leaving.client_id in {entry.client_id for entry in outcome.entries}
-
-    run_virtually(main())
+@in_virtual_time
+async def test_finish_and_withdraw_leaves_a_run_that_goes_on() -> None:
+    async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
+        leaving, staying = await _leaving_in_round_4(run)
+        _, end = await run.ends([leaving, staying], BOUND_S)
+        assert end.step == 20
+        (outcome,) = (outcome for outcome in run.coordinator.outcomes if outcome.step == 4)
+        assert leaving.client_id in {entry.client_id for entry in outcome.entries}
 
 
-def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__init_min_clients=2), seed=0) as run:
-            client = run.start(run.client(1))
-            await run.coordinator.wait_for(lambda: len(run.coordinator.run.members) == 1)
-            await asyncio.sleep(1)
-            before_s = asyncio.get_running_loop().time()
-            client.agent.finish_and_withdraw()
-            assert await run.ends([client], BOUND_S) == [ClientEnd(EndReason.WITHDREW, None, None)]
-            assert asyncio.get_running_loop().time() - before_s < 0.1
-            assert not run.coordinator.run.members
-
-    run_virtually(main())
+@in_virtual_time
+async def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
+    async with simulated_run(state_file(config__init_min_clients=2), seed=0) as run:
+        client = run.start(run.client(1))
+        await run.coordinator.wait_for(lambda: len(run.coordinator.run.members) == 1)
+        await asyncio.sleep(1)
+        before_s = asyncio.get_running_loop().time()
+        client.agent.finish_and_withdraw()
+        assert await run.ends([client], BOUND_S) == [ClientEnd(EndReason.WITHDREW, None, None)]
+        assert asyncio.get_running_loop().time() - before_s < 0.1
+        assert not run.coordinator.run.members

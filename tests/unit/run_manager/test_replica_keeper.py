@@ -24,7 +24,7 @@ from tests.support.held_blobs import HeldBlobs
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of
 from tests.support.simulated_run import BOUND_S, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time, run_virtually
 
 NUMPY = ClientSpec(trainer="numpy")
 
@@ -33,20 +33,18 @@ def digests_of(client: SimulatedClient) -> dict[int, Sha256]:
     return {event.step: event.replica_digest for event in client.of(ReplicaHeld)}
 
 
-def test_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=40), seed=0) as run:
-            early = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
-            await run.coordinator.wait_for(lambda: run.coordinator.document.step == 8)
-            late = run.start(run.client(3, NUMPY))
-            await run.ends([*early, late], BOUND_S)
-            assert late.of(ReplicaHeld)[0].origin == "checkpoint"
-            assert digests_of(late) == digests_of(early[0])
-            first = late.of(BecameReady)[0].step
-            assert first >= 7
-            assert late.of(RoundTrained)[0].step in (first + 1, first + 2, first + 3)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> None:
+    async with simulated_run(state_file(config__total_steps=40), seed=0) as run:
+        early = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 8)
+        late = run.start(run.client(3, NUMPY))
+        await run.ends([*early, late], BOUND_S)
+        assert late.of(ReplicaHeld)[0].origin == "checkpoint"
+        assert digests_of(late) == digests_of(early[0])
+        first = late.of(BecameReady)[0].step
+        assert first >= 7
+        assert late.of(RoundTrained)[0].step in (first + 1, first + 2, first + 3)
 
 
 def test_newcomers_after_all_were_gone_continue_to_the_same_model() -> None:
@@ -90,51 +88,44 @@ def with_faulty_merges(fault_count: int) -> ClientSpec:
     return ClientSpec(trainer="numpy", new_worker=new_worker, saw=lambda event: None)
 
 
-def test_replica_that_differs_is_rebuilt_and_equal_again() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=10), seed=0) as run:
-            ends = await run.play(with_faulty_merges(1), *[NUMPY] * 3)
-            assert len({end.replica_digest for end in ends}) == 1
-            assert [event.step for event in run.clients[0].of(ReplicaDistrusted)] == [1]
-            assert run.clients[0].of(RoundTrained)[-1].step > 3
-            assert not run.clients[1].of(ReplicaDistrusted)
-
-    run_virtually(main())
+@in_virtual_time
+async def test_replica_that_differs_is_rebuilt_and_equal_again() -> None:
+    async with simulated_run(state_file(config__total_steps=10), seed=0) as run:
+        ends = await run.play(with_faulty_merges(1), *[NUMPY] * 3)
+        assert len({end.replica_digest for end in ends}) == 1
+        assert [event.step for event in run.clients[0].of(ReplicaDistrusted)] == [1]
+        assert run.clients[0].of(RoundTrained)[-1].step > 3
+        assert not run.clients[1].of(ReplicaDistrusted)
 
 
-def test_replica_that_differs_however_often_ends_the_client() -> None:
+@in_virtual_time
+async def test_replica_that_differs_however_often_ends_the_client() -> None:
     """A client whose arithmetic differs must not stay: it would rebuild for ever."""
-
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=30), seed=0) as run:
-            clients = [run.start(run.client(number, NUMPY)) for number in (1, 2, 3)]
-            with pytest.raises(Desync, match="still differs"):
-                await run.client(4, with_faulty_merges(10_000)).agent.run()
-            assert key_of(4).client_id not in run.coordinator.run.members
-            ends = await run.ends(clients, BOUND_S)
-            assert len({end.replica_digest for end in ends}) == 1
-
-    run_virtually(main())
+    async with simulated_run(state_file(config__total_steps=30), seed=0) as run:
+        clients = [run.start(run.client(number, NUMPY)) for number in (1, 2, 3)]
+        with pytest.raises(Desync, match="still differs"):
+            await run.client(4, with_faulty_merges(10_000)).agent.run()
+        assert key_of(4).client_id not in run.coordinator.run.members
+        ends = await run.ends(clients, BOUND_S)
+        assert len({end.replica_digest for end in ends}) == 1
 
 
-def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
+@in_virtual_time
+async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
     """The run goes back to an older truth; the clients follow it because its lineage says so."""
-
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
-            clients = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
-            await run.coordinator.wait_for(lambda: run.coordinator.document.step == 3)
-            backup = run.coordinator.backup()
-            await run.coordinator.wait_for(lambda: run.coordinator.document.step == 9)
-            run.coordinator.restore(backup)
-            ends = await run.ends(clients, BOUND_S)
-            assert len({end.replica_digest for end in ends}) == 1
-            assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
-
-    run_virtually(main())
+    async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
+        clients = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 3)
+        backup = run.coordinator.backup()
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 9)
+        run.coordinator.restore(backup)
+        ends = await run.ends(clients, BOUND_S)
+        assert len({end.replica_digest for end in ends}) == 1
+        assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
 
 
-def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() -> None:
+@in_virtual_time
+async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() -> None:
     """Two checkpointers in a row may have made different initial parameters; the verified ones are the run's."""
     right = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})
     wrong = Replica(0, {"w": np.zeros(3, np.float32)}, {"w": np.zeros(3, np.float32)})
@@ -144,18 +135,15 @@ def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() -> Non
     async def no_outcome(step: int) -> Outcome:
         raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
 
-    async def main() -> None:
-        worker = InlineWorker()
-        merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(HeldBlobs(data), worker)
-        keeper = ReplicaKeeper(no_outcome, exchange, merger, worker, lambda outcome: None, events.append)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(keeper.run())
-            keeper.aim(run_document(RunState.WARMUP))
-            keeper.adopt(HeldReplica(wrong, Sha256(replica_digest(wrong))))
-            assert (await keeper.at(0)).replica is wrong
-            checkpoint = CheckpointRef(0, sha256_hex(data), len(data), digest)
-            keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
-            assert (await keeper.at(0)).digest == digest
-            running.cancel()
-
-    run_virtually(main())
+    worker = InlineWorker()
+    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(HeldBlobs(data), worker)
+    keeper = ReplicaKeeper(no_outcome, exchange, merger, worker, lambda outcome: None, events.append)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        keeper.aim(run_document(RunState.WARMUP))
+        keeper.adopt(HeldReplica(wrong, Sha256(replica_digest(wrong))))
+        assert (await keeper.at(0)).replica is wrong
+        checkpoint = CheckpointRef(0, sha256_hex(data), len(data), digest)
+        keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
+        assert (await keeper.at(0)).digest == digest
+        running.cancel()

@@ -22,7 +22,7 @@ from tests.support.simulated_client import ClientSpec, simulated_client, with_da
 from tests.support.simulated_network import ForwardedApi, SimulatedApi
 from tests.support.simulated_run import BOUND_S, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,24 +143,21 @@ class _HangingProvider(DummyDataProvider):
         return await super().get_samples(data_ids)
 
 
-def test_apply_state_overtaken_training_is_cancelled() -> None:
+@in_virtual_time
+async def test_apply_state_overtaken_training_is_cancelled() -> None:
     """One client's data hang, so the round's time runs out under it."""
-
-    async def main() -> None:
-        state = state_file(config__total_steps=2, config__max_round_train_time=10, config__round_witness_time=4)
-        async with simulated_run(state, seed=0) as run:
-            data = _HangingProvider()
-            ends = await run.play(with_data(data), ClientSpec())
-            slow = run.clients[0]
-            assert data.cancelled == 1
-            assert len({end.replica_digest for end in ends}) == 1
-            steps = [entered.step_name for entered in slow.of(StepEntered)]
-            assert steps[steps.index("Training") :][:3] == ["Training", "Witness", "Training"]
-            trained = [event.step for event in slow.of(RoundTrained)]
-            assert trained[0] != 1
-            assert 2 in trained
-
-    run_virtually(main())
+    state = state_file(config__total_steps=2, config__max_round_train_time=10, config__round_witness_time=4)
+    async with simulated_run(state, seed=0) as run:
+        data = _HangingProvider()
+        ends = await run.play(with_data(data), ClientSpec())
+        slow = run.clients[0]
+        assert data.cancelled == 1
+        assert len({end.replica_digest for end in ends}) == 1
+        steps = [entered.step_name for entered in slow.of(StepEntered)]
+        assert steps[steps.index("Training") :][:3] == ["Training", "Witness", "Training"]
+        trained = [event.step for event in slow.of(RoundTrained)]
+        assert trained[0] != 1
+        assert 2 in trained
 
 
 class RepetitiveApi(ForwardedApi):
@@ -182,18 +179,16 @@ class RepetitiveApi(ForwardedApi):
         return None if found is None else replace(found, version=2 * found.version)
 
 
-def test_apply_state_document_that_changes_nothing_is_ignored() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=1), seed=0) as run:
-            data = _HangingProvider()
-            api, link = run.api()
-            client = run.start(simulated_client(RepetitiveApi(api), 1, link, with_data(data)))
-            other = run.start(run.client(2))
-            await run.ends([client, other], BOUND_S)
-            assert data.cancelled == 0
-            shown = [event.document for event in client.of(DocumentArrived)]
-            assert sum(document.reason == "another reason" for document in shown) >= 3
-            assert [entered.step_name for entered in client.of(StepEntered)].count("Training") == 1
-            assert [trained.step for trained in client.of(RoundTrained)] == [1]
-
-    run_virtually(main())
+@in_virtual_time
+async def test_apply_state_document_that_changes_nothing_is_ignored() -> None:
+    async with simulated_run(state_file(config__total_steps=1), seed=0) as run:
+        data = _HangingProvider()
+        api, link = run.api()
+        client = run.start(simulated_client(RepetitiveApi(api), 1, link, with_data(data)))
+        other = run.start(run.client(2))
+        await run.ends([client, other], BOUND_S)
+        assert data.cancelled == 0
+        shown = [event.document for event in client.of(DocumentArrived)]
+        assert sum(document.reason == "another reason" for document in shown) >= 3
+        assert [entered.step_name for entered in client.of(StepEntered)].count("Training") == 1
+        assert [trained.step for trained in client.of(RoundTrained)] == [1]

@@ -16,7 +16,7 @@ from state.refusals import Refusal
 from tests.support.simulated_client import ClientSpec, FaultyData, key_of, with_data
 from tests.support.simulated_run import SimulatedRun, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 from trainers.ngram.learner import NgramModel
 from trainers.null import NullTrainer
 
@@ -33,19 +33,18 @@ async def first_outcome(run: SimulatedRun) -> set[int]:
     return {client.number for client in run.clients if client.client_id in included}
 
 
-def test_batch_that_fails_everywhere_is_reported_narrowly() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=6), seed=0) as run:
-            ends = await run.play(*(with_data(FaultyData(frozenset({17}))) for _ in range(3)))
-            assert {(event.kind, event.batch_id) for _, event in failures(run)} == {("corrupt", BatchId(17, 17))}
-            assert all("checksum" in event.message for _, event in failures(run))
-            assert [item.batch_id for item in run.coordinator.run.quarantined] == [BatchId(17, 17)]
-            assert len({end.replica_digest for end in ends}) == 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_batch_that_fails_everywhere_is_reported_narrowly() -> None:
+    async with simulated_run(state_file(config__total_steps=6), seed=0) as run:
+        ends = await run.play(*(with_data(FaultyData(frozenset({17}))) for _ in range(3)))
+        assert {(event.kind, event.batch_id) for _, event in failures(run)} == {("corrupt", BatchId(17, 17))}
+        assert all("checksum" in event.message for _, event in failures(run))
+        assert [item.batch_id for item in run.coordinator.run.quarantined] == [BatchId(17, 17)]
+        assert len({end.replica_digest for end in ends}) == 1
 
 
-def test_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
+@in_virtual_time
+async def test_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
     class Failing(NullTrainer):
         async def train(self, *args: Any) -> Any:
             raise TrainerFailed("no memory")
@@ -53,15 +52,12 @@ def test_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
     def open_failing(state: StateFile, worker: Worker) -> NullTrainer:
         return Failing(NgramModel(NgramConfig()))
 
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=2), seed=0) as run:
-            run.start(run.client(1, ClientSpec(open_trainer=open_failing)))
-            run.start(run.client(2))
-            assert await first_outcome(run) == {2}
-            number, failed = failures(run)[0]
-            assert (number, failed.kind, failed.batch_id) == (1, "trainer", None)
-
-    run_virtually(main())
+    async with simulated_run(state_file(config__total_steps=2), seed=0) as run:
+        run.start(run.client(1, ClientSpec(open_trainer=open_failing)))
+        run.start(run.client(2))
+        assert await first_outcome(run) == {2}
+        number, failed = failures(run)[0]
+        assert (number, failed.kind, failed.batch_id) == (1, "trainer", None)
 
 
 async def _with_a_result_refused(run: SimulatedRun, kind: str) -> None:
@@ -77,28 +73,24 @@ async def _with_a_result_refused(run: SimulatedRun, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["blobs-full", "body-timeout"])
-def test_result_that_is_not_taken_is_reported_and_blames_no_data(kind: str) -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
-            await _with_a_result_refused(run, kind)
-            assert await first_outcome(run) == {1, 2}
-            number, failed = failures(run)[0]
-            assert (number, failed.kind, failed.batch_id) == (3, "unavailable", None)
-            assert failed.message == f"the result was not taken: {kind}: there is no room"
-            assert run.coordinator.run.suspects == (), "nobody's data are to blame"
-
-    run_virtually(main())
+@in_virtual_time
+async def test_result_that_is_not_taken_is_reported_and_blames_no_data(kind: str) -> None:
+    async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
+        await _with_a_result_refused(run, kind)
+        assert await first_outcome(run) == {1, 2}
+        number, failed = failures(run)[0]
+        assert (number, failed.kind, failed.batch_id) == (3, "unavailable", None)
+        assert failed.message == f"the result was not taken: {kind}: there is no room"
+        assert run.coordinator.run.suspects == (), "nobody's data are to blame"
 
 
-def test_result_that_is_not_taken_is_not_waited_for() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
-            await _with_a_result_refused(run, "blobs-full")
-            begun_s = asyncio.get_running_loop().time()
-            await first_outcome(run)
-            assert asyncio.get_running_loop().time() < begun_s + 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_result_that_is_not_taken_is_not_waited_for() -> None:
+    async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
+        await _with_a_result_refused(run, "blobs-full")
+        begun_s = asyncio.get_running_loop().time()
+        await first_outcome(run)
+        assert asyncio.get_running_loop().time() < begun_s + 1
 
 
 class _Varying(NullTrainer):
@@ -109,30 +101,27 @@ class _Varying(NullTrainer):
         return replace(trained, difference={name: values + 0.5 for name, values in trained.difference.items()})
 
 
-def test_client_back_with_another_result_reports_that_it_failed() -> None:
+@in_virtual_time
+async def test_client_back_with_another_result_reports_that_it_failed() -> None:
     """It was killed before its upload. The commitment binds it to bytes that nobody has."""
+    async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=2), seed=0) as run:
+        killed = asyncio.Event()
 
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=2), seed=0) as run:
-            killed = asyncio.Event()
+        def dies_at_the_upload(name: str, leg: str) -> None:
+            if name == "put_blob" and run.coordinator.run.round is not None:
+                killed.set()
+                raise CoordinatorUnreachable("this process is gone")
 
-            def dies_at_the_upload(name: str, leg: str) -> None:
-                if name == "put_blob" and run.coordinator.run.round is not None:
-                    killed.set()
-                    raise CoordinatorUnreachable("this process is gone")
-
-            run.start(run.client(1))
-            dying = run.start(run.client(2, faults=dies_at_the_upload))
-            await killed.wait()
-            dying.kill()
-            begun_s = asyncio.get_running_loop().time()
-            run.start(run.client(2, ClientSpec(open_trainer=lambda *_: _Varying(NgramModel(NgramConfig())))))
-            await run.coordinator.wait_for(lambda: bool(run.coordinator.outcomes))
-            assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
-            ((number, failed),) = failures(run)
-            assert (number, failed.kind) == (2, "unavailable")
-            assert "already-committed" in failed.message
-            included = [entry.client_id for entry in run.coordinator.outcomes[0].entries]
-            assert included == [key_of(1).client_id]
-
-    run_virtually(main())
+        run.start(run.client(1))
+        dying = run.start(run.client(2, faults=dies_at_the_upload))
+        await killed.wait()
+        dying.kill()
+        begun_s = asyncio.get_running_loop().time()
+        run.start(run.client(2, ClientSpec(open_trainer=lambda *_: _Varying(NgramModel(NgramConfig())))))
+        await run.coordinator.wait_for(lambda: bool(run.coordinator.outcomes))
+        assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
+        ((number, failed),) = failures(run)
+        assert (number, failed.kind) == (2, "unavailable")
+        assert "already-committed" in failed.message
+        included = [entry.client_id for entry in run.coordinator.outcomes[0].entries]
+        assert included == [key_of(1).client_id]

@@ -18,28 +18,27 @@ from state.phases import RunState
 from tests.support.simulated_client import ClientSpec, FaultyData, SimulatedClient, key_of, with_data
 from tests.support.simulated_run import BOUND_S, simulated_run
 from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import in_virtual_time
 
 
-def test_dataset_with_another_fingerprint_ends_the_client() -> None:
-    async def main() -> None:
-        async with simulated_run(state_file(config__init_min_clients=2), seed=0) as run:
-            for number in (1, 2):
-                run.start(run.client(number))
-            await run.coordinator.reached(RunState.ROUND_TRAIN)
-            data = FaultyData(fingerprint="ff" * 32)
-            with pytest.raises(Refused) as caught:
-                await run.client(3, with_data(data)).agent.run()
-            assert caught.value.kind == "fingerprint-differs"
-            assert "ff" * 32 in caught.value.message
-            assert str(run.coordinator.document.data_fingerprint) in caught.value.message
-            assert key_of(3).client_id not in run.coordinator.run.members
-            assert data.closed_count == 1
-
-    run_virtually(main())
+@in_virtual_time
+async def test_dataset_with_another_fingerprint_ends_the_client() -> None:
+    async with simulated_run(state_file(config__init_min_clients=2), seed=0) as run:
+        for number in (1, 2):
+            run.start(run.client(number))
+        await run.coordinator.reached(RunState.ROUND_TRAIN)
+        data = FaultyData(fingerprint="ff" * 32)
+        with pytest.raises(Refused) as caught:
+            await run.client(3, with_data(data)).agent.run()
+        assert caught.value.kind == "fingerprint-differs"
+        assert "ff" * 32 in caught.value.message
+        assert str(run.coordinator.document.data_fingerprint) in caught.value.message
+        assert key_of(3).client_id not in run.coordinator.run.members
+        assert data.closed_count == 1
 
 
-def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
+@in_virtual_time
+async def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
     opened: list[float] = []
 
     async def open_provider(request: RunAccess) -> DataProvider:
@@ -48,49 +47,42 @@ def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
             raise SourceUnavailable("the data server is not up")
         return FaultyData()
 
-    async def main() -> None:
-        async with simulated_run(state_file(), seed=0) as run:
-            ends = await run.play(ClientSpec(), ClientSpec(open_provider=open_provider))
-            assert len(opened) == 4
-            assert ends[0].replica_digest == ends[1].replica_digest
-            assert run.clients[1].of(BecameReady)
-
-    run_virtually(main())
+    async with simulated_run(state_file(), seed=0) as run:
+        ends = await run.play(ClientSpec(), ClientSpec(open_provider=open_provider))
+        assert len(opened) == 4
+        assert ends[0].replica_digest == ends[1].replica_digest
+        assert run.clients[1].of(BecameReady)
 
 
-def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
+@in_virtual_time
+async def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
     async def open_provider(request: RunAccess) -> DataProvider:
         raise CorruptData("there are no token files")
 
-    async def main() -> None:
-        async with simulated_run(state_file(config__init_min_clients=1), seed=0) as run:
-            with pytest.raises(CorruptData):
-                await run.client(1, ClientSpec(open_provider=open_provider)).agent.run()
-            assert not run.coordinator.run.members
-
-    run_virtually(main())
+    async with simulated_run(state_file(config__init_min_clients=1), seed=0) as run:
+        with pytest.raises(CorruptData):
+            await run.client(1, ClientSpec(open_provider=open_provider)).agent.run()
+        assert not run.coordinator.run.members
 
 
-def test_warmup_member_that_had_to_join_again_reports_ready_again() -> None:
+@in_virtual_time
+async def test_warmup_member_that_had_to_join_again_reports_ready_again() -> None:
     async def open_late(request: RunAccess) -> DataProvider:
         await asyncio.sleep(15)
         return FaultyData()
 
-    async def main() -> None:
-        async with simulated_run(state_file(config__total_steps=1), seed=0) as run:
-            for client in (run.client(1, ClientSpec(open_provider=open_late)), run.client(2)):
-                run.start(client)
-            await run.coordinator.wait_for(lambda: len(run.coordinator.run.ready_members()) == 1)
-            await asyncio.sleep(1)
-            assert run.coordinator.run.phase is RunState.WARMUP
-            await run.coordinator.service.submit(ClientsFellSilent((key_of(2).client_id,)))
-            await run.coordinator.reached(RunState.ROUND_TRAIN)
-            document = run.coordinator.document
-            assert document.reason == "all 2 members are ready"
-            assert document.round is not None
-            assert document.round.roster_count == 2
-
-    run_virtually(main())
+    async with simulated_run(state_file(config__total_steps=1), seed=0) as run:
+        for client in (run.client(1, ClientSpec(open_provider=open_late)), run.client(2)):
+            run.start(client)
+        await run.coordinator.wait_for(lambda: len(run.coordinator.run.ready_members()) == 1)
+        await asyncio.sleep(1)
+        assert run.coordinator.run.phase is RunState.WARMUP
+        await run.coordinator.service.submit(ClientsFellSilent((key_of(2).client_id,)))
+        await run.coordinator.reached(RunState.ROUND_TRAIN)
+        document = run.coordinator.document
+        assert document.reason == "all 2 members are ready"
+        assert document.round is not None
+        assert document.round.roster_count == 2
 
 
 def _epochs_of_30_s(**fields: Any) -> StateFile:
@@ -110,35 +102,31 @@ def _epoch_starts(client: SimulatedClient) -> list[RunDocument]:
     return [d for d in documents if d.run_state is RunState.ROUND_TRAIN and d.round and d.round.height == 0]
 
 
-def test_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
-    async def main() -> None:
-        async with simulated_run(_epochs_of_30_s(config__total_steps=70), seed=0) as run:
-            await run.play(with_data(_SlowData()), with_data(_SlowData()))
-            starts = _epoch_starts(run.clients[0])
-            assert len(starts) >= 3
-            assert {document.reason for document in starts} == {"all 2 members are ready"}
-
-    run_virtually(main())
+@in_virtual_time
+async def test_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
+    async with simulated_run(_epochs_of_30_s(config__total_steps=70), seed=0) as run:
+        await run.play(with_data(_SlowData()), with_data(_SlowData()))
+        starts = _epoch_starts(run.clients[0])
+        assert len(starts) >= 3
+        assert {document.reason for document in starts} == {"all 2 members are ready"}
 
 
-def test_client_that_slept_through_a_warmup_is_taken_back() -> None:
-    async def main() -> None:
-        state = _epochs_of_30_s(config__total_steps=55, config__client_timeout_s=600)
-        async with simulated_run(state, seed=0) as run:
+@in_virtual_time
+async def test_client_that_slept_through_a_warmup_is_taken_back() -> None:
+    state = _epochs_of_30_s(config__total_steps=55, config__client_timeout_s=600)
+    async with simulated_run(state, seed=0) as run:
 
-            def asleep_once(name: str, leg: str) -> None:
-                rounds = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-                if leg == "answer" and 20 < run.coordinator.run.step < 40 and run.coordinator.run.phase not in rounds:
-                    raise CoordinatorUnreachable("asleep")
+        def asleep_once(name: str, leg: str) -> None:
+            rounds = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+            if leg == "answer" and 20 < run.coordinator.run.step < 40 and run.coordinator.run.phase not in rounds:
+                raise CoordinatorUnreachable("asleep")
 
-            awake = run.start(run.client(1, with_data(_SlowData())))
-            asleep = run.start(run.client(2, with_data(_SlowData()), asleep_once))
-            ends = await run.ends([awake, asleep], BOUND_S)
-            assert ends[0].replica_digest == ends[1].replica_digest
-            assert len(asleep.of(Joined)) == 1
-            (late,) = [document for document in _epoch_starts(awake) if "1 of 2 members" in document.reason]
-            trained = {event.step for event in asleep.of(RoundTrained)}
-            assert late.step not in trained
-            assert trained & set(range(late.step, late.step + 15))
-
-    run_virtually(main())
+        awake = run.start(run.client(1, with_data(_SlowData())))
+        asleep = run.start(run.client(2, with_data(_SlowData()), asleep_once))
+        ends = await run.ends([awake, asleep], BOUND_S)
+        assert ends[0].replica_digest == ends[1].replica_digest
+        assert len(asleep.of(Joined)) == 1
+        (late,) = [document for document in _epoch_starts(awake) if "1 of 2 members" in document.reason]
+        trained = {event.step for event in asleep.of(RoundTrained)}
+        assert late.step not in trained
+        assert trained & set(range(late.step, late.step + 15))
