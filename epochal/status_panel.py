@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from epochal.cli.visible import visible
+from epochal.cli.logs import visible
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
 

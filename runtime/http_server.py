@@ -30,6 +30,14 @@ MAX_HEAD_BYTES = 256 * 1024
 """Approximate maximum length of a request's line and headers: bytes that arrive with them are counted too."""
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where to listen.
@@ -57,11 +65,7 @@ class Endpoint:
                 raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
         if self.tls_cert is not None or self.insecure:
             return
-        try:
-            loopback = self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
+        if not is_loopback(self.host):
             raise InvalidInput(
                 f"--host {self.host} lets other machines connect, and tokens and results would travel unencrypted; "
                 "give --tls-cert and --tls-key, put a TLS proxy in front, or accept it with --insecure"

@@ -1,6 +1,7 @@
 """A client's events as log lines."""
 
 import logging
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,7 @@ QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, Out
 def log_event(event: Event) -> None:
     """Write one log line for an event; the `QUIET` ones only with `--verbose`."""
     fields: dict[str, Any] = asdict(event)
-    name = _snake(type(event).__name__)
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, DocumentArrived | StepEntered):
         document = event.document
         fields = {"version": document.version, "phase": document.run_state.value, "run_step": document.step}
@@ -33,7 +34,3 @@ def log_event(event: Event) -> None:
     if "message" in fields:
         fields["detail"] = fields.pop("message")
     log.log(logging.DEBUG if isinstance(event, QUIET) else logging.INFO, name, extra=fields)
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

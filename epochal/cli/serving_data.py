@@ -5,7 +5,6 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +15,7 @@ from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
+from runtime.http_server import is_loopback
 from state.config.data_file import check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile
@@ -57,14 +57,7 @@ def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str
         return options.host or "127.0.0.1", options.port
     if not isinstance(location, Server):
         raise InvalidInput("the run's data_location names no data server; give --port to serve anyway")
-    return options.host or (location.host if _is_loopback(location.host) else ANY_HOST), location.port
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return options.host or (location.host if is_loopback(location.host) else ANY_HOST), location.port
 
 
 @contextlib.asynccontextmanager

@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM in a running event loop, until `restore` is called."""
+    """Handles SIGINT and SIGTERM in a running event loop, until `restore` is called; `count` of them arrived."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, on_first: Callable[[], object], on_second: Callable[[], object]) -> None:
-        self._callbacks = [on_first, on_second]
+        self.count = 0
+        self._callbacks = (on_first, on_second)
         self._loop = asyncio.get_running_loop()
         for number in self.SIGNALS:
             self._loop.add_signal_handler(number, self._interrupted)
 
     def _interrupted(self) -> None:
-        if self._callbacks:
-            self._callbacks.pop(0)()
+        self.count += 1
+        if self.count <= len(self._callbacks):
+            self._callbacks[self.count - 1]()
 
     def restore(self) -> None:
         """Stop handling the signals."""

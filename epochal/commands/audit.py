@@ -6,11 +6,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from coordinator.audit import AuditReport, audit_store
+from coordinator.audit import audit_store
+from epochal.cli.checks import print_checks
 from epochal.cli.options import JsonOption, StoreArgument
 
 
@@ -26,17 +24,6 @@ def audit(
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
     else:
-        _print(report)
+        fields = asdict(report)
+        print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems)
     raise typer.Exit(0 if report.clean else 1)
-
-
-def _print(report: AuditReport) -> None:
-    table = Table(title=escape(f"Audit of run {report.run_id}"), show_header=False)
-    for name, value in asdict(report).items():
-        if name not in ("run_id", "problems") and value is not None:
-            table.add_row(name.replace("_", " "), str(value))
-    console = Console()
-    console.print(table)
-    for problem in report.problems:
-        console.print(f"[red]wrong:[/red] {escape(problem)}")
-    console.print("[green]all checks passed[/green]" if report.clean else "[red]the audit failed[/red]")

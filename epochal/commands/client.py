@@ -246,21 +246,16 @@ async def _observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[O
 async def _run_agent(agent: Agent) -> None:
     running = asyncio.current_task()
     assert running is not None
-    stopped = asyncio.Event()
 
     def leave() -> None:
         log.info("leaving_after_this_round")
         agent.finish_and_withdraw()
 
-    def stop() -> None:
-        stopped.set()
-        running.cancel()
-
-    interrupts = Interrupts(leave, stop)
+    interrupts = Interrupts(leave, running.cancel)
     try:
         end = await agent.run()
     except asyncio.CancelledError:
-        if not stopped.is_set():
+        if interrupts.count < 2:
             raise
         running.uncancel()
         say("stopped")

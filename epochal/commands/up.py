@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 
+from epochal.cli.checks import print_checks
 from epochal.cli.options import RUNS_FOLDER
 from epochal.cli.shutdown import Interrupts
 from epochal.status_panel import status_line, status_panel
@@ -51,7 +50,7 @@ def up(
     found = _run_live(options, console) if console.is_terminal else _run_plain(options, console)
     if report is not None:
         report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
-    _print(found, directory, console)
+    print_checks("What happened", asdict(found), found.problems, note=f" · kept in {directory}")
     raise typer.Exit(1 if found.problems else 0)
 
 
@@ -101,23 +100,3 @@ def _run(local_run: LocalRun) -> Report:
             interrupts.restore()
 
     return asyncio.run(main())
-
-
-def _print(found: Report, directory: Path, console: Console) -> None:
-    table = Table(title="What happened", show_header=False)
-    for name, value in asdict(found).items():
-        if name != "problems":
-            table.add_row(name.replace("_", " "), _shown(value))
-    console.print(table)
-    for problem in found.problems:
-        console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
-    verdict = "[red]some checks failed[/red]" if found.problems else "[green]all checks passed[/green]"
-    console.print(f"{verdict} · kept in {escape(str(directory))}")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

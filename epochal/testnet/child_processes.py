@@ -36,10 +36,7 @@ class Child:
         """Ask the process to end, and kill it if it does not."""
         if self.running:
             self.process.send_signal(signal.SIGINT)
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self.process.wait()
-        except TimeoutError:
+        if await self.wait(STOP_TIMEOUT_S) is None:
             self.kill()
             await self.process.wait()
 

@@ -17,13 +17,12 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 
 @dataclass(frozen=True, slots=True)
 class DemoData:
-    """A folder of `.bin` shards (uint16, one token per byte) and facts about the text.
+    """Facts about the demo's text.
 
     Attributes:
-        unigram_entropy: nats per token: the loss of a model that only knows how frequent each byte is.
+        unigram_entropy: nats per token: the loss of a model that knows only the frequency of each byte.
     """
 
-    folder: Path
     token_count: int
     shard_count: int
     unigram_entropy: float
@@ -55,10 +54,10 @@ def unigram_entropy(tokens: npt.NDArray[np.uint16]) -> float:
 
 
 def write_demo_data(folder: Path, max_bytes: int = MAX_TEXT_BYTES) -> DemoData:
-    """Write the shards into `folder`, which is created."""
+    """Write the text as `.bin` shards (uint16, one token per byte) into a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.frombuffer(stdlib_text(max_bytes), dtype=np.uint8).astype("<u2")
     shards = range(0, tokens.size, SHARD_TOKENS)
     for number, start in enumerate(shards):
         tokens[start : start + SHARD_TOKENS].tofile(folder / f"stdlib-{number:03d}.bin")
-    return DemoData(folder, int(tokens.size), len(shards), unigram_entropy(tokens))
+    return DemoData(int(tokens.size), len(shards), unigram_entropy(tokens))

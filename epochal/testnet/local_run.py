@@ -64,16 +64,13 @@ class LocalRun:
     def __init__(self, options: LocalRunOptions, show: Show) -> None:
         self._options = options
         self._show = show
+        self._store = str(options.run_dir / TESTNET_FOLDER)
         self._notes: list[str] = []
         self._killed: Child | None = None
         self._killed_at: int | None = None
         self._joined_at: int | None = None
         self._epochs: set[int] = set()
         self._clients: list[Child] = []
-
-    @property
-    def coordinator_dir(self) -> Path:
-        return self._options.run_dir / TESTNET_FOLDER
 
     async def run(self) -> Report:
         """Start everything, watch it to the end, and check the result.
@@ -101,7 +98,7 @@ class LocalRun:
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             training_s = time.monotonic() - training_s
             problems = await self._await_clients()
-        audit = await audit_store(str(self.coordinator_dir), recompute=True)
+        audit = await audit_store(self._store, recompute=True)
         course = Course(
             computes=self._options.trainer != "null",
             epochs=len(self._epochs),
@@ -132,9 +129,7 @@ class LocalRun:
             "shuffle_seed": list(range(32)),
         }
         (options.run_dir / "data.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
-        self._notes.append(
-            f"{data.token_count:,} byte tokens of Python's standard library in {data.shard_count} shards"
-        )
+        self._notes.append(f"{data.token_count:,} bytes of Python's standard library in {data.shard_count} shards")
         return data
 
     def _state_file(self) -> StateFile:
@@ -147,15 +142,14 @@ class LocalRun:
         return parse_state(tomli_w.dumps(tables), DEMO_STATE)
 
     async def _start(self, children: Children) -> str:
-        options = self._options
-        directory = options.run_dir
+        directory = self._options.run_dir
         _, url = await children.start_server(
             "coordinator",
-            *("coordinator", str(directory / "state.toml"), "--store", str(self.coordinator_dir)),
+            *("coordinator", str(directory / "state.toml"), "--store", self._store),
             *("--host", HOST, "--port", "0"),
         )
         await children.start_server("data-server", "data-server", str(directory / "data.toml"), "--coordinator", url)
-        for _ in range(options.client_count):
+        for _ in range(self._options.client_count):
             await self._start_client(children, url)
         return url
 
@@ -201,7 +195,5 @@ class LocalRun:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])

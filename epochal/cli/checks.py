@@ -1,0 +1,29 @@
+"""A report of checks in a terminal: its fields, its problems and the verdict."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def print_checks(title: str, fields: Mapping[str, object], problems: Sequence[str], note: str = "") -> None:
+    """Print the fields that are not None as a table, each problem, and the verdict with the note."""
+    console = Console()
+    table = Table(title=escape(title), show_header=False)
+    for name, value in fields.items():
+        if name != "problems" and value is not None:
+            table.add_row(name.replace("_", " "), _shown(value))
+    console.print(table)
+    for problem in problems:
+        console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
+    verdict = "[red]some checks failed[/red]" if problems else "[green]all checks passed[/green]"
+    console.print(verdict + escape(note))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
