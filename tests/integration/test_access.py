@@ -1,11 +1,10 @@
-"""Who may join, and over what: keys, invitations, TLS, and plain HTTP only on this machine."""
+"""Access to a run: keys, invitations, TLS, and plain HTTP only on this machine."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -15,12 +14,12 @@ from coordinator_client.client_key import ClientKey
 from data_providers.protocol import Rejected
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from state.wire import sha256_hex
-from tests.integration.test_data_failures import SEQ_LEN, free_port
-from tests.support.processes import prepared_run, real_run, run_command
+from tests.support.processes import prepared_run, real_run
+from tests.support.token_files import write_served_tokens
 
 
 def key_file(folder: Path, number: int) -> tuple[str, ClientKey]:
-    """A key in a file of 32 raw bytes."""
+    """Return a file of 32 raw bytes, and the key in it."""
     path = folder / f"key-{number}"
     path.write_bytes(bytes([number]) * 32)
     return str(path), ClientKey.from_seed(bytes([number]) * 32)
@@ -30,7 +29,7 @@ LOOPBACK = x509.IPAddress(ip_address("127.0.0.1"))
 
 
 def self_signed(folder: Path, holder: x509.GeneralName = LOOPBACK) -> tuple[Path, Path]:
-    """A certificate that signs itself, for 127.0.0.1 unless it is for another, and its key."""
+    """Return the files of a self-signed certificate and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a coordinator under test")])
     now = datetime.now(UTC)
@@ -54,32 +53,28 @@ def self_signed(folder: Path, holder: x509.GeneralName = LOOPBACK) -> tuple[Path
     return cert_path, key_path
 
 
-async def test_run_for_listed_keys_takes_their_owners_alone(tmp_path: Path) -> None:
+async def test_run_for_listed_keys_admits_only_their_owners(tmp_path: Path) -> None:
     (listed_path, listed), (other_path, other) = key_file(tmp_path, 1), key_file(tmp_path, 2)
     access = {"mode": "keys", "keys": [listed.public_key]}
     async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
         ran = await run.command("client", run.url, "--key", other_path)
-        assert ran.code == 1
-        assert f"public key {other.public_key} is not among this run's [access] keys" in ran.err
+        ran.expect(1, f"public key {other.public_key} is not among this run's [access] keys")
         await run.start_client("--key", listed_path)
         assert (await run.finish()).rounds == 2
 
 
-async def test_invitation_lets_one_client_in_again_and_again_and_no_other(tmp_path: Path) -> None:
+async def test_invitation_admits_one_client_as_often_as_it_comes(tmp_path: Path) -> None:
     (first_path, _), (second_path, _) = key_file(tmp_path, 1), key_file(tmp_path, 2)
     access = {"mode": "invitations", "invitations": [sha256_hex(b"a secret code")]}
     async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
         without = await run.command("client", run.url, "--key", second_path)
-        wrong = await run.command("client", run.url, "--key", second_path, "--invitation", "a guess")
-        assert [without.code, wrong.code] == [1, 1]
-        assert "this run needs an invitation" in without.err
+        without.expect(1, "this run needs an invitation")
+        (await run.command("client", run.url, "--key", second_path, "--invitation", "a guess")).expect(1)
         await run.start_client("--key", first_path, "--invitation", "a secret code")
         assert (await run.finish()).rounds == 2
         used = await run.command("client", run.url, "--key", second_path, "--invitation", "a secret code")
-        assert used.code == 1
-        assert "was used by another client" in used.err
-        again = await run.command("client", run.url, "--key", first_path, "--trainer", "null")
-        assert again.code == 0, again.err
+        used.expect(1, "was used by another client")
+        (await run.command("client", run.url, "--key", first_path, "--trainer", "null")).expect(0)
         assert "a secret code" not in "".join(
             path.read_text(errors="replace") for path in (run.run_dir / "journal").iterdir()
         )
@@ -90,26 +85,18 @@ async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_pat
     async with prepared_run(tmp_path / "run", config__total_steps=2) as run:
         await run.start_coordinator("--tls-cert", str(certificate), "--tls-key", str(key), verify=str(certificate))
         assert run.url.startswith("https://127.0.0.1:")
-        untrusting = await run.command("client", run.url)
-        assert untrusting.code == 2
-        assert "self-signed certificate" in untrusting.err
-        assert "--tls-ca" in untrusting.err
+        (await run.command("client", run.url)).expect(2, "self-signed certificate", "--tls-ca")
         await run.start_client("--tls-ca", str(certificate))
         assert (await run.finish()).rounds == 2
-        assert (await run.command("status", run.url)).code == 2
-        assert (await run.command("status", run.url, "--tls-ca", str(certificate))).code == 0
-        assert (await run.command("status", run.url, "--tls-ca", str(key))).code == 2, "a key is no authority"
+        (await run.command("status", run.url)).expect(2)
+        (await run.command("status", run.url, "--tls-ca", str(certificate))).expect(0)
+        (await run.command("status", run.url, "--tls-ca", str(key))).expect(2)
 
 
-async def test_data_server_beside_its_coordinator_hears_it_whatever_name_the_certificate_bears(tmp_path: Path) -> None:
+async def test_data_server_trusts_its_own_coordinator_under_any_name(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, x509.DNSName("coordinator.example"))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "tokens.bin").write_bytes(bytes(64 * SEQ_LEN))
-    data_config = tmp_path / "data.toml"
-    data_config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
-    port = free_port()
-    location = {"Server": f"127.0.0.1:{port}"}
-    async with prepared_run(tmp_path / "run", model__LLM__data_location=location) as run:
+    data_config, port = write_served_tokens(tmp_path)
+    async with prepared_run(tmp_path / "run", model__LLM__data_location={"Server": f"127.0.0.1:{port}"}) as run:
         await run.start_server(
             "coordinator",
             *("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0"),
@@ -122,10 +109,6 @@ async def test_data_server_beside_its_coordinator_hears_it_whatever_name_the_cer
 async def test_plain_http_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         arguments = ("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
-        ran = await run_command(*arguments, "--host", "0.0.0.0")
-        assert ran.code == 2
-        assert "--insecure" in ran.err
+        (await run.command(*arguments, "--host", "0.0.0.0")).expect(2, "--insecure")
         assert not run.run_dir.exists(), "nothing was started"
-        half = await run_command(*arguments, "--tls-cert", "cert.pem")
-        assert half.code == 2
-        assert "given together" in half.err
+        (await run.command(*arguments, "--tls-cert", "cert.pem")).expect(2, "given together")

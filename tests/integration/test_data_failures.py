@@ -2,54 +2,29 @@
 
 import resource
 import signal
-import socket
 from pathlib import Path
 
 import numpy as np
-import tomli_w
 
 from coordinator_client.http import MAX_CONNECTIONS
 from data_providers.tcp.server import ServerLimits
 from state.intervals import BatchId, coalesce
 from state.phases import RunState
 from tests.support.processes import BOUND_S, in_phase, in_training, real_run
+from tests.support.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
 
-SEQ_LEN = 16
-SEQUENCES = 400
 LAST_SEQUENCES = 3
 BAD_INDEX = 29
 FEW_FILES = 1024
-"""What many systems let a process open until it asks for more: one for each connection, and none for anything else."""
-
-
-def free_port() -> int:
-    """A port that was free a moment ago: the run's file must name one before the server has it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def write_tokens(folder: Path, bad_index: int | None = None) -> Path:
-    """Byte tokens in one file, 16 a sequence; the sequence `bad_index` holds one that is no byte."""
-    folder.mkdir(parents=True)
-    tokens = (np.arange(SEQUENCES * SEQ_LEN) * 7 % 256).astype("<u2")
-    if bad_index is not None:
-        tokens[bad_index * SEQ_LEN + 3] = 999
-    tokens.tofile(folder / "tokens.bin")
-    return folder / "tokens.bin"
+"""A usual limit of a process's open files: enough for the connections, but for nothing else."""
 
 
 async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
-    write_tokens(tmp_path / "data")
-    config = tmp_path / "data.toml"
-    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
-    location = {"Server": f"127.0.0.1:{free_port()}"}
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 30, "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", **overrides) as run:
+    config, port = write_served_tokens(tmp_path)
+    location = {"Server": f"127.0.0.1:{port}"}
+    overrides = {"config__total_steps": 30, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
-        for _ in range(2):
-            await run.start_client()
         await run.until(in_training(3))
         server.kill()
         assert await server.wait(BOUND_S) == -signal.SIGKILL
@@ -57,16 +32,14 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
         server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
         report = await run.finish()
         assert report.rounds == 30
-        assert report.quarantined == 0, "data that are unavailable are nobody's fault"
+        assert report.quarantined == 0, "unavailable data are not bad data"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
 
 
 async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:
-    write_tokens(tmp_path / "data")
-    config = tmp_path / "data.toml"
-    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
-    location = {"Server": f"127.0.0.1:{free_port()}"}
+    config, port = write_served_tokens(tmp_path)
+    location = {"Server": f"127.0.0.1:{port}"}
     async with real_run(tmp_path / "run", model__LLM__data_location=location) as run:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, hard))
@@ -78,16 +51,10 @@ async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_pa
         assert allowed > ServerLimits().max_connections
 
 
-async def test_sample_that_fails_on_every_client_is_quarantined_by_name_and_the_run_finishes(tmp_path: Path) -> None:
+async def test_sample_that_fails_on_every_client_is_quarantined(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
-    overrides = {
-        "config__init_min_clients": 2,
-        "config__total_steps": 30,
-        "model__LLM__data_location": {"Local": str(path)},
-    }
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    overrides = {"config__total_steps": 30, "model__LLM__data_location": {"Local": str(path)}}
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         report = await run.finish()
         assert (report.quarantined, report.unapplied) == (1, 0)
         status = await run.status()
@@ -100,19 +67,16 @@ async def test_sample_that_fails_on_every_client_is_quarantined_by_name_and_the_
         assert report.applied == 30 * 12 - 1 or report.rounds >= 30
 
 
-async def test_file_that_shrinks_under_the_clients_loses_its_samples_and_no_others(tmp_path: Path) -> None:
+async def test_file_that_shrinks_loses_its_samples_and_no_others(tmp_path: Path) -> None:
     first = write_tokens(tmp_path / "data")
     tokens = np.fromfile(first, "<u2")
     last = tmp_path / "data" / "z.bin"
     tokens[: LAST_SEQUENCES * SEQ_LEN].tofile(last)
     overrides = {
-        "config__init_min_clients": 2,
         "config__total_steps": 50,  # the lost samples come up at step 34, which leaves rounds to single them out
         "model__LLM__data_location": {"Local": str(first.parent)},
     }
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         await run.until(in_training(1))
         last.write_bytes(last.read_bytes()[:-2])
         report = await run.finish()
@@ -121,16 +85,13 @@ async def test_file_that_shrinks_under_the_clients_loses_its_samples_and_no_othe
         assert lost == (BatchId(SEQUENCES, SEQUENCES + LAST_SEQUENCES - 1),)
 
 
-async def test_data_that_fail_for_ever_are_tried_for_ever_without_wearing_the_clients_out(tmp_path: Path) -> None:
+async def test_data_that_always_fail_cost_no_client_its_connections(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data")
-    overrides = {"config__init_min_clients": 2, "model__LLM__data_location": {"Local": str(path)}}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    async with real_run(tmp_path / "run", 2, model__LLM__data_location={"Local": str(path)}) as run:
         await run.until(in_training(1))
         path.write_bytes(path.read_bytes()[:-2])
-        worn = 3 * MAX_CONNECTIONS  # each failed step cancels requests; none may cost the client a connection
-        await run.until(lambda document: document.round is not None and document.round.attempt > worn)
+        attempts = 3 * MAX_CONNECTIONS  # each failed step cancels requests, which must not use up connections
+        await run.until(lambda document: document.round is not None and document.round.attempt > attempts)
         assert [child.running for child in run.clients] == [True, True]
         await run.prove()
 
@@ -138,14 +99,11 @@ async def test_data_that_fail_for_ever_are_tried_for_ever_without_wearing_the_cl
 async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
     overrides = {
-        "config__init_min_clients": 2,
         "config__total_steps": 30,
         "config__on_bad_data": "stop",
         "model__LLM__data_location": {"Local": str(path)},
     }
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         paused = await run.until(in_phase(RunState.PAUSED))
         assert paused.step < 30
         assert paused.quarantined_batches == 0
@@ -156,13 +114,10 @@ async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: 
 async def test_client_with_another_dataset_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data")
     tokens = np.fromfile(path, "<u2")
-    mine = tmp_path / "mine.bin"
-    tokens[SEQ_LEN:].tofile(mine)
+    other = tmp_path / "other.bin"
+    tokens[SEQ_LEN:].tofile(other)
     overrides = {"config__total_steps": 1000, "model__LLM__data_location": {"Local": str(path)}}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        await run.start_client()
+    async with real_run(tmp_path / "run", 1, **overrides) as run:
         await run.until(in_training(1))
-        ran = await run.command("client", run.url, "--data", str(mine))
-        assert ran.code == 1
-        assert "dataset has fingerprint" in ran.err
-        assert str((await run.watch.next()).data_fingerprint) in ran.err
+        ran = await run.command("client", run.url, "--data", str(other))
+        ran.expect(1, "dataset has fingerprint", str((await run.watch.next()).data_fingerprint))

@@ -1,7 +1,8 @@
-"""Whole runs over data that lie behind a real nginx, in parquet files, and in a mix."""
+"""Whole runs over data behind a real nginx, in parquet files, and in a mix."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +22,19 @@ def write_files(folder: Path) -> None:
         tokens.astype("<u2").tofile(folder / f"{number:03}.bin")
 
 
-async def test_clients_of_numbered_files_share_a_cache_and_outlive_the_server_for_a_while(tmp_path: Path) -> None:
+def http_location(files: dict[str, Any], shuffle: object) -> dict[str, Any]:
+    return {"Http": {"location": files, "token_size_in_bytes": "TwoBytes", "shuffle": shuffle}}
+
+
+async def test_clients_of_numbered_files_share_a_cache(tmp_path: Path) -> None:
     write_files(tmp_path / "root")
     port = free_port()
     template = f"http://127.0.0.1:{port}/data/{{}}.bin"
     files = {"url_template": template, "start_index": 0, "n_left_pad_zeros": 3, "num_files": FILES}
-    location = {"NumberedFiles": files}
     overrides = {
         "config__init_min_clients": 2,
         "config__total_steps": 30,
-        "model__LLM__data_location": {
-            "Http": {
-                "location": location,
-                "token_size_in_bytes": "TwoBytes",
-                "shuffle": {"Seeded": list(range(32))},
-            }
-        },
+        "model__LLM__data_location": http_location({"NumberedFiles": files}, {"Seeded": list(range(32))}),
     }
     cache = ("--cache", str(tmp_path / "cache"))
     async with real_run(tmp_path / "run", **overrides) as run:
@@ -55,17 +53,8 @@ async def test_clients_of_numbered_files_share_a_cache_and_outlive_the_server_fo
 async def test_data_behind_http_that_go_away_are_waited_for(tmp_path: Path) -> None:
     write_files(tmp_path / "root")
     port = free_port()
-    overrides = {
-        "config__init_min_clients": 1,
-        "config__total_steps": 20,
-        "model__LLM__data_location": {
-            "Http": {
-                "location": {"Urls": [f"http://127.0.0.1:{port}/data/{number:03}.bin" for number in range(FILES)]},
-                "token_size_in_bytes": "TwoBytes",
-                "shuffle": "DontShuffle",
-            }
-        },
-    }
+    urls = [f"http://127.0.0.1:{port}/data/{number:03}.bin" for number in range(FILES)]
+    overrides = {"config__total_steps": 20, "model__LLM__data_location": http_location({"Urls": urls}, "DontShuffle")}
     async with real_run(tmp_path / "run", **overrides) as run:
         with nginx(tmp_path / "first", tmp_path / "root", port):
             await run.start_client()
@@ -73,7 +62,7 @@ async def test_data_behind_http_that_go_away_are_waited_for(tmp_path: Path) -> N
         with nginx(tmp_path / "second", tmp_path / "root", port):
             report = await run.finish()
         assert report.rounds == 20
-        assert report.quarantined == 0, "data that are unavailable are nobody's fault"
+        assert report.quarantined == 0, "unavailable data are not bad data"
         assert (await run.status()).quarantined == ()
 
 
@@ -86,10 +75,8 @@ async def test_run_over_parquet_samples_is_finished_and_proved(tmp_path: Path) -
     rows = [[(number * place) % 256 for place in range(number % SEQ_LEN + 1)] for number in range(90)]
     pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), tmp_path / "rows" / "train-00000-of-00001.parquet")
     location = {"Preprocessed": str(tmp_path / "rows")}
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 12, "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    overrides = {"config__total_steps": 12, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
 
@@ -102,10 +89,8 @@ async def test_run_over_a_mix_goes_on_past_the_pass_of_a_source(tmp_path: Path) 
     ]
     (tmp_path / "mix.json").write_text(json.dumps(mix))
     location = {"WeightedHttp": str(tmp_path / "mix.json")}
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 12, "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
+    overrides = {"config__total_steps": 12, "model__LLM__data_location": location}
+    async with real_run(tmp_path / "run", 2, **overrides) as run:
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
         assert report.applied > SEQUENCES_PER_FILE

@@ -1,15 +1,14 @@
-"""Every file in `examples/states` is valid, starts, and trains."""
+"""Every state file in `examples/states` is valid, starts, and trains."""
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from state.phases import RunState
-from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.data_http import FileServer, http_server
 from tests.support.processes import in_training, prepared_run, run_command
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "states"
@@ -25,21 +24,7 @@ def test_examples_are_there() -> None:
 async def test_example_passes_check(folder: Path) -> None:
     data_config = folder / "data.toml"
     more = ("--data-config", str(data_config)) if data_config.exists() else ()
-    ran = await run_command("check", str(folder / "state.toml"), *more)
-    assert (ran.code, ran.err) == (0, "")
-
-
-@contextlib.asynccontextmanager
-async def token_server(content: bytes) -> AsyncIterator[str]:
-    """The URL of one file on a web server that answers range requests."""
-
-    async def answer(request: HttpRequest) -> HttpReply:
-        first, last = request.byte_range() or (0, len(content) - 1)
-        part = content[first : last + 1]
-        return HttpReply(206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"})
-
-    async with http_server(answer) as url:
-        yield f"{url}/tokens.bin"
+    (await run_command("check", str(folder / "state.toml"), *more)).expect(0)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -55,7 +40,7 @@ async def test_example_starts_and_trains(tmp_path: Path, folder: Path) -> None:
             arguments = ("data-server", str(run.folder / "data.toml"), "--coordinator", run.url, "--port", "0")
             location = f"tcp://{(await run.start_server('data-server', *arguments))[1]}"
         elif folder.name == "http":
-            location = await stack.enter_async_context(token_server(data.read_bytes()))
+            location = await stack.enter_async_context(http_server(FileServer(data.parent))) + "/tokens.bin"
         for _ in range(2):
             await run.start_client("--data", location, trainer="null" if folder.name == "demo" else "numpy")
         document = await run.until(in_training(4))

@@ -6,11 +6,10 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import tomli_w
 
-from tests.integration.test_data_failures import SEQ_LEN, free_port, write_tokens
 from tests.support.heavy import need_module
 from tests.support.processes import BOUND_S, RealRun, in_training, real_run
+from tests.support.token_files import write_served_tokens
 
 MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
 
@@ -37,16 +36,13 @@ def processes_of(run: RealRun, number: int = 0) -> list[int]:
 
 async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: Path) -> None:
     need_module("torch")
-    write_tokens(tmp_path / "data")
-    config = tmp_path / "data.toml"
-    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
-    location = {"Server": f"127.0.0.1:{free_port()}"}
+    config, port = write_served_tokens(tmp_path)
     overrides = {
         "config__init_min_clients": 2,
         "config__total_steps": 8,
         "merge__local_steps": 2,
         "merge__inner_state": "keep",
-        "model__LLM__data_location": location,
+        "model__LLM__data_location": {"Server": f"127.0.0.1:{port}"},
     }
     async with real_run(tmp_path / "run", **overrides) as run:
         await run.start_server("data", "data-server", str(config), "--coordinator", run.url)

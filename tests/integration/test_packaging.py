@@ -1,11 +1,11 @@
-"""The wheel that users install: built for real, and looked into."""
+"""The files and metadata of the wheel that users install."""
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.wheels import built_wheel
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -24,16 +24,7 @@ PACKAGES = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    (path,) = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
+    return built_wheel(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 def test_wheel_holds_the_packages_and_nothing_else_at_its_top(wheel: zipfile.ZipFile) -> None:

@@ -30,13 +30,14 @@ from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
 from state.phases import RunState
 from state.wire import ClientId, parse_document
+from tests.support.cli import Ran
 from tests.support.states import state_text
 
 BOUND_S = 30.0
-"""No single wait takes longer; on an idle machine each takes well under a second."""
+"""Maximum seconds of a single wait; on an idle machine each takes well under a second."""
 LONG_POLL_S = 2.0
 FIRST_CLIENT_KEY = 100
-"""Keys of real clients are 32 bytes of this number and the following ones; by hand, a test takes smaller ones."""
+"""A real client's key is 32 bytes of this number or a following one; keys of clients by hand have smaller numbers."""
 ADMIN_LINE = "admin token (shown this once): "
 
 SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}
@@ -45,44 +46,40 @@ QUICK = {
     "config__init_min_clients": 1,
     "model__LLM__ngram": SMALL_MODEL,
 }
-"""A run whose phases follow as fast as its clients go."""
+"""State file of a run whose phases take no longer than its clients need."""
 
 Condition = Callable[[RunDocument], bool]
 
 
 def retry_policy(bound_s: float = BOUND_S) -> RetryPolicy:
-    """Tries again for so long."""
+    """Return a policy that tries again until the bound."""
     return RetryPolicy(bound_s=bound_s)
 
 
 def in_phase(*phases: RunState) -> Condition:
-    """Whether the run is in one of these phases."""
+    """Return a condition: the run is in one of these phases."""
     return lambda document: document.run_state in phases
 
 
 def in_training(step: int) -> Condition:
-    """Whether this step, or a later one, is being trained."""
+    """Return a condition: this step, or a later one, is being trained."""
     return lambda document: document.run_state is RunState.ROUND_TRAIN and document.step >= step
 
 
 def at_round(step: int, phase: RunState = RunState.ROUND_TRAIN) -> Condition:
-    """Whether exactly this step is in this phase."""
+    """Return a condition: exactly this step is in this phase."""
     return lambda document: (document.run_state, document.step) == (phase, step)
 
 
 @dataclass
 class DocumentWatch:
-    """Run documents from one reader, each newer than the last, however often the coordinator goes away."""
+    """Run documents from one reader, each newer than the last, also across restarts of the coordinator."""
 
     api: CoordinatorClient
     seen: list[RunDocument] = field(default_factory=list)
 
     async def until(self, condition: Condition) -> RunDocument:
-        """The newest document that meets the condition, the last seen one included.
-
-        Raises:
-            AssertionError: none came within `BOUND_S`; names what was seen last.
-        """
+        """Return the first document that meets the condition, beginning with the last one seen."""
         try:
             async with asyncio.timeout(BOUND_S):
                 if self.seen and condition(self.seen[-1]):
@@ -96,7 +93,7 @@ class DocumentWatch:
             raise AssertionError(f"the run document never met the condition; the last one was {last}") from None
 
     async def next(self) -> RunDocument:
-        """The next document, newer than any seen before."""
+        """Return the next document, newer than any seen before."""
         backoff = retry_policy().begin()
         while True:
             mark = DocumentMark(self.seen[-1].lineage, self.seen[-1].version) if self.seen else None
@@ -156,13 +153,13 @@ class RealRun:
                 self.admin_token = line.removeprefix(ADMIN_LINE)
 
     async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:
-        """Start a command that serves; the address that it prints last. What it prints before is in `printed`."""
+        """Start a server; return it and the address that it prints. The lines that it prints are in `printed`."""
         child = await self.children.start(name, *arguments)
         line = await self.line_of(child, LISTENING)
         return child, line.partition(LISTENING)[2].split()[0]
 
     async def line_of(self, child: Child, text: str) -> str:
-        """The first line with this text that the child prints."""
+        """Return the first line with this text that the child prints."""
         assert child.process.stdout is not None
         async with asyncio.timeout(BOUND_S):
             while line := (await child.process.stdout.readline()).decode().strip():
@@ -172,7 +169,7 @@ class RealRun:
         raise AssertionError(f"{child.name} ended without printing {text!r}:\n{child.log_tail()}")
 
     async def start_client(self, *arguments: str, trainer: str = "numpy") -> Child:
-        """Start a client of the run, with a key of its own unless it is given one."""
+        """Start a client of the run, with a key of its own unless `--key` is given."""
         name = f"client-{len(self.clients) + 1}"
         if "--key" not in arguments:
             seed = bytes([FIRST_CLIENT_KEY + len(self.clients)]) * 32
@@ -184,46 +181,42 @@ class RealRun:
         return child
 
     def client_id_of(self, child: Child) -> ClientId:
-        """Who a client is that was started without a key of the test's."""
+        """Return the id of a client that was started without `--key`."""
         return self._client_ids[child.name]
 
     def changes_of(self, child: Child) -> list[str]:
-        """What the coordinator, since its last start, has logged of a client's membership."""
+        """Return the changes of a client's membership that the coordinator has logged since its last start."""
         lines = self.events(self.coordinator, "membership_changed")
         return [line["change"] for line in lines if line["client_id"] == self.client_id_of(child)]
 
     async def kill_coordinator(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill the coordinator and wait until it has ended."""
         self.coordinator.kill()
         assert await self.coordinator.wait(BOUND_S) == -signal.SIGKILL
 
     async def stop_coordinator(self) -> None:
-        """Ctrl-C, and wait until it has ended in order."""
+        """Interrupt the coordinator and wait until it has ended with 0."""
         self.coordinator.process.send_signal(signal.SIGINT)
         assert await self.coordinator.wait(BOUND_S) == 0, self.coordinator.log_tail()
 
     async def until(self, condition: Condition) -> RunDocument:
-        """See `DocumentWatch.until`; with the processes' logs where it fails."""
+        """Return `DocumentWatch.until`; a failure shows the processes' logs."""
         try:
             return await self.watch.until(condition)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
     async def status(self) -> RunStatus:
-        """The run's status."""
+        """Return the run's status."""
         answer = await self.http.get(f"/v1/runs/{self.watch.api.run_id}/status")
         return parse_document(RunStatus, answer.content)
 
-    async def command(self, *arguments: str, **environment: str) -> "Ran":
+    async def command(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command to its end."""
         return await run_command(*arguments, **environment)
 
     async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
-        """Wait until the run is finished and its clients have ended well; then prove it.
-
-        Args:
-            without: clients that were killed, or left.
-        """
+        """Wait until the run is finished and its clients, `without` some, have ended with 0; then `prove` it."""
         await self.until(in_phase(RunState.FINISHED))
         for child in self.clients:
             if child not in without:
@@ -231,7 +224,7 @@ class RealRun:
         return await self.prove()
 
     async def prove(self) -> AuditReport:
-        """The audit of the run as it stands: clean, with every replica recomputed and equal on every client."""
+        """Return the run's audit; assert that it is clean and that the clients' replicas are the recomputed ones."""
         report = await audit_store(str(self.run_dir), recompute=True)
         assert report.clean, f"{report.problems}\n{self.logs()}"
         assert report.replay_identical
@@ -242,31 +235,35 @@ class RealRun:
         return report
 
     def events(self, child: Child, event: str | None = None) -> list[dict[str, Any]]:
-        """The lines that a child has logged, of one event if it is named."""
+        """Return the lines that a child has logged, only those of `event` if it is given."""
         return [line for line in log_lines(child.log_path) if event in (None, line["event"])]
 
     def logs(self) -> str:
-        """The end of every child's log."""
+        """Return the end of every child's log."""
         return "\n".join(f"--- {child.name}\n{child.log_tail()}" for child in self.children.started)
 
     async def aclose(self) -> None:
-        """Kill what still runs; a stopped process would hear nothing milder."""
+        """Kill every child that still runs: one that a test stopped would not react to anything else."""
         await self._stack.aclose()
         for child in self.children.started:
             child.kill()
 
 
 @contextlib.asynccontextmanager
-async def real_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]:
-    """A run whose coordinator is started, with `QUICK` and these replacements in its state file."""
+async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> AsyncIterator[RealRun]:
+    """Yield a run whose coordinator, and number of clients, are started; it waits for these clients."""
+    if clients:
+        overrides = {"config__init_min_clients": clients} | overrides
     async with prepared_run(folder, **overrides) as run:
         await run.start_coordinator()
+        for _ in range(clients):
+            await run.start_client()
         yield run
 
 
 @contextlib.asynccontextmanager
 async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]:
-    """The same, before its coordinator is started."""
+    """Yield a run that is not started, with `QUICK` and these replacements in its state file."""
     async with Children(folder / "logs") as children:
         run = RealRun(folder, children)
         run.write_state(**overrides)
@@ -276,18 +273,8 @@ async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]
             await run.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
 async def run_command(*arguments: str, **environment: str) -> Ran:
     """Run `epochal ARGUMENTS…` to its end, with these variables in its environment."""
-
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "epochal", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -307,7 +294,7 @@ async def run_command(*arguments: str, **environment: str) -> Ran:
 
 
 def log_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a log; a killed process may have cut its last one."""
+    """Return the JSON lines of a log without the last one if a killed process has not completed it."""
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
