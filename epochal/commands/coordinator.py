@@ -34,9 +34,7 @@ def coordinator(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of the run.")],
     data_config: Annotated[
         Path | None,
-        typer.Option(
-            "--data-config", metavar="DATA.toml", help="Also serve the run's data over TCP, as this file says."
-        ),
+        typer.Option(metavar="DATA.toml", help="Also serve the run's data over TCP, as this file says."),
     ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,

@@ -54,7 +54,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What a location holds. `sequences` and `tokens` count one pass; None if there is no end, or no such number."""
+    """The data of a location. `sequences` and `tokens` count one pass; None if it is endless or they are not known."""
 
     location: str
     kind: str
@@ -189,11 +189,7 @@ def _files(provider: DataProvider) -> tuple[FileReport, ...]:
     order, length = provider.order, provider.order.spec.sequence_length
     return tuple(
         FileReport(
-            file.name,
-            file.format,
-            file.size_bytes,
-            file.token_count // length,
-            file.token_count,
+            *(file.name, file.format, file.size_bytes, file.token_count // length, file.token_count),
             order.dropped_tokens.get(file.name, 0),
         )
         for file in order.files

@@ -16,13 +16,13 @@ from pathlib import Path
 import tomli
 import tomli_w
 
-from coordinator.audit import audit_store
+from coordinator.audit import AuditReport, audit_store
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
-from epochal.testnet.report import Course, Report, report_of
+from epochal.testnet.report import Report, compare_digests
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile, dump_state, parse_state
 from state.documents import RunDocument
@@ -35,6 +35,10 @@ HOST = "127.0.0.1"
 FINISH_TIMEOUT_S = 30.0
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
+LOSS_WINDOW = 3
+"""Rounds over which the first and the last loss are averaged."""
+WELL_BELOW_UNIGRAM = 0.85
+"""The last loss must be below this share of the data's unigram entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class LocalRun:
         self._options = options
         self._show = show
         self._store = str(options.run_dir / TESTNET_FOLDER)
+        self._started_s = time.monotonic()
+        self._training_s = 0.0
         self._notes: list[str] = []
         self._killed: Child | None = None
         self._killed_at: int | None = None
@@ -79,11 +85,10 @@ class LocalRun:
             InvalidInput: the run directory cannot be used.
             EpochalError: something did not start or ended early, or the run did not finish in time.
         """
-        started_s = time.monotonic()
         data = await asyncio.to_thread(self._prepare)
         async with Children(self._options.run_dir / "logs") as children:
             url = await self._start(children)
-            training_s = time.monotonic()
+            training_began_s = time.monotonic()
             try:
                 async with (
                     asyncio.timeout(self._options.timeout_s),
@@ -96,20 +101,44 @@ class LocalRun:
                 await children.started[0].wait(DEATH_NOTICE_S)  # if it ended, its own log says why
                 self._check_children(children)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
-            training_s = time.monotonic() - training_s
+            self._training_s = time.monotonic() - training_began_s
             problems = await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
-        course = Course(
-            computes=self._options.trainer != "null",
+        return self._report(status, data, audit, problems)
+
+    def _report(self, status: RunStatus, data: DemoData, audit: AuditReport, problems: list[str]) -> Report:
+        """Compare what clients logged, what the audit found and what the loss should be."""
+        losses = [loss for _, loss in status.loss_history]
+        first, last = _mean(losses[:LOSS_WINDOW]), _mean(losses[-LOSS_WINDOW:])
+        compared, differing = compare_digests([child.log_path for child in self._clients])
+        problems += audit.problems
+        problems += [f"replica {step} differs between clients" for step in differing]
+        if not compared:
+            problems.append("no replica digests were logged")
+        if self._options.trainer != "null" and (last is None or last >= WELL_BELOW_UNIGRAM * data.unigram_entropy):
+            problems.append(f"the loss ended at {last}, not well below the unigram entropy {data.unigram_entropy:.3f}")
+        return Report(
+            clients=len(self._clients),
+            rounds=audit.rounds,
             epochs=len(self._epochs),
+            tokens=status.tokens_applied,
+            loss_first=first,
+            loss_last=last,
+            unigram_entropy=data.unigram_entropy,
+            replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
+            replica_digests_compared=compared,
+            duplicates=audit.duplicates,
+            missing=audit.missing,
+            quarantined=audit.quarantined,
+            unapplied=audit.unapplied,
+            replay_identical=audit.replay_identical,
+            recomputed_steps=audit.recomputed_steps or 0,
             killed_at_step=self._killed_at,
             joined_at_step=self._joined_at,
-            training_s=training_s,
-            wall_s=time.monotonic() - started_s,
-            client_logs=[child.log_path for child in self._clients],
-            problems=problems,
+            training_s=round(self._training_s, 2),
+            wall_s=round(time.monotonic() - self._started_s, 2),
+            problems=tuple(problems),
         )
-        return report_of(course, status, data, audit)
 
     def _prepare(self) -> DemoData:
         options = self._options
@@ -192,6 +221,10 @@ class LocalRun:
     async def _await_clients(self) -> list[str]:
         codes = {child.name: await child.wait(FINISH_TIMEOUT_S) for child in self._clients if child is not self._killed}
         return [f"{name} ended with {code}, not with 0" for name, code in codes.items() if code != 0]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _free_port() -> int:

@@ -52,7 +52,7 @@ Condition = Callable[[RunDocument], bool]
 
 
 def retry_policy(bound_s: float = BOUND_S) -> RetryPolicy:
-    """Return a policy that tries again until the bound."""
+    """Return a policy that repeats attempts until the bound."""
     return RetryPolicy(bound_s=bound_s)
 
 

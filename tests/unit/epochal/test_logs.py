@@ -14,11 +14,11 @@ from state.errors import InvalidInput
 
 def test_log_lines_hold_the_event_and_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        log_event(CoordinatorLost("it is away"))
+        log_event(CoordinatorLost("no answer"))
     (record,) = caplog.records
     line = json.loads(JsonFormatter().format(record))
-    assert (line["event"], line["level"], line["reason"]) == ("coordinator_lost", "info", "it is away")
-    assert TextFormatter().format(record).endswith("info    coordinator_lost reason=it is away")
+    assert (line["event"], line["level"], line["reason"]) == ("coordinator_lost", "info", "no answer")
+    assert TextFormatter().format(record).endswith("info    coordinator_lost reason=no answer")
 
 
 def test_log_line_of_an_exception_holds_its_end() -> None:
