@@ -83,7 +83,7 @@ class Handlers:
 
     def _check_loaded(self) -> None:
         if not self.service.accepting and self.service.failure is None:
-            raise Refused(Refusal.STORE_FAILED, "the run is not being served, or not yet")
+            raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no longer")
 
     async def _submit(self, stimulus: stimuli.Stimulus) -> None:
         self._check_loaded()

@@ -1,7 +1,7 @@
-"""The documents that the coordinator publishes and everyone reads.
+"""The documents that the coordinator publishes and all clients read.
 
 The run document is small and changes; a roster, a work list, an outcome and a configuration are immutable and named by
-the SHA-256 of their canonical JSON. Everything a client must do in a round follows from them without asking.
+the SHA-256 of their canonical JSON. They determine everything that a client must do in a round.
 """
 
 from dataclasses import dataclass
@@ -169,7 +169,7 @@ class OutcomeEntry(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(WireDocument):
-    """What every replica applies for one step, in the order of `entries`; never empty.
+    """The results that every replica applies for one step, in the order of `entries`; never empty.
 
     Attributes:
         replica_digest: the digest of replica `step − 1`, on which a quorum agreed.

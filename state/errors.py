@@ -2,7 +2,7 @@
 
 ```
 EpochalError
-├── InvalidInput            somebody's input is wrong; the message says where and what is allowed
+├── InvalidInput            an input is wrong; the message says where and what is allowed
 │   ├── InvalidConfig       a state.toml or data.toml; carries every mistake at once
 │   ├── InvalidDocument     bytes that a peer sent do not form the document that they claim to be
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
@@ -13,7 +13,7 @@ EpochalError
 ├── Desync                  a client's step and the run document contradict each other
 ├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
 ├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
-├── TrainerFailed           a trainer could not take its step; reported, the round goes on without it
+├── TrainerFailed           a trainer could not take its step; reported, the round continues without it
 └── InternalError           a bug of Epochal's own
 ```
 

@@ -26,7 +26,7 @@ class Refusal(StrEnum):
 
     Attributes:
         status: HTTP status code of the answer.
-        retry: whether the sender may try again.
+        retry: whether the sender may repeat the request.
     """
 
     status: int

@@ -1,7 +1,7 @@
-"""How a document becomes bytes, and bytes a document: canonical JSON, SHA-256 and strict parsing.
+"""Encoding and strict parsing of documents: canonical JSON and SHA-256 digests.
 
 The rule kept here: equal documents are equal bytes on every machine, so that a digest names a document. Canonical
-JSON has sorted keys, no spaces, ASCII only and no NaN; floats appear only in documents that nobody hashes to agree.
+JSON has sorted keys, no spaces, ASCII only and no NaN; floats appear only in documents whose digests are not compared.
 """
 
 import hashlib
