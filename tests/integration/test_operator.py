@@ -186,7 +186,7 @@ async def test_bound_of_blobs_may_not_be_lowered_below_what_is_held(tmp_path: Pa
         await run.stop_coordinator()
         run.write_state(config__total_steps=2, blobs__max_total_bytes=1000)
         ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
-        ran.expect(2, "blobs.max_total_bytes is 1000, and the run holds")
+        ran.expect(2, "blobs.max_total_bytes is 1000, but the run holds")
         run.write_state(config__total_steps=2, blobs__max_total_bytes=10**9)
         await run.start_coordinator()
 
