@@ -23,7 +23,7 @@ class ClientKey:
 
     @classmethod
     def ephemeral(cls) -> "ClientKey":
-        """Return a fresh key that nobody keeps: a client with it is another client after a restart."""
+        """Return a fresh key that is not kept: after a restart the client is another one."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
@@ -37,13 +37,13 @@ class ClientKey:
 
 
 def load_or_create_key(path: Path) -> ClientKey:
-    """Return the key in the file; where there is no file, a fresh key is written there first (PEM, mode 0600).
+    """Return the key in the file. If there is no file, write a fresh key to it first (PEM, mode 0600).
 
     Args:
         path: a PEM file (PKCS #8), or one of 32 raw bytes.
 
     Raises:
-        InvalidInput: the file cannot be read or written, or holds something else; the user's fault.
+        InvalidInput: the file cannot be read or written, or holds no key; the user's fault.
     """
     try:
         return ClientKey(load_or_create_private_key(path))

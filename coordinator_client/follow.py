@@ -1,7 +1,7 @@
-"""Following a run: documents that never go back, and the immutable documents that they name, verified.
+"""Following a run: ever newer run documents, and the immutable documents that they name, verified.
 
-The rules kept here: a run document is never exchanged for an older one of the same lineage, nor for one of a lineage
-that was left; and a document that a digest names is believed only if it has that digest.
+The rules kept here: a run document is never replaced by an older one of the same lineage, nor by one of an earlier
+lineage; and a document that was asked for by digest is accepted only with that digest.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_LEFT_LINEAGES = 64
 RESTORED_POLL_S = 1.0
-"""How long to wait before asking again when an answer is older than what is known."""
+"""Wait before the next request after an answer that is older than a previous one."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class DocumentFeed:
                 return document
 
     async def poll(self, wait_s: float) -> RunDocument | None:
-        """Return the answer to one request, or None unless it is newer than all before."""
+        """Return the answer to one request if it is newer than all before, else None."""
         document = await self._requests.run_document(self._mark, wait_s)
         if document is None:
             return None
@@ -68,7 +68,7 @@ def parse_immutable(kind: type[T], sha256: Sha256, content: bytes) -> T:
     """Return the document of type `kind` in the JSON bytes.
 
     Raises:
-        InvalidDocument: it has another digest, or is no such document; the coordinator's fault.
+        InvalidDocument: it has another digest, or is not of this type; the coordinator's fault.
     """
     document = parse_document(kind, content)
     found = sha256_hex(content)

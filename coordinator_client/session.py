@@ -1,9 +1,9 @@
 """A client's membership: joining, the session token, and every request that needs one.
 
-Theory of operation. `CoordinatorSession._carry` is the one place where requests to the coordinator are repeated: after
-a failed connection or a refusal that passes, with backoff, within its `RetryPolicy`; after `unauthorized` (an expired
-or superseded token, or a coordinator that dropped this client), by joining again first. Several requests may find that
-out at once, so a join is made once per session number. The token is renewed at half its age.
+Theory of operation. `CoordinatorSession._carry` is the one place where requests to the coordinator are repeated. After
+a failed connection or a temporary refusal it waits, within its `RetryPolicy`; after `unauthorized` (the token expired
+or was superseded, or the coordinator dropped this client) it joins again first. Several requests may receive
+`unauthorized` at once, so a join is made once per session number. The token is renewed at half its age.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_JOINS_IN_WINDOW = 20
 JOINS_WINDOW_S = 60.0
-"""A client whose sessions are superseded so often shares its key with another process, and must stop."""
+"""A client that joins `MAX_JOINS_IN_WINDOW` times in this time shares its key with another process, and must stop."""
 MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
 WITHDRAW_TIMEOUT_S = 2.0
@@ -46,7 +46,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost:
-    """The coordinator does not answer; the client keeps trying."""
+    """The coordinator does not answer; requests are repeated."""
 
     reason: str
 
@@ -69,7 +69,7 @@ SessionObserver = Callable[[SessionEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ClientProfile:
-    """Who a client is, and what it says of itself when it joins."""
+    """A client's key, and the capabilities and invitation that it sends when it joins."""
 
     key: ClientKey
     capabilities: Capabilities = field(default_factory=Capabilities)
@@ -77,16 +77,16 @@ class ClientProfile:
 
 
 class CoordinatorSession(ForwardedRequests):
-    """A client's place in the run: each request of `RunRequests`, repeated until it is answered.
+    """A client's membership in the run: each request of `RunRequests`, repeated until it is answered.
 
-    A request raises `Refused` for the coordinator's word, unless it passes, and `CoordinatorUnreachable` when there
-    was no answer for as long as the policy allows.
+    A request raises `Refused` if the refusal is not temporary, and `CoordinatorUnreachable` if there was no answer
+    within the retry policy.
 
     Args:
         api: the coordinator.
-        profile: who this client is.
-        retry_policy: how long a request is tried again.
-        observer: told of joins and of a coordinator lost and found.
+        profile: this client's key and capabilities.
+        retry_policy: how long a request is repeated.
+        observer: receives every `SessionEvent`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CoordinatorSession(ForwardedRequests):
 
     @property
     def client_id(self) -> ClientId:
-        """Follow from the key."""
+        """The id that follows from the key."""
         return self._profile.key.client_id
 
     @property
@@ -116,7 +116,7 @@ class CoordinatorSession(ForwardedRequests):
 
     @property
     def wait_s(self) -> float:
-        """How long a long poll may take: at most a third of the silence for which the coordinator drops a member."""
+        """Maximum time of a long poll: a third of the silence after which the coordinator drops a member."""
         return 0.0 if self._session is None else min(self._session.client_timeout_s / 3, MAX_WAIT_S)
 
     def data_ticket(self) -> str:
@@ -127,8 +127,8 @@ class CoordinatorSession(ForwardedRequests):
         """Join the run, unless this client has joined before.
 
         Raises:
-            Refused: for good (`Retry.LEAVE`).
-            CoordinatorUnreachable: no answer for as long as the policy allows.
+            Refused: the refusal is final (`Retry.LEAVE`).
+            CoordinatorUnreachable: there was no answer within the retry policy.
         """
         await self._join_after(0)
 
@@ -177,7 +177,7 @@ class CoordinatorSession(ForwardedRequests):
                 await self.renew()
 
     async def withdraw(self) -> None:
-        """Leave the run by this client's own word: one bounded attempt, since silence says the same."""
+        """Leave the run: one bounded attempt, because the coordinator drops a silent member anyway."""
         if self._session is None:
             return
         try:
@@ -221,7 +221,7 @@ class CoordinatorSession(ForwardedRequests):
         )
 
     async def _wait(self, backoff: Backoff, error: CoordinatorUnreachable | Refused) -> None:
-        """Wait until the request that failed may be repeated; raise the error if it may not any more."""
+        """Wait until the failed request may be repeated; raise the error if the policy's time is over."""
         await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
         self._observer(RequestRepeated(error.kind.value if isinstance(error, Refused) else UNREACHABLE))
 

@@ -1,7 +1,7 @@
-"""A client, whole: joins, follows the run document, and lets `RunManager` do what it asks, until the run ends.
+"""A whole client: it joins, follows the run document, and passes each document to `RunManager`, until the run ends.
 
-The rules kept here: following goes on while everything else works, because it is the client's sign of life; and a
-client that is asked to leave finishes the round under way.
+The rules kept here: the client follows the run document all the time, because that is its heartbeat; and a client that
+is asked to leave finishes the present round first.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from state.wire import Sha256
 log = logging.getLogger(__name__)
 
 LAST_REPLICA_TIMEOUT_S = 30.0
-"""How long a client stays after the run is finished to hold its last replica."""
+"""Maximum time that a client waits for its last replica after the run is finished."""
 
 
 class EndReason(StrEnum):
@@ -65,7 +65,7 @@ class Agent:
         self._document: RunDocument | None = None
 
     def finish_and_withdraw(self) -> None:
-        """Leave the run once nothing is owed to the round under way, before the next one counts on this client.
+        """Leave the run after the present round, before the next roster includes this client.
 
         Cancelling `run` leaves at once.
         """
@@ -75,7 +75,7 @@ class Agent:
         """Take part until the run is finished, or this client has withdrawn.
 
         Raises:
-            Refused: the run does not want this client (`access-denied`, `ejected`, `fingerprint-differs`, …).
+            Refused: the run does not admit this client (`access-denied`, `ejected`, `fingerprint-differs`, …).
             CoordinatorUnreachable: no answer for as long as the retry policy allows.
             EpochalError: whatever else ends the client; one error, however many came at once.
         """
@@ -136,6 +136,6 @@ class Agent:
             self._ended.set()
 
     async def _withdraw(self) -> None:
-        """Say goodbye; a client that was cancelled does so too, since the request is bounded."""
+        """Withdraw, also when this client was cancelled, because the request is bounded."""
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
             await self._session.withdraw()

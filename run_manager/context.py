@@ -1,4 +1,4 @@
-"""What one client is made of: what it brings from outside, and what its steps share."""
+"""The parts of one client: those that come from outside, and those that its steps share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from trainers.protocol import Trainer
 
 
 class Step(Protocol):
-    """One step of the machine. It runs until it is done or overtaken, and then it is cancelled."""
+    """One step of the machine. It is cancelled when a run document asks for another step."""
 
     async def start(self) -> None:
-        """Do what the step has to do for the document that it was made for."""
+        """Do the step's work for its run document."""
         ...
 
 
@@ -35,7 +35,7 @@ class RunAccess:
 
     Attributes:
         state: the run's state file; `model.LLM.data_location` says where the data are.
-        ticket: the client's present ticket for data servers.
+        ticket: returns the client's present ticket for data servers.
     """
 
     state: StateFile
@@ -47,11 +47,11 @@ class ClientDependencies:
     """Everything that a client needs from outside; a simulation brings its own.
 
     Attributes:
-        retry_policy: for how long anything that the run depends on is tried again; its clock is the client's.
-        new_worker: a place for blocking work, by name: a thread, or inline in virtual time.
+        retry_policy: how long failed requests are repeated; its clock is the client's.
+        new_worker: returns a worker for blocking calls, by name: a thread, or inline in virtual time.
         open_provider: opens the run's data.
         open_trainer: opens the run's trainer, which closes the worker that it is given.
-        observer: told what happens.
+        observer: receives every event.
     """
 
     retry_policy: RetryPolicy
@@ -75,8 +75,8 @@ class TentativeState:
 
     def settle(self, outcome: Outcome) -> None:
         """Keep the inner state if the outcome contains the result, else forget it."""
-        mine = self._result_sha256
-        if mine is not None and any(entry.result_sha256 == mine for entry in outcome.entries):
+        result = self._result_sha256
+        if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
             self._trainer.commit_inner_state()
             self._result_sha256 = None
             self._observer(ResultSettled(is_applied=True))
@@ -93,11 +93,11 @@ class TentativeState:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Everything that the steps work with. A change of the run's configuration makes another one, with another `state`.
+    """Everything that the steps work with. A change of the run's configuration replaces it by one with a new `state`.
 
     Attributes:
-        worker: where blocking work other than training and merging runs.
-        packing: how samples become rows; None where they are trained on as they come.
+        worker: runs blocking calls other than training and merging.
+        packing: packs samples into rows; None if each sample is a row.
     """
 
     session: CoordinatorSession
@@ -114,6 +114,6 @@ class StepContext:
     packing: Packing | None
 
     def fetcher(self) -> DataFetcher:
-        """Return a fetcher of the run's data, as the run's configuration has it now."""
+        """Return a fetcher of the run's data with the settings of the present configuration."""
         settings = FetchSettings.of(self.state)
         return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, self.trainer.vocabulary)

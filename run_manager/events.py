@@ -1,6 +1,6 @@
-"""What a client tells whoever watches it: a display, a log, a test. Events are facts, in the past tense.
+"""The events of a client, for displays, logs and tests. Events are facts, in the past tense.
 
-The rule kept here: an observer is called on the event loop and must return at once; nothing is decided by it.
+The rule kept here: an observer is called on the event loop and must return at once; it cannot influence the client.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class DocumentArrived:
 
 @dataclass(frozen=True, slots=True)
 class StepEntered:
-    """The step machine took this step."""
+    """The step machine entered this step."""
 
     step_name: str
     document: RunDocument
@@ -59,7 +59,7 @@ class RoundTrained:
 
 @dataclass(frozen=True, slots=True)
 class RoundFailed:
-    """The client could not take a round's step, and told the coordinator."""
+    """The client could not deliver a result for a round, and reported it."""
 
     step: int
     attempt: int
@@ -80,14 +80,14 @@ class Attested:
 
 @dataclass(frozen=True, slots=True)
 class ResultSettled:
-    """It is known what became of a result of this client: whether an outcome contains it."""
+    """It is decided whether an outcome contains this client's last result."""
 
     is_applied: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BlobSent:
-    """A result or checkpoint was uploaded, repeated attempts included in the time."""
+    """A result or checkpoint was uploaded. The time includes repeated attempts."""
 
     size_bytes: int
     duration_s: float
@@ -120,7 +120,7 @@ class ReplicaHeld:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDistrusted:
-    """The replica is thrown away and rebuilt from checkpoint and outcomes."""
+    """The replica is dropped, to be rebuilt from checkpoint and outcomes."""
 
     step: int
     reason: str
@@ -128,7 +128,7 @@ class ReplicaDistrusted:
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """The coordinator refused a message of a step, as a rule because the round had moved on."""
+    """The coordinator refused a message of a step, usually because the round had moved on."""
 
     step_name: str
     kind: str

@@ -1,4 +1,4 @@
-"""What a client shows Prometheus, from the events that it tells whoever watches it."""
+"""A client's Prometheus metrics, counted from its events."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

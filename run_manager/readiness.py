@@ -1,7 +1,7 @@
-"""Telling the coordinator that this client holds the replica and the data, whenever it must be told (again).
+"""Reports to the coordinator that this client holds the replica and the data.
 
-The rule kept here: readiness is owed once per Warmup and once per session, because each of them starts the
-coordinator's knowledge anew; and by a client that is not in the roster once per round.
+The rule kept here: a client reports once per Warmup and once per session, because each of them makes the coordinator
+forget earlier reports; a client that is not in the roster also reports once per round.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ class Readiness:
     """This client's reports that it holds the replica and the data.
 
     Args:
-        session: asks the coordinator.
+        session: sends the reports.
         keeper: holds the replica.
         data_fingerprint: of the dataset that this client's provider delivers.
-        observer: told when the coordinator knows.
+        observer: receives `BecameReady`.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Readiness:
         self._reporting = asyncio.Lock()
 
     def owe(self) -> None:
-        """Note that the coordinator no longer takes this client for ready."""
+        """Note that the coordinator no longer considers this client ready."""
         self._reported_session = None
 
     async def ensure(self, step: int) -> None:
-        """Report replica `step`, once it is held, unless that is known already.
+        """Report replica `step`, once it is held, unless the coordinator knows it already.
 
         Raises:
-            Refused: `fingerprint-differs` (for good), or what passes with the next document (`behind`, `not-now`).
-            Desync: the replica differs however often it is rebuilt.
+            Refused: `fingerprint-differs`, which is final; `behind` or `not-now`, which end with the next document.
+            Desync: the replica still differs after it was rebuilt several times.
         """
         async with self._reporting:
             while self._reported_session != self._session.session_number:

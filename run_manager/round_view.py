@@ -1,4 +1,4 @@
-"""What a client knows of a round: who is in it, what each one trains on, and who witnesses."""
+"""A round as a client sees it: the roster, what each client trains on, and the witnesses."""
 
 import asyncio
 from collections import OrderedDict

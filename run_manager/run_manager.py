@@ -1,9 +1,9 @@
 """The client's part of a run: opened on the first document that needs it, and driven by run documents from then on.
 
-`RunManager` has three stages. In the first, nothing of the run is known. The first Warmup (or whatever later phase a
-client finds that joins mid-epoch) starts `init_run`, which reads the run's configuration and opens the data provider
-and the trainer; that may take a while, so documents that come meanwhile are kept, the newest only. From then on every
-document goes to the `StepStateMachine`.
+`RunManager` has three stages. At first nothing of the run is known. Warmup, or a later phase if the client joins in the
+middle of an epoch, starts `init_run`, which reads the run's configuration and opens the data provider and the trainer.
+That may take a while; of the documents that arrive meanwhile the newest is kept. From then on every document goes to
+the `StepStateMachine`.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class RunManager:
     """This client's part of the run.
 
     Args:
-        session: asks the coordinator.
+        session: sends requests to the coordinator.
         dependencies: retries, workers, data, trainer, observer.
         group: where background work runs; it must outlive the manager. Errors that end the client surface there.
     """
@@ -77,10 +77,10 @@ class RunManager:
         return None if self._machine is None else self._machine.context.keeper.held
 
     async def apply_state(self, document: RunDocument) -> None:
-        """Take a run document; returns promptly, whatever the client is doing.
+        """Take a run document, and return promptly whatever the client is doing.
 
         Raises:
-            Desync: client and run contradict each other however often the client starts anew; do not retry.
+            Desync: client and run contradict each other even after the client has started anew; do not retry.
         """
         async with self._applying:
             self._latest = document
@@ -96,8 +96,8 @@ class RunManager:
             document: names the configuration.
 
         Raises:
-            DataError: the data cannot be opened, for good or for as long as the retry policy allows.
-            UnsoundArithmetic: this machine must not merge.
+            DataError: the data cannot be opened, or not within the retry policy.
+            UnsoundArithmetic: this machine must not merge, because its arithmetic differs.
             InvalidInput, Unsupported: no such trainer, or one that cannot train this model; the user's fault.
         """
         session, dependencies = self._session, self._dependencies
@@ -178,13 +178,13 @@ class RunManager:
             await machine.apply_state(document)
 
     async def _reconfigure(self, machine: StepStateMachine, config_sha256: Sha256) -> None:
-        """Take over what of the configuration may change while a run goes on (`state/config/changes.py`)."""
+        """Take over a configuration of which the changeable part has changed (`state/config/changes.py`)."""
         state = await self._session.config(config_sha256)
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
 
     async def _open_provider(self, access: RunAccess) -> DataProvider:
-        """Open the run's data; a source that does not answer yet is waited for."""
+        """Open the run's data; wait for a source that does not answer yet."""
         backoff = self._dependencies.retry_policy.begin()
         while True:
             try:

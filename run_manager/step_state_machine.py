@@ -1,9 +1,9 @@
 """The client's step machine: run documents in, steps started and cancelled.
 
-`run_manager/step_table.py` holds the table and says which step follows; this module carries it out. `apply_state` is
-prompt: a step runs in a task of its own, and a document that overtakes it cancels it and waits until it has ended. A
-document that changes nothing for the present step leaves it alone. The results of a round are followed by a
-task that lives from the round's first document to its last, across Training and Witness.
+`run_manager/step_table.py` decides which step follows; this module starts it. `apply_state` returns promptly: a step
+runs in a task of its own, and a document that asks for another step cancels it and waits until it has ended. A document
+that changes nothing for the present step leaves it alone. The results of a round are followed by a task that lives from
+the round's first document to its last, across Training and Witness.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class StepStateMachine:
     """The steps Warmup, Training, Witness and Cooldown of one client.
 
     Args:
-        context: what the steps work with; another one counts for the steps that start later.
-        group: where they run; it must outlive the machine.
+        context: what the steps work with. A new one applies to the steps that start later.
+        group: runs the steps; it must outlive the machine.
     """
 
     def __init__(self, context: StepContext, group: asyncio.TaskGroup) -> None:

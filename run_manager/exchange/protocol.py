@@ -16,7 +16,7 @@ class Exchange(Protocol):
         """Make the bytes available to every replica. They must have been announced to the coordinator.
 
         Raises:
-            Refused: nobody waits for them (any more), or they break a rule.
+            Refused: the coordinator does not expect them (any more), or they break a rule.
         """
         ...
 
@@ -25,7 +25,7 @@ class Exchange(Protocol):
 
         Raises:
             Refused: `not-found`.
-            InvalidDocument: their holder keeps sending others.
+            InvalidDocument: the bytes that arrive have another digest, in every attempt.
         """
         ...
 

@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 MAX_CONCURRENT_FETCHES = 8
 DEFAULT_CACHE_BYTES = 512 * 1024**2
 FETCHES_BEFORE_GIVING_UP = 3
-"""Fetches of bytes with a wrong digest, before the coordinator is taken to be broken."""
+"""Maximum number of fetches of one blob whose bytes have a wrong digest."""
 INLINE_HASH_BYTES = 256 * 1024
-"""Up to here hashing takes less time than handing it to another thread is worth."""
+"""Largest blob that is hashed on the event loop: handing it to another thread would take longer."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """Callers of one fetch take turns: the first does it, and if it is cancelled, the next does."""
+    """The callers that want one blob: the first one fetches it, or the next one if the first is cancelled."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     callers: int = 0
@@ -93,7 +93,9 @@ class StarExchange:
                 self._observer(BlobFetched(len(data), asyncio.get_running_loop().time() - started_s))
                 return data
             log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "found": found})
-        raise InvalidDocument(f"blob {sha256} keeps coming with other bytes", sha256=sha256, found=found)
+        raise InvalidDocument(
+            f"blob {sha256} arrived with a wrong digest {FETCHES_BEFORE_GIVING_UP} times", sha256=sha256, found=found
+        )
 
     def _keep(self, sha256: Sha256, data: bytes) -> None:
         self.forget((sha256,))

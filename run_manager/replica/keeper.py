@@ -1,13 +1,13 @@
-"""The replica of this client: brought to where the run is, from checkpoint and outcomes, and kept there.
+"""The replica of this client: built from checkpoint and outcomes, and kept up to date with the run.
 
-Theory of operation. The run document asks for replica `document.step − 1`, and `aim` takes it. One task (`run`) moves
-towards it a step at a time: it loads the verified checkpoint, or applies the next outcome; between two steps it looks
-at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it. Steps of the machine
-wait with `at`.
+Theory of operation. The run document asks for replica `document.step − 1`; `aim` takes the document. One task (`run`)
+moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next outcome. Between
+two steps it looks at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it.
+The machine's steps wait with `at`.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
-is thrown away and rebuilt, never repaired; and one that differs again after it was rebuilt ends this client, because
-then its arithmetic differs.
+is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
+arithmetic differs.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class ReplicaKeeper:
     """Holds this client's replica. Keep `run` running in a task group.
 
     Args:
-        fetch_outcome: asks the coordinator for the outcome of a step.
-        exchange: where checkpoints and results are.
+        fetch_outcome: fetches the outcome of a step from the coordinator.
+        exchange: fetches checkpoints and results.
         merger: applies outcomes.
         worker: decodes, off the event loop.
-        on_outcome: told of every outcome applied, before anybody can wait for the replica.
-        observer: told which replica is held.
+        on_outcome: called with every outcome applied, before `at` returns the replica.
+        observer: receives `ReplicaHeld`, `ReplicaDistrusted` and `OutcomeMerged`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReplicaKeeper:
 
     @property
     def held(self) -> HeldReplica | None:
-        """The replica that is held now, wherever it is."""
+        """The replica that is held now, of whatever step."""
         return self._held
 
     def aim(self, document: RunDocument) -> None:
@@ -99,11 +99,11 @@ class ReplicaKeeper:
         self._hold(held, "initial")
 
     def distrust(self, reason: str) -> None:
-        """Throw the replica away, to rebuild it from checkpoint and outcomes.
+        """Drop the replica, to rebuild it from checkpoint and outcomes.
 
         Raises:
-            Desync: the same replica was rebuilt `MAX_REBUILDS_PER_STEP` times; this machine computes otherwise than
-                the others. Do not retry.
+            Desync: the same replica was rebuilt `MAX_REBUILDS_PER_STEP` times; this machine's arithmetic differs from
+                that of the others. Do not retry.
         """
         if self._held is None:
             return
@@ -116,13 +116,13 @@ class ReplicaKeeper:
         self._drop(reason)
 
     def forget(self) -> None:
-        """Throw the replica away because the run's history changed."""
+        """Drop the replica because the run's history changed."""
         self._history += 1
         self._distrusted = (-1, 0)
         self._drop("the run was restored")
 
     async def at(self, step: int) -> HeldReplica:
-        """Replica `step`, as soon as it is held and the run document does not ask for a rebuild of it."""
+        """Return replica `step`, as soon as it is held and the run document does not ask for a rebuild of it."""
         while True:
             held, aim = self._held, self._aim
             if held is not None and held.step == step and (aim is None or not self._must_rebuild(held, aim)):
@@ -134,7 +134,7 @@ class ReplicaKeeper:
 
         Raises:
             Desync: see `distrust`.
-            InvalidDocument, InvalidResult, Diverged: the run's own blobs cannot be applied; on no replica.
+            InvalidDocument, InvalidResult, Diverged: the run's own blobs cannot be applied to any replica.
         """
         while True:
             changed, aim = self._changed.next, self._aim
@@ -142,7 +142,7 @@ class ReplicaKeeper:
                 await changed.wait()
 
     async def _advance(self, aim: RunDocument) -> bool:
-        """Take one step towards the aim; False when there is none to take before something changes."""
+        """Take one step towards the aim; return False if none is possible before something changes."""
         held = self._held
         if held is None:
             self._rebuilt_for = _rebuild_of(aim)

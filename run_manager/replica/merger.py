@@ -25,7 +25,7 @@ class Merger:
         self._worker = worker
 
     async def verify(self) -> None:
-        """Return if this process may merge; to be called before it joins a run.
+        """Check that this process may merge. Call it before the first merge.
 
         Raises:
             UnsoundArithmetic: the merging thread does not compute IEEE float32; the machine's fault, do not retry.

@@ -13,19 +13,12 @@ async def publish_checkpoint(context: StepContext, held: HeldReplica) -> None:
     """Claim the replica's digest, name the blob, and upload it.
 
     Raises:
-        Refused: this client is not asked (any more), or its bytes do not hold what it claims.
+        Refused: this client is not the checkpointer (any more), or its bytes do not hold what it claims.
     """
     data, sha256 = await context.worker.run(partial(_encode, held))
-    report = CheckpointReport(held.step, held.digest, sha256, len(data))
-    await context.session.report(report)
+    await context.session.report(CheckpointReport(held.step, held.digest, sha256, len(data)))
     await context.exchange.publish(sha256, data)
     context.exchange.forget((sha256,))
-
-
-async def claim_replica(context: StepContext, held: HeldReplica) -> None:
-    """Claim the replica's digest, for the quorum on the checkpointer's bytes. Raises `Refused` as above."""
-    report = CheckpointReport(held.step, held.digest, None, 0)
-    await context.session.report(report)
 
 
 def _encode(held: HeldReplica) -> tuple[bytes, Sha256]:

@@ -1,8 +1,8 @@
-"""The results of the round under way as they come in: fetched for the merge, and attested by a witness.
+"""The results of the present round: fetched as they arrive, for the merge, and attested by a witness.
 
 One task per round follows the coordinator's list of verified results from RoundTrain into RoundWitness and fetches each
-result. When the list is complete and all of it is held, a witness attests; the Witness step may attest less, when time
-runs out, and a fuller attestation may follow.
+result. When the list is complete and all of it is held, a witness attests. When time runs out the Witness step attests
+those that are held; another attestation may follow with more.
 """
 
 import asyncio

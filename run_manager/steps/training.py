@@ -1,7 +1,7 @@
 """The Training step: from the run document's round to a published result, or to a reported failure.
 
 `start` computes `assign_data_for_state`, gives the `data_assignments` to `fetch_data`, and the trainer receives from
-its channel. Fetching begins before the replica is there, because it depends on the assignment alone.
+its channel. Fetching begins before the replica is held, because it depends on the assignment alone.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from functools import partial
 
 from batching.packing.packed_batches import AssignedBatches
 from batching.round_plan import plan_round
-from data_providers.fetcher import BatchReceiver, failure_kind
+from data_providers.fetcher import failure_kind
 from run_manager.context import StepContext
 from run_manager.events import RoundFailed, RoundTrained
 from run_manager.replica.keeper import HeldReplica
@@ -38,9 +38,9 @@ UNDELIVERED_KINDS = frozenset(
         Refusal.BODY_TIMEOUT,
     }
 )
-"""Refusals of a result after which the coordinator still waits for one, until it is told that none comes.
+"""Refusals after which the coordinator goes on waiting for the result, until the client reports a failure.
 
-`already-committed`: this client was bound to other bytes before it was killed, and has them no more.
+`already-committed`: this client committed to other bytes before it was killed, and no longer has them.
 """
 
 
@@ -56,7 +56,7 @@ class _Trained:
 
 
 class TrainingStepMetadata:
-    """The internal data of one training step. `delivered` is set when nothing more is owed for the assignment."""
+    """One training step. `delivered` is set when the result was published, or a failure reported."""
 
     def __init__(self, context: StepContext, document: RunDocument) -> None:
         self._context = context
@@ -68,7 +68,7 @@ class TrainingStepMetadata:
         """Train this client's data assignment of the round and publish the result; stay ready for the next round.
 
         Raises:
-            Refused: the round moved on, or the result breaks a rule; the next round goes on without harm.
+            Refused: the round has moved on, or the result breaks a rule; the next round is not affected.
         """
         try:
             await self._deliver()
@@ -103,7 +103,8 @@ class TrainingStepMetadata:
         async with asyncio.TaskGroup() as group:
             fetched = () if context.trainer.loads_data else data_assignments
             receiver = context.fetcher().fetch_data(fetched, group)
-            batches = self._batched(data_assignments, receiver)
+            packing = context.packing
+            batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
             started_s = clock.monotonic_s()
             try:
@@ -118,11 +119,6 @@ class TrainingStepMetadata:
             return None
         train_s = clock.monotonic_s() - started_s
         return _Trained(trained, held, train_s, receiver.waited_s, total_batches(data_assignments))
-
-    def _batched(self, data_assignments: tuple[BatchId, ...], receiver: BatchReceiver) -> AssignedBatches:
-        """Return what the trainer is given: the samples as they come, or packed into rows."""
-        packing = self._context.packing
-        return receiver if packing is None else packing.rows_of(data_assignments, receiver)
 
     async def _publish(self, trained: _Trained) -> None:
         context, head = self._context, self._head
@@ -144,7 +140,7 @@ class TrainingStepMetadata:
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
                 raise
-            # "unavailable" is nobody's fault: the work is carried, and no data come under suspicion
+            # "unavailable": the work is carried over to a later round, and no data become suspect
             reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
             await self._report_failed("unavailable", reason, None)
             return

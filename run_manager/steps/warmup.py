@@ -1,4 +1,4 @@
-"""The Warmup step: getting the model, making it where there is none yet, and reporting to be ready."""
+"""The Warmup step: get the run's model, or make it if there is none yet, and report readiness."""
 
 import hashlib
 import math
@@ -30,11 +30,11 @@ class WarmupStep:
         self._document = document
 
     async def start(self) -> None:
-        """Publish the first checkpoint if this client is to, or wait for the replica and report to be ready.
+        """Publish the first checkpoint if this client is elected to, else wait for the replica and report readiness.
 
         Raises:
-            Refused: `fingerprint-differs`, for good; others pass with the next document.
-            InvalidInput: this client is to load the initial parameters, and its file does not hold them.
+            Refused: `fingerprint-differs`, which is final; other refusals end with the next document.
+            InvalidInput: this client must load the initial parameters, and its file does not hold them.
         """
         context, document = self._context, self._document
         if document.checkpoint is not None:
@@ -44,7 +44,7 @@ class WarmupStep:
             await publish_checkpoint(context, held)
 
     async def _initial_replica(self, step: int) -> HeldReplica:
-        """Make or load the run's first replica. This client alone does so; nobody recomputes it."""
+        """Make or load the run's first replica. Only this client does so; the others take it as it is."""
         context = self._context
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
@@ -71,7 +71,7 @@ def load_parameters(path: Path) -> Tensors:
     """Return the parameters in a safetensors file: a run's checkpoint, or float32 tensors under the model's names.
 
     Raises:
-        InvalidInput: no such file, or it holds something else; the fault of whoever wrote the state file.
+        InvalidInput: there is no such file, or it holds something else; the state file's author's fault.
     """
     try:
         if path.stat().st_size > MAX_PARAMETERS_BYTES:

@@ -1,4 +1,4 @@
-"""The Witness step: no result is accepted any more; a witness says what it holds before the phase closes."""
+"""The Witness step: results are no longer accepted; a witness attests what it holds before the phase ends."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ WAITING_SHARE = 0.5
 
 
 class WitnessStep:
-    """RoundWitness of one round. `results` goes on by itself and attests once it holds everything."""
+    """RoundWitness of one round. `results` runs in its own task, and attests once it holds everything."""
 
     def __init__(self, context: StepContext, document: RunDocument, results: RoundResults) -> None:
         self._context = context
@@ -26,7 +26,7 @@ class WitnessStep:
         """Attest what is held, unless everything was attested before.
 
         Raises:
-            Refused: the round is over; nothing is lost by it.
+            Refused: the round is over; the next round is not affected.
         """
         try:
             async with asyncio.timeout(WAITING_SHARE * self._context.state.config.round_witness_time):

@@ -22,7 +22,7 @@ from trainers.null import NullTrainer
 
 
 def failures(run: SimulatedRun) -> list[tuple[int, RoundFailed]]:
-    """What clients reported to the coordinator, with their numbers."""
+    """Return the failures that clients reported, with the clients' numbers."""
     return [(client.number, event) for client in run.clients for event in client.of(RoundFailed)]
 
 
