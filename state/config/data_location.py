@@ -1,7 +1,7 @@
 """The places of a run's data: the variants of `model.LLM.data_location`, field for field as in Psyche's files."""
 
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -74,13 +74,9 @@ AnyTokenSize = Annotated[
 class DontShuffle(Section):
     """Data indices follow the files' own order."""
 
-    variant: ClassVar[str] = "DontShuffle"
-
 
 class Seeded(SingleValue[SeedBytes]):
     """Data indices are permuted, keyed by 32 bytes."""
-
-    variant: ClassVar[str] = "Seeded"
 
     @property
     def seed(self) -> bytes:
@@ -93,8 +89,6 @@ Shuffle = Annotated[DontShuffle | Seeded, TaggedEnum()]
 class SingleUrl(SingleValue[Url]):
     """One token file at one URL."""
 
-    variant: ClassVar[str] = "SingleUrl"
-
     @property
     def url(self) -> str:
         return self.root
@@ -103,8 +97,6 @@ class SingleUrl(SingleValue[Url]):
 class Urls(SingleValue[UrlList]):
     """Several token files, each at its URL. Epochal's addition."""
 
-    variant: ClassVar[str] = "Urls"
-
     @property
     def urls(self) -> tuple[str, ...]:
         return self.root
@@ -112,8 +104,6 @@ class Urls(SingleValue[UrlList]):
 
 class NumberedFiles(Section):
     """`num_files` token files whose URLs differ in a number, counted from `start_index`."""
-
-    variant: ClassVar[str] = "NumberedFiles"
 
     url_template: UrlTemplate
     start_index: Natural
@@ -130,8 +120,6 @@ class NumberedFiles(Section):
 class Gcp(Section):
     """The token files of a Google Cloud Storage bucket; `filter_directory` "" takes all of them."""
 
-    variant: ClassVar[str] = "Gcp"
-
     bucket_name: Text
     filter_directory: str
 
@@ -143,8 +131,6 @@ class S3(Section):
         region: None takes `AWS_REGION`, or us-east-1.
         endpoint: the server's URL, where it is not Amazon's.
     """
-
-    variant: ClassVar[str] = "S3"
 
     bucket_name: Text
     filter_directory: str = ""
@@ -159,8 +145,6 @@ class Azure(Section):
         endpoint: the server's URL, where it is not Azure's.
     """
 
-    variant: ClassVar[str] = "Azure"
-
     account_name: Text
     container_name: Text
     filter_directory: str = ""
@@ -170,16 +154,12 @@ class Azure(Section):
 HttpLocation = Annotated[SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, TaggedEnum()]
 
 
-class DummyData(Section):
+class DummyData(Section, variant="Dummy"):
     """Made-up tokens, for tests of everything else."""
-
-    variant: ClassVar[str] = "Dummy"
 
 
 class Server(SingleValue[Address]):
     """A TCP data server."""
-
-    variant: ClassVar[str] = "Server"
 
     @property
     def host(self) -> str:
@@ -193,8 +173,6 @@ class Server(SingleValue[Address]):
 class Local(SingleValue[Text]):
     """A token file, or a folder of them, on the client's own machine."""
 
-    variant: ClassVar[str] = "Local"
-
     @property
     def path(self) -> str:
         return self.root
@@ -202,8 +180,6 @@ class Local(SingleValue[Text]):
 
 class Http(Section):
     """Token files on an HTTP server or in a bucket."""
-
-    variant: ClassVar[str] = "Http"
 
     location: HttpLocation
     token_size_in_bytes: AnyTokenSize
@@ -213,8 +189,6 @@ class Http(Section):
 class WeightedHttp(SingleValue[UrlOrPath]):
     """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
 
-    variant: ClassVar[str] = "WeightedHttp"
-
     @property
     def place(self) -> str:
         return self.root
@@ -222,8 +196,6 @@ class WeightedHttp(SingleValue[UrlOrPath]):
 
 class Preprocessed(SingleValue[Text]):
     """Parquet files of samples that are already cut, labelled and maybe packed."""
-
-    variant: ClassVar[str] = "Preprocessed"
 
     @property
     def path(self) -> str:

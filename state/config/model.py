@@ -1,7 +1,7 @@
 """The model's part of `state.toml`, `[model.LLM]`: architecture, checkpoint, learning rate and optimizer."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -36,23 +36,17 @@ class DataType(StrEnum):
 class Ephemeral(Section):
     """The run makes its own initial parameters; its checkpoints are kept with the run."""
 
-    variant: ClassVar[str] = "Ephemeral"
 
-
-class LocalCheckpoint(SingleValue[Text]):
+class LocalCheckpoint(SingleValue[Text], variant="Local"):
     """Initial parameters from a safetensors file on the first checkpointer's machine. Epochal's addition."""
-
-    variant: ClassVar[str] = "Local"
 
     @property
     def path(self) -> str:
         return self.root
 
 
-class DummyCheckpoint(Section):
+class DummyCheckpoint(Section, variant="Dummy"):
     """No parameters; Psyche's tests name an empty repository here."""
-
-    variant: ClassVar[str] = "Dummy"
 
     repo_id: str = ""
     revision: OptionalText = None
@@ -61,8 +55,6 @@ class DummyCheckpoint(Section):
 class Hub(Section):
     """A repository on the Hugging Face Hub."""
 
-    variant: ClassVar[str] = "Hub"
-
     repo_id: Text
     revision: OptionalText = None
 
@@ -70,13 +62,9 @@ class Hub(Section):
 class P2P(Hub):
     """Parameters from peers; the repository is where they came from and where they will be uploaded."""
 
-    variant: ClassVar[str] = "P2P"
-
 
 class Gcs(Section):
     """A Google Cloud Storage bucket."""
-
-    variant: ClassVar[str] = "Gcs"
 
     bucket: Text
     prefix: OptionalText = None
@@ -85,16 +73,12 @@ class Gcs(Section):
 class P2PGcs(Gcs):
     """Parameters from peers; the bucket is where they came from and where they will be uploaded."""
 
-    variant: ClassVar[str] = "P2PGcs"
-
 
 Checkpoint = Annotated[Ephemeral | LocalCheckpoint | DummyCheckpoint | Hub | P2P | Gcs | P2PGcs, TaggedEnum()]
 
 
 class Constant(Section):
     """Linear warm-up from `warmup_init_lr`, then `base_lr`. Steps are optimizer steps."""
-
-    variant: ClassVar[str] = "Constant"
 
     base_lr: float
     warmup_init_lr: float
@@ -103,8 +87,6 @@ class Constant(Section):
 
 class Linear(Section):
     """Warm-up, then a straight line to `final_lr` at optimizer step `total_steps`."""
-
-    variant: ClassVar[str] = "Linear"
 
     base_lr: float
     warmup_init_lr: float
@@ -116,8 +98,6 @@ class Linear(Section):
 class Cosine(Section):
     """Warm-up, then half a cosine to `final_lr` at optimizer step `total_steps`."""
 
-    variant: ClassVar[str] = "Cosine"
-
     base_lr: float
     warmup_init_lr: float
     warmup_steps: Natural
@@ -127,8 +107,6 @@ class Cosine(Section):
 
 class WarmupStableDecay(Section):
     """Warm-up, `base_lr` for `stable_steps`, half a cosine, a straight line; then the last value."""
-
-    variant: ClassVar[str] = "WarmupStableDecay"
 
     base_lr: float
     warmup_init_lr: float
@@ -143,10 +121,8 @@ class WarmupStableDecay(Section):
 LrSchedule = Annotated[Constant | Linear | Cosine | WarmupStableDecay, TaggedEnum()]
 
 
-class DummyOptimizer(Section):
+class DummyOptimizer(Section, variant="Dummy"):
     """No optimizer step; for trainers that do no arithmetic."""
-
-    variant: ClassVar[str] = "Dummy"
 
 
 class AdamW(Section):
@@ -159,8 +135,6 @@ class AdamW(Section):
         clip_grad_norm: the largest L2 norm of a gradient; None does not clip.
     """
 
-    variant: ClassVar[str] = "AdamW"
-
     betas: Annotated[tuple[Beta, Beta], Field(strict=False, description="a list of two numbers from 0 to below 1")]
     weight_decay: Annotated[float, Field(ge=0)]
     eps: Annotated[float, Field(gt=0)]
@@ -169,8 +143,6 @@ class AdamW(Section):
 
 class Distro(Section):
     """DisTrO: compressed updates (Psyche's optimizer)."""
-
-    variant: ClassVar[str] = "Distro"
 
     clip_grad_norm: ClipNorm = None
     weight_decay: Annotated[float | None, Field(ge=0, description="a number of at least 0, or no such line")] = None

@@ -8,6 +8,8 @@ content is a bare string (`optimizer = "Dummy"`), any other a table with exactly
 - `Section` with fields: a variant whose content is a table;
 - `SingleValue`: a variant whose content is one value.
 
+A variant has the name of its class, or the one that `variant=` gives.
+
 `known_places` reads a model's fields into a tree of `Known` places, each with a phrase that says what is allowed there.
 
 The rule kept here: types are strict (no `"3"` for 3, no `1` for true), an unknown key is a mistake, numbers are finite,
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel
 from pydantic.fields import FieldInfo
@@ -45,13 +47,23 @@ Path = tuple[str | int, ...]
 V = TypeVar("V")
 
 
-class Section(BaseModel):
+class _Named:
+    """Gives a class the name of its variant: its own, unless another one is given."""
+
+    variant: ClassVar[str]
+
+    def __init_subclass__(cls, variant: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.variant = variant or cls.__name__
+
+
+class Section(_Named, BaseModel):
     """One table of a file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class SingleValue(RootModel[V]):
+class SingleValue(_Named, RootModel[V]):
     """A variant whose content is one value, in `root`; subclasses name it."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
