@@ -53,11 +53,7 @@ AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
 
 
 def parse_location(text: str) -> Override:
-    """Parse the value of `--data`; this module's docstring lists the forms.
-
-    Raises:
-        InvalidInput: it has none of the forms; the user's fault.
-    """
+    """Parse the value of `--data`; `InvalidInput` if it has none of the forms that this module's docstring lists."""
     scheme, separator, rest = text.partition("://")
     try:
         if text == "dummy":

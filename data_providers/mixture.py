@@ -101,11 +101,7 @@ class MixtureOrder:
         return sources, periods * self.counts[sources] + self._ranks[places]
 
     def shares(self, data_ids: DataIds) -> list[Share]:
-        """Return each source's part in the data indices: one contiguous interval of its own data indices.
-
-        Raises:
-            OutOfRange: beyond the largest data index.
-        """
+        """Return each source's part in the data indices, as one interval; `OutOfRange` beyond the last data index."""
         if data_ids.end >= MAX_INDEX:
             raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
         sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))

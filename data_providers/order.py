@@ -136,11 +136,7 @@ class DataOrder(Generic[File]):
         )
 
     def locate(self, data_ids: DataIds) -> list[Extent]:
-        """Return the places of these data indices, in order; neighbouring samples of a file as one `Extent`.
-
-        Raises:
-            OutOfRange: an index is beyond the last pass; the caller's fault.
-        """
+        """Return the places of these data indices, in order, as few extents; `OutOfRange` beyond the last pass."""
         last_pass = data_ids.end // self.sequence_count
         if last_pass >= MAX_PASSES:
             raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_PASSES} passes of {self.sequence_count}")

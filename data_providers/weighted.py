@@ -38,11 +38,7 @@ class Weighted:
 
 
 class WeightedDataProvider:
-    """A `DataProvider` over others, which it closes.
-
-    Raises:
-        InvalidInput: a weight is not allowed; the mix's author's fault.
-    """
+    """A `DataProvider` over others, which it closes; `InvalidInput` if a weight is not allowed."""
 
     def __init__(self, sources: Sequence[Weighted]) -> None:
         weights = [source.weight for source in sources]

@@ -56,11 +56,7 @@ class BatchId(Interval):
     noun: ClassVar[str] = "batch interval"
 
     def to_data_ids(self, data_indices_per_batch: int) -> "DataIds":
-        """Return the data indices that the batches cover: `[start · k, (end + 1) · k − 1]` for `k` in a batch.
-
-        Raises:
-            InvalidInput: a data index would be 2⁶³ or more.
-        """
+        """Return the data indices that the batches cover: `[start · k, (end + 1) · k − 1]` for `k` in a batch."""
         return DataIds(self.start * data_indices_per_batch, (self.end + 1) * data_indices_per_batch - 1)
 
     def bisect(self) -> tuple["BatchId", "BatchId"]:

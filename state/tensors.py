@@ -101,11 +101,7 @@ def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
 
 
 def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
-    """Return the values as read-only C-contiguous arrays in name order; only arrays of another layout are copied.
-
-    Raises:
-        InternalError: an array is not float32; the caller's bug.
-    """
+    """Return the values as read-only C-contiguous arrays in name order; only arrays of another layout are copied."""
     frozen: Tensors = {}
     for name in sorted(tensors):
         if tensors[name].dtype != np.float32:
@@ -134,11 +130,7 @@ def file_size_bound(layout: TensorLayout, metadata_bytes: int) -> int:
 
 
 def encode_tensor_file(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) -> bytes:
-    """Return a tensor file's bytes, the same for the same content whatever the order or memory layout of the arguments.
-
-    Raises:
-        InternalError: an array is not float32; the caller's bug.
-    """
+    """Return a tensor file's bytes, the same for the same content whatever the arguments' order or memory layout."""
     frozen = frozen_tensors(tensors)
     header: dict[str, Any] = {_METADATA_KEY: {key: metadata[key] for key in sorted(metadata)}}
     offset = 0

@@ -80,11 +80,7 @@ class ChunkPolicy:
 
 
 def estimate_bytes(datum: Datum) -> int:
-    """Return about how many bytes a datum takes on the wire: ten for each number, and an image's own bytes.
-
-    Raises:
-        InvalidInput: the model input has a chunk of an unknown kind.
-    """
+    """Return about how many bytes a datum takes on the wire: ten for each number, and an image's own bytes."""
     return _estimate(datum, BYTES_PER_NUMBER)
 
 

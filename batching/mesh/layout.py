@@ -145,11 +145,7 @@ class MeshLayout:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh's axes by name, in order, from a text such as `data=2,tensor=2`.
-
-    Raises:
-        InvalidInput: the text is not of this form; the user's fault.
-    """
+    """Parse a mesh such as `data=2,tensor=2`: its axes' sizes by name, in order; `InvalidInput` for another form."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, separator, size = (piece.strip() for piece in part.partition("="))

@@ -100,11 +100,7 @@ class RowArrays:
         self.positions[rows] = PADDING_POSITION
 
     def put(self, row: int, batch: TokenBatch, sample: int) -> None:
-        """Put a sample into a row, with weight 1.
-
-        Raises:
-            CorruptData: the sample is longer than a row, or has tokens that int32 cannot hold.
-        """
+        """Put a sample into a row, with weight 1; `CorruptData` if it is too long or a token exceeds int32."""
         start, stop = int(batch.offsets[sample]), int(batch.offsets[sample + 1])
         length = stop - start
         tokens = batch.input_ids[start:stop]

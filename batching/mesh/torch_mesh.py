@@ -13,11 +13,7 @@ from batching.mesh.layout import MeshLayout
 
 
 def layout_of_torch(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:
-    """Return the layout of a `torch.distributed.device_mesh.DeviceMesh`, and this process's rank.
-
-    Raises:
-        InvalidInput: the mesh's axes have no names, or none of them is a batch axis.
-    """
+    """Return a `DeviceMesh`'s layout, and this process's rank; `InvalidInput` if it has no names or batch axis."""
     axes = tuple(mesh.mesh_dim_names or ())
     ranks = np.array(mesh.mesh.tolist(), dtype=np.int64)
     return MeshLayout(axes, ranks, tuple(batch_axes), batch_size), dist.get_rank()

@@ -33,11 +33,7 @@ class RawSample:
     is_text: bool = False
 
     def record(self) -> Any:
-        """Return the JSON document of a record.
-
-        Raises:
-            CorruptData: the sample is not a record, or not JSON; the fault of the data's owner.
-        """
+        """Return the JSON document of a record; `CorruptData` if the sample is not a record, or not JSON."""
         if not self.is_text:
             raise CorruptData(f"data index {self.index} holds tokens, not a JSON record", data_index=self.index)
         try:

@@ -198,11 +198,7 @@ class TaskEncoder:
 
 
 def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
-    """Return the task encoder that a state file names as `module:Class`; by default a `TaskEncoder`.
-
-    Raises:
-        InvalidInput: the class cannot be imported or made, or is not a task encoder; the message says why.
-    """
+    """Make the task encoder `module:Class`, by default a `TaskEncoder`; `InvalidInput` says why it cannot be made."""
     if place is None:
         return TaskEncoder(context)
     module_name, _, class_name = place.partition(":")

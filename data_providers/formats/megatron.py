@@ -68,11 +68,7 @@ def index_of(index: SourceFile, head: bytes, tokens: SourceFile, spec: DatasetSp
 
 
 def megatron_file(index: MegatronIndex, last: Sequence[bytes]) -> TokenFile:
-    """Return the token file; `last` are the bytes at `index.last_parts`.
-
-    Raises:
-        CorruptData: the file is longer or shorter than the index says.
-    """
+    """Return the token file, from the bytes at `index.last_parts`; `CorruptData` if its size is not the index's."""
     expected_bytes = 0
     if last:
         length, offset = int.from_bytes(last[0], "little", signed=True), int.from_bytes(last[1], "little", signed=True)

@@ -83,11 +83,7 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
 
 
 def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
-    """Write the manifest of these files of a folder. Blocks.
-
-    Raises:
-        InvalidInput: a file cannot be read, or the block size is not allowed; the user's fault.
-    """
+    """Write the manifest of these files of a folder; `InvalidInput` if one cannot be read. Blocks."""
     if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
         raise InvalidInput(f"blocks of {block_bytes} bytes; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
     files: dict[str, Any] = {}
@@ -140,11 +136,7 @@ def verify_folder(folder: Path, names: Sequence[str] = ()) -> int:
 
 
 class VerifiedSource:
-    """A `ByteSource` that compares every byte of another one with a manifest, and closes it.
-
-    Raises:
-        CorruptData: the source's files are not those of the manifest.
-    """
+    """A `ByteSource` that compares every byte of another one with a manifest. It closes the other one."""
 
     def __init__(self, source: ByteSource, manifest: Manifest) -> None:
         self.location = source.location

@@ -115,11 +115,7 @@ def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
 
 
 def parse_header(header: bytes | memoryview) -> FrameHeader:
-    """Parse the 12 bytes of a header.
-
-    Raises:
-        InvalidDocument: the peer uses another protocol or version, or announces more than the frame may hold.
-    """
+    """Parse a header; `InvalidDocument` for another protocol or version, or a payload above the frame's bound."""
     magic, version, kind, request, length = HEADER.unpack(header)
     if magic != _MAGIC or version != PROTOCOL_VERSION:
         raise InvalidDocument(f"not the data protocol's version {PROTOCOL_VERSION}: {bytes(header[:3])!r}")

@@ -116,11 +116,7 @@ class DataServer:
         self._watcher = watcher
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port, which the system chooses if `port` is 0.
-
-        Raises:
-            OSError: the address is not available.
-        """
+        """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible."""
         self._server = await asyncio.start_server(self._serve, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         _log.info("data server listens", extra={"host": host, "port": bound, "fingerprint": self._provider.fingerprint})

@@ -39,11 +39,7 @@ class DataConfig(Section):
 
 
 def parse_data_config(text: str, source: str) -> DataConfig:
-    """Parse and validate a `data.toml`.
-
-    Raises:
-        InvalidConfig: the file is wrong; `mistakes` holds every mistake. The fault of the file's author.
-    """
+    """Parse and validate a `data.toml`. Raises `InvalidConfig` with every mistake."""
     return parse_file(DataConfig, (), text, source)
 
 

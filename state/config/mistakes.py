@@ -36,11 +36,7 @@ class Rule:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """Return the file's tables as plain values.
-
-    Raises:
-        InvalidConfig: the text is not TOML; the message has line and column. The fault of the file's author.
-    """
+    """Return the file's tables as plain values; `InvalidConfig`, with line and column, if it is not TOML."""
     try:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
@@ -49,11 +45,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
-    """Parse and validate a file. `source` is its name, for messages.
-
-    Raises:
-        InvalidConfig: the file is wrong; `mistakes` holds every mistake. The fault of the file's author.
-    """
+    """Parse and validate a file named `source`. Raises `InvalidConfig` with every mistake."""
     tree = parse_toml(text, source)
     try:
         return model.model_validate(tree)

@@ -110,11 +110,7 @@ class Filling:
 
 
 async def body_into(answer: Opened, target: Filling, *, skip: int, announced: int) -> None:
-    """Fill the target from the answer, after its first `skip` bytes. Bytes received before an interruption are kept.
-
-    Raises:
-        SourceUnavailable: the body has another length than announced.
-    """
+    """Fill the target from the answer, without its first `skip` bytes; bytes before an interruption are kept."""
     received, begin = 0, target.filled
     async for chunk in raw_body(answer.response):
         first = max(0, skip - received)
