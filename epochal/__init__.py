@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     from state.intervals import BatchId as BatchId, DataIds as DataIds
     from state.refusals import Refusal as Refusal
     from trainers.learner import (
-        InnerState as InnerState, Learner as Learner, Learnt as Learnt, LossOptions as LossOptions, Model as Model,
+        InnerState as InnerState, Learner as Learner, Loss as Loss, LossOptions as LossOptions, Model as Model,
     )
     from trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
     # fmt: on
@@ -99,7 +99,7 @@ _EXPORTS = {
     "batching.chunking.columns": "ColumnChunk chunk_columns",
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
-    "trainers.learner": "Learner Model Learnt LossOptions InnerState",
+    "trainers.learner": "Learner Model Loss LossOptions InnerState",
     "batching.micro_batches": "Example",
     "coordinator_client.http": "CoordinatorClient",
     "runtime.retry": "RetryPolicy system_jitter",

@@ -1,7 +1,7 @@
-"""The architectures that this version trains: each opens the `Model` of a size, and nothing else knows which there are.
+"""The architectures that this version trains, and the only place that lists them.
 
-An architecture is added here by one entry, and by a package that implements `Model` and `Learner`; trainers, mesh,
-training service and commands stay as they are.
+To add one, write a package that implements `Model` and `Learner`, and add an entry here; trainers, mesh, training
+service and commands stay as they are.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class ArchitectureEntry:
     """One architecture.
 
     Attributes:
-        open: makes the model of a size.
-        base_model: the name by which clients of the `tinker` SDK ask for it.
+        open: returns the model of a size.
+        base_model: the name under which clients of the `tinker` SDK request it.
         size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
     """
 
@@ -45,8 +45,8 @@ def open_model(spec: ModelSpec, asked_by: str = "model") -> "Model":
     """Return the model of this architecture and size.
 
     Args:
-        spec: as the state file says.
-        asked_by: begins the error's message.
+        spec: architecture and size, from the state file.
+        asked_by: the beginning of the error's message.
 
     Raises:
         Unsupported: this version does not train the architecture; the message says which line to change.

@@ -1,14 +1,14 @@
-"""The learner protocol: one model while it learns, its parameters in memory.
+"""The learner protocol: a model in memory while it is trained.
 
-A trainer takes a client's whole part of a round. A learner is the arithmetic inside: it adds up gradients of losses and
-takes optimizer steps. The trainer of one process, the processes of a mesh, the training service, its `tinker` wire and
-`epochal evaluate` work with any learner; none of them knows which model it is. The rules kept here:
+A trainer does a client's whole part of a round. A learner does the arithmetic inside: it adds up gradients of losses
+and takes optimizer steps. The trainer of one process, the processes of a mesh, the training service, its `tinker` wire
+and `epochal evaluate` work with any learner; none of them knows which model it is. The rules kept here:
 
-- A loss is summed over tokens, and so is its gradient. Gradients add up, whatever the examples are cut into; the
+- A loss is summed over tokens, and so is its gradient. Gradients add up, however the examples are divided; the
   optimizer step divides by the number of tokens, and may come after gradients of other learners were added.
 - Tensors go in and out by name, as float32 arrays of NumPy. A learner may keep its own elsewhere, in another type: the
   mappings that it returns are read one tensor at a time, and may copy each from its device when it is asked for.
-- A number that a learner returns may be an array of its device: `float` waits for it, and nothing else has to.
+- A number that a learner returns may be an array on its device: only `float` waits for it.
 - A learner waits for nothing and knows no clock; it is called from one thread at a time.
 """
 
@@ -50,7 +50,7 @@ class LossOptions:
 
     Attributes:
         weights: one flat float array for each example: the factor of the loss at each of its places. None: all 1.
-        wants_logprobs: whether `Learnt.logprobs` is wanted.
+        wants_logprobs: whether `Loss.logprobs` is wanted.
         proceed: called every few milliseconds; it raises to abandon the computation.
     """
 
@@ -63,30 +63,30 @@ PLAIN_LOSS = LossOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learnt:
+class Loss:
     """The loss of some examples.
 
     Attributes:
-        loss_sum: weighted loss in nats, summed over the predicted tokens.
+        nats: weighted loss, summed over the predicted tokens.
         token_count: number of predicted tokens.
         logprobs: for each example the log-probability (nats) of the label at each of its places, 0 where nothing is
             predicted; empty unless wanted.
     """
 
-    loss_sum: SupportsFloat
+    nats: SupportsFloat
     token_count: int
     logprobs: Sequence[Float32Array] = ()
 
-    def finite_loss(self) -> float:
-        """Wait for the loss. Raise `TrainerFailed` unless it is finite."""
-        loss = float(self.loss_sum)
-        if not math.isfinite(loss):
-            raise TrainerFailed(f"the loss is {loss}")
-        return loss
+    def finite_nats(self) -> float:
+        """Wait for the number and return it. Raise `TrainerFailed` unless it is finite."""
+        nats = float(self.nats)
+        if not math.isfinite(nats):
+            raise TrainerFailed(f"the loss is {nats}")
+        return nats
 
 
 class Learner(Protocol):
-    """A model while it learns. `load` comes first."""
+    """A model that is being trained. Call `load` first."""
 
     @property
     def parameters(self) -> Mapping[str, Float32Array]:
@@ -104,14 +104,14 @@ class Learner(Protocol):
         ...
 
     def load(self, parameters: Mapping[str, Float32Array], inner_state: InnerState = NO_INNER_STATE) -> None:
-        """Take over copies of parameters and optimizer state, and forget the gradient.
+        """Copy parameters and optimizer state into the learner, and forget the gradient.
 
         Raises:
-            TrainerFailed: the inner state is not one of this model's.
+            TrainerFailed: the inner state does not belong to this model.
         """
         ...
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
         """Compute the examples' loss and add its gradient.
 
         Args:
@@ -121,23 +121,23 @@ class Learner(Protocol):
 
         Raises:
             TrainerFailed: a token or label is outside the vocabulary; nothing was added. Or the loss is not finite, and
-                the gradient has to be discarded; a learner may leave that to whoever reads the loss.
+                the gradient has to be discarded; a learner may leave this check to `Loss.finite_nats`.
         """
         ...
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
         """Compute the examples' loss as `accumulate` does, without the gradient."""
         ...
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
-        """Take over another gradient, such as the sum of several learners'."""
+        """Use another gradient, such as the sum of several learners'; the learner may change its arrays."""
         ...
 
     def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> SupportsFloat | None:
-        """Take one optimizer step on the gradient divided by `divisor`, and use the gradient up.
+        """Take one optimizer step on the gradient divided by `divisor`; the gradient is zero afterwards.
 
         Returns:
-            The L2 norm of that gradient before clipping; None without a gradient, where nothing changes.
+            The L2 norm of that gradient before clipping; None if no loss was accumulated, and then nothing changes.
         """
         ...
 
@@ -147,11 +147,11 @@ class Learner(Protocol):
 
 
 class Model(Protocol):
-    """Everything about a model but its parameters. `trainers.architectures.open_model` opens one."""
+    """A model's architecture and size, without parameters. `trainers.architectures.open_model` opens one."""
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that it knows, from 0."""
+        """Number of tokens in the model's vocabulary, numbered from 0."""
         ...
 
     @property
@@ -160,7 +160,7 @@ class Model(Protocol):
         ...
 
     def initial_parameters(self, seed: bytes) -> Tensors:
-        """Make the parameters of step 0, float32: a function of the seed.
+        """Return the parameters of step 0, float32: a function of the seed.
 
         Raises:
             TrainerFailed: they do not fit into this machine's memory.
@@ -168,15 +168,15 @@ class Model(Protocol):
         ...
 
     def learner(self) -> Learner:
-        """Return a learner of this model, its parameters not loaded yet."""
+        """Return a new learner of this model, without parameters."""
         ...
 
 
 class TentativeInnerState:
-    """A client's inner state: that of its last result that counted, and that of a result which may come to count.
+    """The optimizer's state after the last result that counted, and after one that may still count.
 
     Args:
-        is_kept: whether rounds begin with it; otherwise each begins with none.
+        is_kept: whether rounds begin with the state; otherwise each begins without.
     """
 
     def __init__(self, is_kept: bool) -> None:
@@ -185,7 +185,7 @@ class TentativeInnerState:
         self._tentative: InnerState | None = None
 
     def propose(self, state: InnerState) -> None:
-        """Hold a round's state until it is known whether its result counts."""
+        """Hold a round's state until it is known whether the round's result counts."""
         if self.is_kept:
             self._tentative = state
 

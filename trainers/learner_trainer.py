@@ -12,12 +12,12 @@ from runtime.worker_thread import Worker
 from state.config.model import AdamW
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors
-from trainers.learner import InnerState, Learner, LossOptions, Model, TentativeInnerState
-from trainers.protocol import LossSum, TrainedRound
+from trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
+from trainers.protocol import TrainedRound
 
 
 class LearnerTrainer:
-    """Trains one model on this machine.
+    """Trains a model on this machine.
 
     Args:
         model: the model.
@@ -46,8 +46,7 @@ class LearnerTrainer:
         self._inner_state.roll_back()
         abandoned = threading.Event()
         try:
-            start = partial(self._start, plan, abandoned, parameters)
-            local = await self._worker.run(start)
+            local = await self._worker.run(partial(self._start, plan, abandoned, parameters))
             async for micro_batch in micro_batches(plan, batches):
                 await self._worker.run(partial(local.take, micro_batch))
             trained, state = await self._worker.run(partial(local.finish, parameters))
@@ -76,7 +75,7 @@ class LearnerTrainer:
 
 
 class _Abandoned(Exception):
-    """Ends arithmetic whose `train` was cancelled; nobody waits for it."""
+    """Raised to stop arithmetic whose `train` was cancelled; never reaches a caller."""
 
 
 class _LocalSteps:
@@ -92,23 +91,23 @@ class _LocalSteps:
         self._token_count = 0
 
     def take(self, micro_batch: MicroBatch) -> None:
-        """Take one optimizer step on one micro-batch; without a token to predict nothing changes."""
+        """Take one optimizer step on one micro-batch; do nothing if it has no token to predict."""
         self._proceed()
         number, examples = micro_batch
-        learn = self._learner.evaluate if self._optimizer is None else self._learner.accumulate
+        compute = self._learner.evaluate if self._optimizer is None else self._learner.accumulate
         try:
-            learnt = learn(examples, self._options)
+            loss = compute(examples, self._options)
         except TrainerFailed as error:
             where = f"step {self._plan.step}, local step {number + 1}"
             raise TrainerFailed(f"{where}: {error.message}", step=self._plan.step) from error
-        if self._optimizer is not None and learnt.token_count:
-            self._learner.step(self._optimizer, self._plan.learning_rates[number], learnt.token_count)
-        self._losses.append(learnt.loss_sum)
-        self._token_count += learnt.token_count
+        if self._optimizer is not None and loss.token_count:
+            self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)
+        self._losses.append(loss.nats)
+        self._token_count += loss.token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> tuple[TrainedRound, InnerState]:
-        """The result, and the optimizer's state after it."""
-        loss = LossSum(sum(map(float, self._losses)), self._token_count)
+        """Return the result, and the optimizer's state after it."""
+        loss = Loss(sum(map(float, self._losses)), self._token_count)
         trained = TrainedRound.between(self._plan.step, parameters, self._learner.parameters, loss)
         return trained, self._learner.inner_state
 

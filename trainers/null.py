@@ -1,4 +1,4 @@
-"""The `null` trainer: no arithmetic. For load tests, where everything but the training is to be real."""
+"""The `null` trainer: no arithmetic. For load tests, in which everything but the training is real."""
 
 from collections.abc import AsyncIterator, Mapping
 
@@ -13,7 +13,7 @@ from trainers.protocol import TrainedRound
 
 
 class NullTrainer:
-    """Takes the data as any trainer does, and answers with a difference of zeros; keeps no inner state."""
+    """Reads the data as any trainer does and returns a difference of zeros; keeps no inner state."""
 
     name = "null"
     vocabulary = None
@@ -35,10 +35,10 @@ class NullTrainer:
         return TrainedRound(difference, None, token_count)
 
     def commit_inner_state(self) -> None:
-        """There is none."""
+        """Do nothing."""
 
     def roll_back_inner_state(self) -> None:
-        """There is none."""
+        """Do nothing."""
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

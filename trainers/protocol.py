@@ -21,14 +21,7 @@ from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors, check_values
-
-
-@dataclass(frozen=True, slots=True)
-class LossSum:
-    """A loss in nats, summed over tokens."""
-
-    nats: float
-    token_count: int
+from trainers.learner import Loss
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,10 +40,8 @@ class TrainedRound:
     token_count: int
 
     @classmethod
-    def between(
-        cls, step: int, start: Mapping[str, Float32Array], end: Mapping[str, Float32Array], loss: LossSum
-    ) -> Self:
-        """Return the round that led from the parameters `start` to the parameters `end`.
+    def between(cls, step: int, start: Mapping[str, Float32Array], end: Mapping[str, Float32Array], loss: Loss) -> Self:
+        """Return the result of the round that led from the parameters `start` to the parameters `end`.
 
         Raises:
             TrainerFailed: a parameter or the loss is not finite.
@@ -59,9 +50,10 @@ class TrainedRound:
         for name, values in difference.items():
             if check_values(values.reshape(-1), math.inf) is not None:
                 raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step)
-        if not math.isfinite(loss.nats):
-            raise TrainerFailed(f"step {step}: the loss is {loss.nats}", step=step)
-        return cls(difference, loss.nats / loss.token_count if loss.token_count else None, loss.token_count)
+        nats = float(loss.nats)
+        if not math.isfinite(nats):
+            raise TrainerFailed(f"step {step}: the loss is {nats}", step=step)
+        return cls(difference, nats / loss.token_count if loss.token_count else None, loss.token_count)
 
 
 class Trainer(Protocol):
@@ -69,22 +61,24 @@ class Trainer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name under which the trainer is opened, and which its client states."""
+        """Name under which the trainer is opened, and which the client reports to the coordinator."""
         ...
 
     @property
     def vocabulary(self) -> int | None:
-        """Number of tokens that the model knows, from 0; None if any token will do."""
+        """Number of tokens in the model's vocabulary, numbered from 0; None if every token is accepted."""
         ...
 
     @property
     def loads_data(self) -> bool:
-        """Whether the trainer loads the samples itself. Then `train` is given none, and the context `batch_id` of its
-        `DataError` says which batches failed."""
+        """Whether the trainer loads the samples itself.
+
+        If so, `train` ignores `batches`, and the context `batch_id` of its `DataError` says which batches failed.
+        """
         ...
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
-        """Make the parameters of step 0 from a seed of 32 bytes, or load them: float32, by name.
+        """Return the parameters of step 0, made from a seed of 32 bytes or loaded: float32, by name.
 
         One client publishes them for all; they need not be the same on every machine.
 
@@ -96,7 +90,7 @@ class Trainer(Protocol):
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
-        """Take the plan's local steps from `parameters`, which stay as they are, and return the difference.
+        """Take the plan's local steps from `parameters`, which are not changed, and return the difference.
 
         Args:
             plan: the client's part of the round.
@@ -104,21 +98,21 @@ class Trainer(Protocol):
             batches: the assignment's samples, in order, in groups of any size; none where `loads_data`.
 
         Raises:
-            TrainerFailed: the step cannot be taken (tokens outside the vocabulary, data that end early or exceed the
-                plan, a loss that is not finite, no memory). To be reported; the trainer stays usable.
-            DataError: whatever `batches` raises, unchanged.
-            InvalidInput: this client can take no step at all (its training service does not admit it); it ends.
+            TrainerFailed: the step failed (tokens outside the vocabulary, fewer or more data than planned, a loss that
+                is not finite, no memory). Report it; the trainer stays usable.
+            DataError: an error of `batches`, unchanged.
+            InvalidInput: this client cannot take any step (its training service does not admit it) and has to end.
         """
         ...
 
     def commit_inner_state(self) -> None:
-        """Keep the inner state of the last `train`: its result counts. Does nothing without one."""
+        """Keep the inner state of the last `train`, if there is one: its result counts."""
         ...
 
     def roll_back_inner_state(self) -> None:
-        """Forget the inner state of the last `train`: its result does not count. Does nothing without one."""
+        """Forget the inner state of the last `train`, if there is one: its result does not count."""
         ...
 
     async def aclose(self) -> None:
-        """Free threads, devices and connections, within a bounded time."""
+        """Release threads, devices and connections within a bounded time."""
         ...

@@ -1,6 +1,6 @@
 """Trainers by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batching.chunking.policies import POLICIES
@@ -12,7 +12,7 @@ from state.errors import InvalidInput, Mistake, Unsupported
 from trainers.architectures import open_model
 from trainers.learner import Model
 from trainers.learner_trainer import LearnerTrainer
-from trainers.mesh.launcher import MeshOptions
+from trainers.mesh.options import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
 from trainers.null import NullTrainer
 from trainers.protocol import Trainer
@@ -20,15 +20,18 @@ from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer
 from trainers.remote.wire import SessionRequest
 
+NULL, NUMPY, REMOTE = "null", "numpy", "remote"
+TRAINERS = (NULL, NUMPY, REMOTE)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Where the `remote` trainer trains.
+    """The `remote` trainer's training service.
 
     Attributes:
-        url: the training service's.
-        retry_policy: for how long a request to it is tried again.
-        token: what the service asks for; None shows none.
+        url: the service's base URL.
+        retry_policy: how long a failed request is repeated.
+        token: the service's token; None if it needs none.
         policy: how chunks are measured, one of `chunking.POLICIES`.
         verify: whether to verify the TLS certificate, or a file with the authorities to trust (PEM).
     """
@@ -41,22 +44,25 @@ class RemoteOptions:
 
 
 def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOptions | None = None) -> Trainer:
-    """Open the trainer of this name, for the run that the state file describes.
+    """Open the trainer of this name for the run that the state file describes.
 
     Args:
         name: one of `TRAINERS`.
         state: the run's state file.
-        worker: where the trainer's arithmetic runs; the trainer closes it.
+        worker: runs the trainer's arithmetic; closed by the trainer.
         remote: for the `remote` trainer.
 
     Raises:
-        InvalidInput: no trainer has this name; the user's fault, the message says which there are.
-        Unsupported: the trainer cannot train what the file asks for; the message says which lines to change.
+        InvalidInput: no trainer has this name; the user's fault, the message lists the names.
+        Unsupported: the trainer cannot train what the file asks for; the message names the lines to change.
     """
     check_trainer_name(name)
     if name == REMOTE:
         return _open_remote(state, worker, remote)
-    return TRAINERS[name](state, worker)
+    if name == NULL:
+        return NullTrainer(_model_of(NULL, state))
+    optimizer = _optimizer_of(NUMPY, state)
+    return LearnerTrainer(_model_of(NUMPY, state), optimizer, state.merge.inner_state == "keep", worker)
 
 
 async def open_mesh_trainer(
@@ -67,15 +73,15 @@ async def open_mesh_trainer(
     Args:
         options: the mesh.
         state: the run's state file.
-        ticket: gives the client's current ticket for data servers.
+        ticket: returns the client's current ticket for data servers.
         worker: as in `open_trainer`.
 
     Raises:
         Unsupported: the trainer cannot train what the file asks for.
         MeshBroken: the processes did not start.
     """
-    _optimizer_of("numpy", state)
-    model = _model_of("numpy", state)
+    _optimizer_of(NUMPY, state)
+    model = _model_of(NUMPY, state)
     if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
         raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
     return await MeshTrainer.open(options, state, model, ticket, worker)
@@ -83,22 +89,11 @@ async def open_mesh_trainer(
 
 def check_trainer_name(name: str) -> None:
     """Raise `InvalidInput` unless there is a trainer of this name."""
-    if name not in (*TRAINERS, REMOTE):
-        allowed = ", ".join(sorted((*TRAINERS, REMOTE)))
-        raise InvalidInput(f"there is no trainer {name!r}; allowed: {allowed}", trainer=name)
+    if name not in TRAINERS:
+        raise InvalidInput(f"there is no trainer {name!r}; allowed: {', '.join(TRAINERS)}", trainer=name)
 
 
-def _open_null(state: StateFile, worker: Worker) -> Trainer:
-    del worker  # it has no arithmetic to run
-    return NullTrainer(_model_of("null", state))
-
-
-def _open_numpy(state: StateFile, worker: Worker) -> Trainer:
-    optimizer = _optimizer_of("numpy", state)
-    return LearnerTrainer(_model_of("numpy", state), optimizer, state.merge.inner_state == "keep", worker)
-
-
-def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> Trainer:
+def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> RemoteTrainer:
     if remote is None:
         raise InvalidInput("the remote trainer needs the URL of its training service")
     request = SessionRequest(state.model.LLM.spec, _optimizer_of(REMOTE, state), state.merge.inner_state)
@@ -121,7 +116,3 @@ def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
 
 def _unsupported(trainer: str, path: str, value: str, allowed: str) -> Unsupported:
     return Unsupported(f"trainer {trainer}", (Mistake(path, value, allowed),))
-
-
-REMOTE = "remote"
-TRAINERS: Mapping[str, Callable[[StateFile, Worker], Trainer]] = {"null": _open_null, "numpy": _open_numpy}

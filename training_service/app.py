@@ -15,11 +15,7 @@ from training_service.service import TrainingService, TrainingServiceOptions
 
 
 def create_app(options: TrainingServiceOptions, worker: Worker, clock: Clock) -> FastAPI:
-    """Make the service's application; its OpenAPI page is at `/docs`.
-
-    Args:
-        worker: where the arithmetic runs, one request after the other.
-    """
+    """Return the service's application; `worker` runs the arithmetic. Its OpenAPI page is at `/docs`."""
     metrics = TrainingMetrics(new_registry())
     worker = MeasuredWorker(worker, metrics)
     service = TrainingService(options, worker, clock, metrics)

@@ -1,4 +1,4 @@
-"""Metrics that a training service shows Prometheus: its sessions, what they learn from, and the arithmetic's time."""
+"""Metrics of a training service for Prometheus: its sessions, their examples, and the time of the arithmetic."""
 
 import time
 from collections.abc import Callable
@@ -21,11 +21,13 @@ class TrainingMetrics:
         self._sessions = Gauge(
             "epochal_training_service_sessions_open", "Sessions open, by protocol.", ("protocol",), registry=registry
         )
-        self._examples = Counter("epochal_training_service_examples", "Examples learnt from.", registry=registry)
-        self._tokens = Counter("epochal_training_service_tokens", "Tokens that those hold.", registry=registry)
+        self._examples = Counter("epochal_training_service_examples", "Examples trained on.", registry=registry)
+        self._tokens = Counter(
+            "epochal_training_service_tokens", "Predicted tokens of those examples.", registry=registry
+        )
         self.waiting = Gauge(
             "epochal_training_service_requests_waiting",
-            "Requests that wait for the arithmetic, the one under way included.",
+            "Requests that wait for the arithmetic, including the current one.",
             registry=registry,
         )
         self.arithmetic = Histogram(
@@ -39,14 +41,14 @@ class TrainingMetrics:
         """Show the number of open sessions of a protocol."""
         self._sessions.labels(protocol).set_function(count)
 
-    def learnt(self, example_count: int, token_count: int) -> None:
+    def count_examples(self, example_count: int, token_count: int) -> None:
         """Count a request's examples. Any thread may call this."""
         self._examples.inc(example_count)
         self._tokens.inc(token_count)
 
 
 class MeasuredWorker:
-    """A `Worker` that measures its calls: how many wait, and how long each runs."""
+    """A `Worker` that measures how many of its calls wait, and how long each runs."""
 
     def __init__(self, worker: Worker, metrics: TrainingMetrics) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""The routes of Epochal's own clients, `/v1/sessions/…`: each reads a request and asks the service."""
+"""The routes of Epochal's own clients, `/v1/sessions/…`."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -32,7 +32,7 @@ class SessionRoutes:
         self._service = service
 
     def router(self) -> APIRouter:
-        """All routes; each asks for the token first."""
+        """Return the routes; each checks the token first."""
         router = APIRouter(prefix=SESSIONS, dependencies=[Depends(self._check_token)])
         one, rounds = "/{session_id}", "/{session_id}/rounds/{round_key}"
         router.add_api_route("", self.open, methods=["POST"], status_code=201)
@@ -51,7 +51,7 @@ class SessionRoutes:
         return _json(canonical_json(opened), 201)
 
     async def close(self, session_id: str) -> Response:
-        """Forget a session, if there is one."""
+        """Close a session if it is open."""
         self._service.sessions.close(session_id)
         return Response(status_code=204)
 
@@ -76,7 +76,7 @@ class SessionRoutes:
 
         def act(session: TrainingSession) -> bytes:
             answer = session.forward_backward(round_key, local_step, examples)
-            self._service.metrics.learnt(answer.items, int(answer.metrics["tokens:sum"]))
+            self._service.metrics.count_examples(answer.items, int(answer.metrics["tokens:sum"]))
             return canonical_json(answer)
 
         return await self._once(session_id, request, key, act)
@@ -87,12 +87,12 @@ class SessionRoutes:
         return await self._once(session_id, request, key, lambda session: canonical_json(session.optim_step(step)))
 
     async def discard(self, session_id: str) -> Response:
-        """Forget the round under way."""
+        """Discard the current round."""
         await self._service.run(session_id, TrainingSession.discard)
         return _json(b"{}")
 
     async def parameters(self, session_id: str, round_key: str, local_step: int) -> Response:
-        """Return the parameters after so many local steps, as a tensor file."""
+        """Return the parameters after this number of local steps, as a tensor file."""
         data = await self._service.run(session_id, lambda session: session.parameters(round_key, local_step))
         return Response(data, media_type="application/octet-stream")
 

@@ -1,4 +1,4 @@
-"""A training service without its HTTP side: what it may do, its sessions, and whose turn the arithmetic is."""
+"""A training service without HTTP: its options, and its sessions' requests in turn."""
 
 import hmac
 import logging
@@ -14,13 +14,12 @@ from state.errors import Refused
 from state.refusals import Refusal
 from trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
 from training_service.metrics import TrainingMetrics
-from training_service.session_table import SessionBounds, SessionTable
-from training_service.sessions import TrainingSession
+from training_service.sessions import SessionBounds, SessionTable, TrainingSession
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 512
-"""Requests that may wait for the arithmetic at a time."""
+"""Maximum number of requests that wait for the arithmetic."""
 
 DEFAULT_LIMITS = ServiceLimits()
 DEFAULT_BOUNDS = SessionBounds()
@@ -33,11 +32,11 @@ class TrainingServiceOptions:
     """Options of a training service.
 
     Attributes:
-        limits: what one request of examples may hold.
-        token: clients show it as a bearer token; None asks nobody.
+        limits: limits of one request of examples.
+        token: the bearer token that clients have to present; None admits every client.
         sessions: bounds of the sessions of each protocol.
         tinker: whether the `tinker` SDK's own clients are served too, which needs the extra of that name.
-        weights_dir: where those clients' weights are saved; None saves none.
+        weights_dir: folder for those clients' weights; None refuses to save any.
     """
 
     limits: ServiceLimits = DEFAULT_LIMITS
@@ -47,17 +46,13 @@ class TrainingServiceOptions:
     weights_dir: Path | None = None
 
     def check_token(self, shown: str, wanted_as: str) -> None:
-        """Raise `Refused` (`unauthorized`) unless a client shows the token, if there is one."""
+        """Raise `Refused` (`unauthorized`) unless `shown` is the token, or the service has none."""
         if self.token is not None and not hmac.compare_digest(shown.encode(), self.token.encode()):
             raise Refused(Refusal.UNAUTHORIZED, f"this training service {wanted_as}")
 
 
 class TrainingService:
-    """The sessions of Epochal's own clients.
-
-    Args:
-        worker: where the arithmetic runs, one request after the other.
-    """
+    """The sessions of Epochal's own clients. `worker` runs the arithmetic, one request after the other."""
 
     def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
         self.options = options
@@ -73,14 +68,14 @@ class TrainingService:
         return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s)
 
     async def run(self, session_id: str, act: Callable[[TrainingSession], T]) -> T:
-        """Return what `act` makes of the session, in the worker, in the order of the requests.
+        """Call `act` with the session, in the worker, in the order of the requests, and return its result.
 
         Raises:
-            Refused: `unknown-session`; `overloaded`; and what `act` raises.
+            Refused: `unknown-session`, `overloaded`, or what `act` raises.
         """
         session = self.sessions.use(session_id)
         if self._waiting >= MAX_WAITING:
-            raise Refused(Refusal.OVERLOADED, "too many requests wait already")
+            raise Refused(Refusal.OVERLOADED, "too many requests are waiting")
         self._waiting += 1
         try:
             return await self._worker.run(partial(act, session))
@@ -88,5 +83,5 @@ class TrainingService:
             self._waiting -= 1
 
     async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
-        """Act as `run` does, but a request that comes again under the same path and key gets its first answer."""
+        """Do as `run` does, but answer a request repeated under the same path and key with its first answer."""
         return await self.run(session_id, lambda session: session.once(key, lambda: act(session)))

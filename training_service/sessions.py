@@ -1,14 +1,18 @@
-"""Sessions of a training service: what each has learnt, and what it has answered already.
+"""Sessions of a training service: the table of those that are open, and the training in each.
 
-Nothing here waits or speaks HTTP; calls of one session come one after the other. An answer is remembered under its
-idempotency key, so that a request that is repeated because its answer was lost gets the same one and changes nothing.
+Nothing here waits or speaks HTTP; calls of one session come one after the other. A session remembers its answers by
+idempotency key, so a request that is repeated because its answer was lost gets the same answer and changes nothing.
 """
 
 import math
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from batching.micro_batches import Example
+from runtime.clock import Clock
 from state.config.model import ModelSpec
 from state.errors import Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
@@ -17,16 +21,74 @@ from trainers.architectures import open_model
 from trainers.learner import NO_INNER_STATE, Learner, Model
 from trainers.remote.wire import MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
 
+MAX_SESSIONS = 256
+IDLE_SESSION_S = 3600.0
 MAX_REMEMBERED_ANSWERS = 4096
-"""Of one session; the oldest goes first. A round has far fewer requests under way."""
+"""Maximum number of answers that a session remembers; the oldest is dropped first. A round has far fewer requests."""
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBounds:
+    """Bounds of the sessions of one protocol.
+
+    Attributes:
+        most: maximum number of open sessions.
+        idle_s: time without a request after which a session may be closed.
+    """
+
+    most: int = MAX_SESSIONS
+    idle_s: float = IDLE_SESSION_S
+
+
+class SessionTable(Generic[S]):
+    """Open sessions of one protocol by their secret ids; idle ones are closed when another is opened.
+
+    Args:
+        missing: the refusal for an id of no open session.
+    """
+
+    def __init__(self, bounds: SessionBounds, clock: Clock, missing: Refusal) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._missing = missing
+        self._sessions: dict[str, S] = {}
+        self._used_at_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, session: S) -> str:
+        """Add a session and return its id, which cannot be guessed. Raise `Refused`: `overloaded`."""
+        now_s = self._clock.monotonic_s()
+        for session_id in [key for key, at_s in self._used_at_s.items() if at_s < now_s - self._bounds.idle_s]:
+            self.close(session_id)
+        if len(self) >= self._bounds.most:
+            raise Refused(Refusal.OVERLOADED, f"{self._bounds.most} sessions are open, the maximum")
+        session_id = secrets.token_hex(16)
+        self._sessions[session_id], self._used_at_s[session_id] = session, now_s
+        return session_id
+
+    def use(self, session_id: str) -> S:
+        """Return a session, and note that it is in use. Raise `Refused` if no such session is open."""
+        if session_id not in self._sessions:
+            raise Refused(self._missing, "no such session; it may have expired, or the service was restarted")
+        self._used_at_s[session_id] = self._clock.monotonic_s()
+        return self._sessions[session_id]
+
+    def close(self, session_id: str) -> None:
+        """Close a session if it is open."""
+        self._sessions.pop(session_id, None)
+        self._used_at_s.pop(session_id, None)
 
 
 def open_served_model(spec: ModelSpec) -> Model:
     """Return a model that this service can train.
 
     Raises:
-        Refused: `invalid-body`, for an architecture that is not trained here; `body-too-large`, for parameters that no
-            message could carry.
+        Refused: `invalid-body` for an architecture that is not trained here; `body-too-large` for parameters that do
+            not fit in a message.
     """
     try:
         model = open_model(spec)
@@ -55,7 +117,7 @@ class TrainingSession:
         self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def once(self, key: tuple[str, str], act: Callable[[], bytes]) -> bytes:
-        """Return the answer of `act`, or its answer under the same path and key before. A failure is not remembered."""
+        """Return the remembered answer under this path and key, or else that of `act`. Failures are not remembered."""
         if key in self._answers:
             return self._answers[key]
         answer = act()
@@ -65,12 +127,12 @@ class TrainingSession:
         return answer
 
     def begin_round(self, round_key: str, parameters: bytes, keep_last: bool) -> None:
-        """Start a round at these parameters; what the last one learnt is forgotten.
+        """Start a round at these parameters; those of the last round are forgotten.
 
         Args:
-            round_key: the client's name for it.
+            round_key: the client's name for the round.
             parameters: a tensor file.
-            keep_last: whether the optimizer's state of the last round is the one to go on with (its result counts).
+            keep_last: whether to continue with the optimizer's state of the last round (its result counts).
 
         Raises:
             Refused: `invalid-tensors`.
@@ -94,23 +156,22 @@ class TrainingSession:
         """Add the examples' gradient to that of the local step.
 
         Raises:
-            Refused: `stale-step`, `untrainable` (the examples' fault; what was added of the local step is discarded).
+            Refused: `stale-step`; `untrainable`, the examples' fault: the local step's gradient is discarded.
         """
         learner = self._at(round_key, local_step)
         try:
-            learnt = learner.accumulate(examples)
-            loss_sum = learnt.finite_loss()
+            loss = learner.accumulate(examples)
+            nats = loss.finite_nats()
         except TrainerFailed as error:
             learner.discard()
             self._items = self._tokens = 0
             raise Refused(Refusal.UNTRAINABLE, error.message) from error
         self._items += len(examples)
-        self._tokens += learnt.token_count
-        per_example = loss_sum / len(examples) if examples else 0.0
+        self._tokens += loss.token_count
         metrics = {
-            "loss:sum": loss_sum,
-            "tokens:sum": float(learnt.token_count),
-            "loss_per_example:mean": per_example,
+            "loss:sum": nats,
+            "tokens:sum": float(loss.token_count),
+            "loss_per_example:mean": nats / len(examples) if examples else 0.0,
         }
         return ChunkAnswer(len(examples), metrics)
 
@@ -118,7 +179,7 @@ class TrainingSession:
         """Take the optimizer step.
 
         Raises:
-            Refused: `stale-step`; `incomplete-step`, when other than `items` examples arrived: discard and begin anew.
+            Refused: `stale-step`; `incomplete-step` if not exactly `items` examples arrived: discard the round.
         """
         learner = self._at(request.round_key, request.local_step)
         if self._items != request.items:
@@ -133,11 +194,11 @@ class TrainingSession:
         return ChunkAnswer(items, {"tokens:sum": float(tokens)})
 
     def discard(self) -> None:
-        """Forget the round and its gradient; the optimizer's state is that of the last round that counted."""
+        """Forget the round; the optimizer's state is that of the last round that counted."""
         self._round_key = None
 
     def parameters(self, round_key: str, local_steps: int) -> bytes:
-        """Return the parameters after so many local steps, as a tensor file. Raise `Refused`: `stale-step`."""
+        """Return the parameters after this number of local steps, a tensor file. Raise `Refused`: `stale-step`."""
         return encode_tensor_file(self._at(round_key, local_steps).parameters, {})
 
     def _at(self, round_key: str, local_step: int) -> Learner:

@@ -41,7 +41,7 @@ from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.errors import InvalidInput
 from state.messages import Capabilities
-from trainers.mesh.launcher import DEFAULT_BATCH_SIZE, MeshOptions
+from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.protocol import Trainer
 from trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
 
@@ -184,7 +184,7 @@ def _mesh_options(
         process_count=math.prod(parse_mesh(mesh).values()) if processes is None else processes,
         batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
         data=data.location,
-        cache_dir=data.cache_dir,
+        cache_dir=None if data.cache_dir is None else str(data.cache_dir),
         cache_bytes=data.cache_bytes,
     )
 

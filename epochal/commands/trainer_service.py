@@ -29,7 +29,7 @@ from state.errors import InvalidInput
 from trainers.remote.wire import FRAME_BYTES, ServiceLimits
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
-from training_service.session_table import MAX_SESSIONS, SessionBounds
+from training_service.sessions import MAX_SESSIONS, SessionBounds
 
 
 def trainer_service(

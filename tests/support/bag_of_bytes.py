@@ -15,7 +15,7 @@ from data_providers.protocol import IGNORED_LABEL
 from state.config.model import AdamW, Architecture
 from state.tensors import Float32Array, Tensors
 from trainers.architectures import ArchitectureEntry
-from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Learnt, LossOptions
+from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
 
 Values = npt.NDArray[np.float64]
 
@@ -78,13 +78,13 @@ class BagLearner:
         self._steps = inner_state.step_count
         self.discard()
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
         gradient = np.zeros((256, 256)) if self._gradient is None else self._gradient
         learnt = self._loss(examples, options, gradient)
         self._gradient = gradient if learnt.token_count else self._gradient
         return learnt
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
         return self._loss(examples, options, None)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
@@ -103,7 +103,7 @@ class BagLearner:
     def discard(self) -> None:
         self._gradient = None
 
-    def _loss(self, examples: Sequence[Example], options: LossOptions, gradient: Values | None) -> Learnt:
+    def _loss(self, examples: Sequence[Example], options: LossOptions, gradient: Values | None) -> Loss:
         loss, logprobs = np.zeros(()), []
         for number, example in enumerate(examples):
             labels = example.tokens if example.labels is None else example.labels
@@ -123,7 +123,7 @@ class BagLearner:
                 gradient += bags.T @ (weights[places, None] * wrong)
             logprobs.append(np.zeros(labels.size, np.float32))
             logprobs[-1][places] = found
-        return Learnt(loss, sum(example.predicted for example in examples), logprobs)
+        return Loss(loss, sum(example.predicted for example in examples), logprobs)
 
 
 ENTRY = ArchitectureEntry(lambda spec: BagOfBytes(), "bag-of-bytes")

@@ -27,9 +27,9 @@ class MeshCollectives:
 
     Args:
         layout: the mesh.
-        process, process_count: which of them this one is.
+        process, process_count: number of this process, and number of all.
         store: a file through which they find each other.
-        timeout_s: how long one waits for the others.
+        timeout_s: time limit for waiting for the others.
     """
 
     def __init__(self, layout: MeshLayout, process: int, process_count: int, store: str, timeout_s: float) -> None:
@@ -44,16 +44,16 @@ class MeshCollectives:
         self.is_first = process == FIRST
         self._rows = RowBroadcast(layout, process)
 
-    def any_of(self, mine: bool) -> bool:
-        """Return whether it is true in any process."""
-        flag = torch.tensor([int(mine)])
+    def any_of(self, value: bool) -> bool:
+        """Return whether the value is true in any process."""
+        flag = torch.tensor([int(value)])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
     def all_equal(self, digest: bytes) -> bool:
         """Return whether every process has the same 32 bytes."""
-        mine = torch.from_numpy(np.frombuffer(digest, dtype=np.uint8).astype(np.int32))
-        least, most = mine.clone(), mine.clone()
+        own = torch.from_numpy(np.frombuffer(digest, dtype=np.uint8).astype(np.int32))
+        least, most = own.clone(), own.clone()
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return bool((least == most).all())
@@ -63,9 +63,9 @@ class MeshCollectives:
         self._rows.receive(rows)
 
     def from_first(self, values: Float32Array) -> None:
-        """Overwrite the values with the first process's."""
+        """Overwrite the values with those of the first process."""
         dist.broadcast(torch.from_numpy(values), src=FIRST)
 
     def sum_to_first(self, values: NDArray[np.float32] | NDArray[np.float64]) -> None:
-        """Add everyone's values up in the first process; what the others' become is undefined."""
+        """Add the values of all processes up in the first; those of the others are undefined afterwards."""
         dist.reduce(torch.from_numpy(values), dst=FIRST)

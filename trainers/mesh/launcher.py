@@ -1,90 +1,41 @@
-"""The processes of a client's mesh, as the agent has them: started together, asked together, ended together.
+"""The processes of a client's mesh, started and ended by the agent.
 
-The rule kept here: there is no half of a mesh. When one process is gone, or a call is cancelled, all are ended; the
-processes keep nothing that anyone would miss, so the next round starts new ones.
+The rule kept here: when one process is gone, or a call is cancelled, all are ended. They keep nothing between rounds,
+so the next round starts new ones.
 """
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import math
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from batching.mesh.layout import MAX_DEVICES, MeshLayout, parse_mesh, spread_over
 from data_providers.fetcher import FetchSettings
 from runtime.retry import MAX_DELAY_S
 from runtime.task_errors import first_error
 from state.config.state_file import StateFile
-from state.errors import EpochalError, InvalidDocument, InvalidInput
-from trainers.mesh.messages import (
-    Failed,
-    Ready,
-    Reply,
-    RoundDone,
-    RoundTask,
-    Start,
-    read_frame,
-    write_frame,
-)
+from state.errors import EpochalError, InvalidDocument
+from trainers.mesh.messages import Failed, Ready, Reply, RoundDone, RoundTask, Start, read_frame, write_frame
+from trainers.mesh.options import MeshOptions
 
 log = logging.getLogger(__name__)
 
 MODULE = "trainers.mesh.worker"
 START_TIMEOUT_S = 120.0
-"""How long the processes have to find each other; most of it goes into importing PyTorch."""
+"""Time limit within which the processes find each other; most of it is spent on importing PyTorch."""
 WAIT_FOR_OTHERS_S = 60.0
-"""How long a process waits for the others, beside the time that loading may take."""
+"""Time limit for waiting for another process, in addition to the time that loading may take."""
 END_TIMEOUT_S = 10.0
-MAX_PROCESSES = 64
-MAX_BATCH_SIZE = 2**16
-DEFAULT_BATCH_SIZE = 4
 
 
 class MeshBroken(EpochalError):
-    """A process of the mesh is gone, or does not answer as it should; the mesh was ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeshOptions:
-    """A client's mesh.
-
-    Attributes:
-        mesh: its axes, as in `parse_mesh`.
-        process_count: how many processes its devices are spread over.
-        batch_size: rows of one shard in each step of all processes together.
-        data: what `--data` says.
-        cache_dir, cache_bytes: as in `BlockCache`.
-
-    Raises:
-        InvalidInput: there is no such mesh, or PyTorch is not installed; the user's fault.
-    """
-
-    mesh: str
-    process_count: int
-    batch_size: int = DEFAULT_BATCH_SIZE
-    data: str | None = None
-    cache_dir: Path | None = None
-    cache_bytes: int = 0
-    layout: MeshLayout = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.process_count <= MAX_PROCESSES:
-            raise InvalidInput(f"{self.process_count} processes; allowed: 1 to {MAX_PROCESSES}")
-        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
-            raise InvalidInput(f"a batch size of {self.batch_size}; allowed: 1 to {MAX_BATCH_SIZE}")
-        layout = spread_over(parse_mesh(self.mesh), self.process_count, self.batch_size)
-        if layout.global_batch_size > MAX_DEVICES:
-            raise InvalidInput(f"mesh {self.mesh} has global batches of more than {MAX_DEVICES} rows")
-        if importlib.util.find_spec("torch") is None:
-            raise InvalidInput("--mesh needs PyTorch; install epochal[torch]")
-        object.__setattr__(self, "layout", layout)
+    """A process of the mesh is gone or gave an invalid answer; the mesh was ended."""
 
 
 class MeshProcesses:
@@ -99,20 +50,15 @@ class MeshProcesses:
         """Start the processes, and wait until they have found each other.
 
         Raises:
-            MeshBroken: they have not, within `START_TIMEOUT_S`.
+            MeshBroken: they did not within `START_TIMEOUT_S`.
         """
         folder = tempfile.TemporaryDirectory(prefix="epochal-mesh-")
         found = cls([], folder)
         start = Start(
             state=state.model_dump(mode="json", exclude={"run_state", "progress", "access"}),
-            mesh=options.mesh,
+            options=options,
             process=0,
-            process_count=options.process_count,
-            batch_size=options.batch_size,
             store=str(Path(folder.name) / "store"),
-            data=options.data,
-            cache_dir=None if options.cache_dir is None else str(options.cache_dir),
-            cache_bytes=options.cache_bytes,
             timeout_s=_wait_for_others_s(options, state),
         )
         try:
@@ -131,17 +77,17 @@ class MeshProcesses:
             if not isinstance(answer, Ready):
                 await found.aclose()
                 raise MeshBroken(f"a process of the mesh did not start: {answer}")
-        folder.cleanup()  # they have found each other, and an agent that is killed could not do it
+        folder.cleanup()  # now, because an agent that is killed could not do it later
         return found
 
     async def train(self, task: RoundTask, body: bytes) -> tuple[list[RoundDone | Failed], bytes]:
-        """Return each process's answer, and what comes with the first one's. All are ended when this is cancelled.
+        """Return each process's answer, and the body of the first one's. End all processes when this is cancelled.
 
         Args:
-            body: what goes with the task to the first process.
+            body: sent with the task to the first process.
 
         Raises:
-            MeshBroken: one of them is gone; all are ended.
+            MeshBroken: a process is gone; all are ended.
         """
         try:
             answers = await self._ask([(task, body if number == 0 else b"") for number in range(len(self._processes))])
@@ -166,7 +112,7 @@ class MeshProcesses:
         self._folder.cleanup()
 
     async def _ask(self, messages: Sequence[tuple[Any, bytes]]) -> list[tuple[Reply, bytes]]:
-        """Return each process's answer to its message. Raise `MeshBroken` when one of them is gone."""
+        """Return each process's answer to its message. Raise `MeshBroken` if a process is gone."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -188,13 +134,13 @@ async def _exchange(process: asyncio.subprocess.Process, document: Any, body: by
         raise MeshBroken(f"process {process.pid} of the mesh is gone") from error
     except InvalidDocument as error:
         raise MeshBroken(f"process {process.pid} of the mesh: {error.message}") from error
-    if isinstance(answer[0], Failed) and answer[0].cause == "broken":  # nobody waits for the others any more
+    if isinstance(answer[0], Failed) and answer[0].cause == "broken":  # the others do not wait any longer
         raise MeshBroken(f"the mesh fell apart: {answer[0].message}")
     return answer
 
 
 async def _spawn(process_count: int) -> asyncio.subprocess.Process:
-    """Start a process that is not told of Ctrl-C: the agent ends it. It takes its share of the machine's cores."""
+    """Start a process with its share of the machine's cores; Ctrl-C does not reach it, the agent ends it."""
     threads = str(max(1, (os.cpu_count() or 1) // process_count))
     shares = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return await asyncio.create_subprocess_exec(
@@ -209,7 +155,7 @@ async def _spawn(process_count: int) -> asyncio.subprocess.Process:
 
 
 def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
-    """Return how long another process may take for the rows of a global batch if only its last attempt succeeds."""
+    """Return the longest time that another process may need to load a global batch, retries included."""
     settings = FetchSettings.of(state, 1)
     layout = options.layout
     most_rows = max(layout.loading(process).local_batch_size for process in range(options.process_count))

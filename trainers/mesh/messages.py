@@ -1,9 +1,9 @@
-"""Messages between an agent and the processes of its mesh, over pipes: a JSON document and a tensor file each.
+"""Messages between an agent and the processes of its mesh, over pipes: each is a JSON document and a tensor file.
 
-The agent starts a process with `Start` and gives every process `RoundTask`s, the first process with the round's
-parameters and, where it is kept, the optimizer's state. Each answers every message, with `Ready`, `RoundDone` (the
-first process with both after the round) or `Failed`. The processes keep nothing between rounds, so that losing them
-costs a round and no more. Where its pipe ends, a process ends.
+The agent starts a process with `Start` and gives every process `RoundTask`s; the first process also gets the round's
+parameters and, if it is kept, the optimizer's state. A process answers every message with `Ready`, `RoundDone` (from
+the first process with both after the round) or `Failed`. Processes keep nothing between rounds, so losing them costs
+one round. A process ends when its pipe ends.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from state.intervals import BatchId
 from state.tensors import Float32Array, Tensors, encode_tensor_file, parse_tensor_file
 from state.wire import canonical_json, parse_document
 from trainers.learner import InnerState
+from trainers.mesh.options import MeshOptions
 
 MAX_DOCUMENT_BYTES = 16 * 1024**2
 MAX_BODY_BYTES = 48 * 1024**3
@@ -26,8 +27,8 @@ ENDED_WITH_AGENT = 3
 _SIZES = struct.Struct(">IQ")
 
 Cause = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer", "input", "called-off", "broken"]
-"""Why a process could not do its part: a data error's kind, the trainer, what the user gave, because another process
-could not, or because another process is gone."""
+"""Why a process could not do its part: a data error's kind, the trainer, the user's input, another process's failure,
+or another process's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +37,16 @@ class Start:
 
     Attributes:
         state: the run's configuration, as the coordinator gives it to clients.
-        mesh: the mesh's axes, as in `parse_mesh`.
-        process: this process's number, of `process_count`.
-        batch_size: rows of one shard.
+        options: the mesh.
+        process: this process's number.
         store: a file through which the processes find each other.
-        data, cache_dir, cache_bytes: the client's own options.
-        timeout_s: how long a process waits for the others.
+        timeout_s: time limit for waiting for the others.
     """
 
     state: Any
-    mesh: str
+    options: MeshOptions
     process: int
-    process_count: int
-    batch_size: int
     store: str
-    data: str | None
-    cache_dir: str | None
-    cache_bytes: int
     timeout_s: float
 
 
@@ -61,9 +55,9 @@ class RoundTask:
     """A round to take part in.
 
     Attributes:
-        ticket: opens data servers.
-        steps_taken: the optimizer's count.
-        keeps_state: whether the optimizer's state is wanted back.
+        ticket: the client's current ticket for data servers.
+        steps_taken: the optimizer's step count.
+        keeps_state: whether the answer holds the optimizer's state.
     """
 
     plan: RoundPlan
@@ -81,9 +75,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """The round's result: the first process's holds the sums over all. `rows_loaded`: by this process."""
+    """The round's result: `rows_loaded` by this process; the rest is valid in the first process's answer only."""
 
-    loss_sum: float
+    nats: float
     token_count: int
     steps_taken: int
     rows_loaded: int
@@ -106,11 +100,7 @@ T = TypeVar("T")
 
 
 async def write_frame(writer: asyncio.StreamWriter, document: Any, body: bytes = b"") -> None:
-    """Write a document and its bytes; return when the pipe has room again.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """Write a document and its bytes. Raise `OSError` if the other side is gone."""
     text = canonical_json(document)
     writer.write(_SIZES.pack(len(text), len(body)) + text)
     writer.write(body)
@@ -122,7 +112,7 @@ async def read_frame(reader: asyncio.StreamReader, kind: type[T] | Any) -> tuple
 
     Raises:
         EOFError: the other side is gone.
-        InvalidDocument: something else came.
+        InvalidDocument: the bytes are not a message of this kind.
     """
     document_bytes, body_bytes = _SIZES.unpack(await reader.readexactly(_SIZES.size))
     if document_bytes > MAX_DOCUMENT_BYTES or body_bytes > MAX_BODY_BYTES:
@@ -132,13 +122,13 @@ async def read_frame(reader: asyncio.StreamReader, kind: type[T] | Any) -> tuple
 
 
 def encode_body(parameters: Mapping[str, Float32Array], state: InnerState | None) -> bytes:
-    """Encode parameters, and the optimizer's state if it is wanted, as one tensor file."""
+    """Encode parameters, and the optimizer's state if given, as one tensor file."""
     parts = [(_PARAMETERS, parameters)] + ([] if state is None else [(_INNER, state.tensors)])
     return encode_tensor_file({prefix + name: array for prefix, part in parts for name, array in part.items()}, {})
 
 
 def decode_body(body: bytes, steps_taken: int) -> tuple[Tensors, InnerState]:
-    """Decode what `encode_body` encoded; the arrays are copies. Raise `InvalidTensorFile` for something else."""
+    """Decode what `encode_body` encoded, into copies. Raise `InvalidTensorFile` for other bytes."""
     found: dict[str, Tensors] = {_PARAMETERS: {}, _INNER: {}}
     for name, array in parse_tensor_file(body).tensors().items():
         prefix, separator, rest = name.partition("/")

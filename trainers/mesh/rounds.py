@@ -1,10 +1,9 @@
 """Rounds of a mesh: every process takes the same steps in the same order.
 
-For each global batch a process loads its rows, receives the others that its devices need, and computes on those that
-fall to it: of the devices that hold the same rows, each takes its share of them, so that every row is computed on once.
-At a local step's end the gradients are added up in the first process, which takes the optimizer's step and gives the
-parameters to the others. Before each exchange the processes agree that none has failed; where one has, all end the
-round, and stay connected.
+For each global batch a process loads its rows, receives the others that its devices need, and computes on its share:
+devices that hold the same rows divide them, so every row is computed on once. At the end of a local step the gradients
+are added up in the first process, which takes the optimizer step and gives the parameters to the others. Before each
+exchange the processes agree that none has failed; if one has, all end the round and stay connected.
 """
 
 import hashlib
@@ -27,9 +26,8 @@ from state.config.model import AdamW
 from state.errors import EpochalError, TrainerFailed
 from state.tensors import Float32Array, Tensors
 from state.wire import canonical_json
-from trainers.learner import InnerState, Model
+from trainers.learner import InnerState, Loss, Model
 from trainers.mesh.collectives import MeshCollectives
-from trainers.protocol import LossSum
 
 T = TypeVar("T")
 
@@ -40,17 +38,17 @@ class CalledOff(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """The end of a round. All but `rows_loaded` is the first process's to tell."""
+    """The end of a round. All but `rows_loaded` is valid in the first process only."""
 
     parameters: Mapping[str, Float32Array]
     inner_state: InnerState
-    loss: LossSum
+    loss: Loss
     rows_loaded: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeshPlace:
-    """Where a process stands in its mesh.
+    """A process's place in its mesh.
 
     Attributes:
         layout: the mesh.
@@ -67,11 +65,11 @@ class MeshRounds:
     """One process's part in the rounds of its mesh.
 
     Args:
-        place: this process.
-        model: what is trained.
+        place: the process's place.
+        model: the model to train.
         optimizer: None leaves the parameters as they are.
-        collectives: the others.
-        worker: where everything runs that blocks.
+        collectives: connects the process to the others.
+        worker: runs whatever blocks.
     """
 
     def __init__(
@@ -101,9 +99,9 @@ class MeshRounds:
             data: the data's fingerprint, and the samples of this process's `loaded_indices`.
 
         Raises:
-            DataError, TrainerFailed: this process's own failure.
-            CalledOff: another's.
-            RuntimeError: another process is gone; this one cannot go on either.
+            DataError, TrainerFailed: this process failed.
+            CalledOff: another process failed.
+            RuntimeError: another process is gone; this one cannot continue.
         """
         collectives, run = self._collectives, self._worker.run
         fingerprint, batches = await self._agreed(data)
@@ -124,11 +122,11 @@ class MeshRounds:
                 await run(partial(collectives.share_rows, rows.data))
                 step_sums += await self._agreed(run(partial(self._accumulate, rows)))
             sums += await run(partial(self._step, plan.learning_rates[number], step_sums))
-        loss = LossSum(float(sums[0]), int(sums[1]))
+        loss = Loss(float(sums[0]), int(sums[1]))
         return RoundEnd(self._learner.parameters, self._learner.inner_state, loss, reader.rows_loaded)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
-        """Return the result of this process's part, once all processes have done theirs."""
+        """Return the result of this process's part once all processes have finished theirs."""
         failure: EpochalError | None = None
         try:
             done = await part
@@ -148,7 +146,7 @@ class MeshRounds:
         return tensors
 
     def _in_one_array(self, tensors: Mapping[str, Float32Array]) -> tuple[Float32Array, Tensors]:
-        """Copy tensors into one flat array, which one exchange moves; return it, and its parts by name."""
+        """Copy tensors into one flat array, for a single exchange; return the array, and its parts by name."""
         flat = np.empty(sum(map(math.prod, self._shapes.values())), np.float32)
         parts, offset = dict[str, Float32Array](), 0
         for name, shape in self._shapes.items():
@@ -159,11 +157,11 @@ class MeshRounds:
         return flat, parts
 
     def _accumulate(self, rows: RowArrays) -> tuple[float, int]:
-        learnt = self._learner.accumulate(rows.examples(self._own_rows))
-        return learnt.finite_loss(), learnt.token_count
+        loss = self._learner.accumulate(rows.examples(self._own_rows))
+        return loss.finite_nats(), loss.token_count
 
     def _step(self, learning_rate: float, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take the optimizer step on everyone's gradient; return everyone's loss and tokens, in the first process."""
+        """Take the optimizer step on the sum of all gradients; in the first process return the sums of all."""
         collectives, learner = self._collectives, self._learner
         collectives.sum_to_first(sums)
         if self._optimizer is None:
@@ -182,13 +180,13 @@ class MeshRounds:
 
 
 def computed_rows(layout: MeshLayout, process: int) -> list[int]:
-    """Return which of the rows that a process needs it computes on.
+    """Return the rows, of those that a process needs, on which it computes.
 
     Of *R* devices with the same rows, the *r*-th takes every *R*-th row, beginning with the *r*-th.
     """
     found: list[int] = []
     for number, shard in enumerate(layout.loading(process).needed_shards):
-        mine = set(np.flatnonzero(layout.holders[shard] == process).tolist())
+        replicas = set(np.flatnonzero(layout.holders[shard] == process).tolist())
         first = number * layout.batch_size
-        found += [first + row for row in range(layout.batch_size) if row % layout.replica_count in mine]
+        found += [first + row for row in range(layout.batch_size) if row % layout.replica_count in replicas]
     return found

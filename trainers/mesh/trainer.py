@@ -1,4 +1,4 @@
-"""The `numpy` trainer on a mesh: one client, several processes, each loading and computing its own rows."""
+"""The `numpy` trainer on a mesh: a client of several processes, each of which loads and computes its own rows."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,10 +12,11 @@ from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput, TrainerFailed
 from state.tensors import Float32Array, Tensors
-from trainers.learner import Model, TentativeInnerState
-from trainers.mesh.launcher import MeshBroken, MeshOptions, MeshProcesses
+from trainers.learner import Loss, Model, TentativeInnerState
+from trainers.mesh.launcher import MeshBroken, MeshProcesses
 from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
-from trainers.protocol import LossSum, TrainedRound
+from trainers.mesh.options import MeshOptions
+from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class MeshTrainer:
         options: the mesh.
         state: the run's state file.
         model: the model that it names.
-        ticket: gives the client's current ticket for data servers.
-        worker: where what goes to the processes is encoded; closed by `aclose`.
+        ticket: returns the client's current ticket for data servers.
+        worker: encodes messages to the processes; closed by `aclose`.
     """
 
     name = "numpy"
@@ -54,7 +55,7 @@ class MeshTrainer:
     async def open(
         cls, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
     ) -> Self:
-        """Return a trainer whose processes are started. Raise `MeshBroken`."""
+        """Start the processes and return their trainer. Raise `MeshBroken` if they do not start."""
         trainer = cls(options, state, model, ticket, worker)
         trainer._processes = await MeshProcesses.start(options, state)
         return trainer
@@ -84,7 +85,7 @@ class MeshTrainer:
         end, after = await self._worker.run(partial(decode_body, answer, done[0].steps_taken))
         self._inner_state.propose(after)
         self._log_rows(plan, [found.rows_loaded for found in done])
-        return TrainedRound.between(plan.step, parameters, end, LossSum(done[0].loss_sum, done[0].token_count))
+        return TrainedRound.between(plan.step, parameters, end, Loss(done[0].nats, done[0].token_count))
 
     def commit_inner_state(self) -> None:
         self._inner_state.commit()
@@ -93,7 +94,7 @@ class MeshTrainer:
         self._inner_state.roll_back()
 
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
-        """Log the rows loaded by each process, and those of no weight: many mean that local steps are too small."""
+        """Log the rows that each process loaded, and the padded ones: many mean that local steps are too small."""
         size = self._options.layout.global_batch_size
         padded = sum(size - batch.row_count for batch in global_batches(plan, size))
         rows = plan.sequence_count
@@ -109,7 +110,7 @@ class MeshTrainer:
 
 
 def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:
-    """Raise the failure that the others followed from; that of data before that of the trainer."""
+    """Raise the failure that caused the others; a data error takes precedence."""
     real = [failure for failure in failures if failure.cause != "called-off"] or failures
     first = min(real, key=lambda failure: failure.cause not in DATA_ERRORS)
     if first.cause in DATA_ERRORS:

@@ -1,7 +1,7 @@
 """One process of a client's mesh: `python -m trainers.mesh.worker`, started and ended by the agent.
 
-It hears the agent on its standard input and answers on its standard output; what else would be printed there goes to
-standard error. When the input ends, the agent is gone, and so is this process, whatever it is waiting for.
+It reads the agent's messages from standard input and answers on standard output; anything printed goes to standard
+error instead. When the input ends, the agent is gone and the process exits, whatever it is waiting for.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from batching.mesh.layout import parse_mesh, spread_over
 from batching.mesh.rows import loaded_indices
 from batching.round_plan import RoundPlan
 from data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
@@ -45,24 +44,25 @@ from trainers.mesh.rounds import CalledOff, MeshPlace, MeshRounds
 
 
 class MeshWorker:
-    """This process, once it has been told of its mesh."""
+    """This process's part in its mesh."""
 
     def __init__(self, start: Start, worker: WorkerThread) -> None:
         self._start = start
         self._worker = worker
         self._state = parse_document(StateFile, canonical_json(start.state))
         self._model = open_model(self._state.model.LLM.spec)
-        self._layout = spread_over(parse_mesh(start.mesh), start.process_count, start.batch_size)
+        self._layout = start.options.layout
         self._rounds: MeshRounds | None = None
         self._provider: DataProvider | None = None
         self._receiver: BatchReceiver | None = None
         self._ticket = ""
 
     async def connect(self) -> None:
-        """Find the other processes. Raise `RuntimeError` when they do not come."""
+        """Find the other processes. Raise `RuntimeError` if they do not come in time."""
         start, llm = self._start, self._state.model.LLM
+        process_count = start.options.process_count
         collectives = await self._worker.run(
-            partial(MeshCollectives, self._layout, start.process, start.process_count, start.store, start.timeout_s)
+            partial(MeshCollectives, self._layout, start.process, process_count, start.store, start.timeout_s)
         )
         optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
         place = MeshPlace(self._layout, start.process, llm.max_seq_len)
@@ -80,23 +80,23 @@ class MeshWorker:
         except BaseExceptionGroup as failed:
             return self._failure(first_error(failed), task.plan), b""
         after = end.inner_state
-        done = RoundDone(end.loss.nats, end.loss.token_count, after.step_count, end.rows_loaded)
+        done = RoundDone(float(end.loss.nats), end.loss.token_count, after.step_count, end.rows_loaded)
         return done, encode_body(end.parameters, after if task.keeps_state else None) if body else b""
 
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
-        """Return the fingerprint of the run's data, opened if they are not yet, and this process's samples."""
+        """Open the run's data if they are not open; return their fingerprint, and this process's samples."""
         if self._provider is None:
-            start = self._start
-            cache = None if start.cache_dir is None else BlockCache(Path(start.cache_dir), start.cache_bytes)
-            self._provider = await open_provider(self._state, lambda: self._ticket, start.data, cache)
+            options = self._start.options
+            cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
+            self._provider = await open_provider(self._state, lambda: self._ticket, options.data, cache)
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
-        # Processes share batches, so that to this fetcher each data index is a batch.
+        # Processes share batches; for this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
         self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
         return self._provider.fingerprint, self._receiver
 
     def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
-        """Return the message for an error; one that nobody expected ends this program."""
+        """Return the message for an error; raise an unexpected one, which ends this program."""
         match error:
             case DataError():
                 return Failed(failure_kind(error), error.message, self._failed_batch(plan))
@@ -111,37 +111,37 @@ class MeshWorker:
         raise error
 
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
-        """Return the batches of the data indices on which fetching failed."""
+        """Return the batches of the data indices that could not be fetched."""
         failed = None if self._receiver is None else self._receiver.failed_batch
         return None if failed is None else failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
 
 
 async def main() -> None:
-    """Hear the agent until it is gone."""
+    """Do what the agent asks until it is gone."""
     agent_in, agent_out = await _agent_pipes()
     worker = WorkerThread("epochal-mesh")
     start: Start = (await read_frame(agent_in, Start))[0]
     process = MeshWorker(start, worker)
     tasks: asyncio.Queue[tuple[RoundTask, bytes]] = asyncio.Queue()
     async with asyncio.TaskGroup() as group:
-        hearing = group.create_task(_hear(agent_in, tasks))  # from now on: finding the others may take long
+        reading = group.create_task(_read_tasks(agent_in, tasks))  # from now on: finding the others may take long
         try:
             await process.connect()
         except RuntimeError as error:
             await write_frame(agent_out, Failed("broken", str(error)))
-            hearing.cancel()
+            reading.cancel()
             return
         await write_frame(agent_out, Ready())
         while True:
             await write_frame(agent_out, *await process.take_part(*await tasks.get()))
 
 
-async def _hear(agent_in: asyncio.StreamReader, tasks: "asyncio.Queue[tuple[RoundTask, bytes]]") -> None:
+async def _read_tasks(agent_in: asyncio.StreamReader, tasks: "asyncio.Queue[tuple[RoundTask, bytes]]") -> None:
     while True:
         try:
             tasks.put_nowait(await read_frame(agent_in, RoundTask))
         except EOFError:
-            os._exit(ENDED_WITH_AGENT)  # a thread may wait for the other processes for long; nothing here is kept
+            os._exit(ENDED_WITH_AGENT)  # a thread may still be waiting for the other processes; nothing is lost
 
 
 async def _agent_pipes() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -1,6 +1,6 @@
-"""AdamW, the inner optimizer of the embedded trainer (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101).
+"""AdamW, the inner optimizer of the embedded model (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101).
 
-It runs on one client only and no other repeats it, so it need not be bit-identical anywhere.
+No other client repeats the steps of one, so their results need not be bit-identical on two machines.
 """
 
 import math
@@ -29,10 +29,10 @@ def adamw_step(
 ) -> float:
     """Take one step: change `parameters`, `state` and `gradient` (clipped) in place; all float32.
 
-    Weight decay is decoupled and acts on matrices only, as is usual: a bias has nothing to decay towards.
+    Weight decay is decoupled and, as is usual, acts on matrices only.
 
     Returns:
-        The gradient's L2 norm over all tensors, before it was clipped.
+        The gradient's L2 norm over all tensors, before clipping.
     """
     norm = math.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
     if settings.clip_grad_norm is not None and norm > settings.clip_grad_norm:

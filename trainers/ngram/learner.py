@@ -1,4 +1,4 @@
-"""The embedded model as a `Model`, and while it learns as a `Learner`, in NumPy."""
+"""The embedded model's `Model` and `Learner`, in NumPy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from data_providers.protocol import IGNORED_LABEL
 from state.config.model import AdamW, NgramConfig
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors
-from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Learnt, LossOptions, Shapes
+from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes
 from trainers.ngram.adamw import AdamWState, adamw_step
 from trainers.ngram.model import (
     VOCABULARY,
@@ -46,11 +46,7 @@ class NgramModel:
 
 
 class NgramLearner:
-    """Parameters on their way through optimizer steps.
-
-    Args:
-        context: as in the model's size.
-    """
+    """The embedded model while it is trained. `context` is that of its `NgramConfig`."""
 
     def __init__(self, context: int) -> None:
         self.parameters: Tensors = {}
@@ -73,17 +69,17 @@ class NgramLearner:
         for key, array in inner_state.tensors.items():
             prefix, separator, name = key.partition("/")
             if name not in parameters or prefix + separator not in moments or array.shape != parameters[name].shape:
-                raise TrainerFailed(f"{key!a} is no moment of this model's optimizer")
+                raise TrainerFailed(f"{key!a} is not a moment of this model's optimizer")
             moments[prefix + separator][name] = array.copy()
         self._state = AdamWState(inner_state.step_count, moments[_FIRST], moments[_SECOND])
         self.parameters = {name: parameters[name].copy() for name in sorted(parameters)}
         self.discard()
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
-        return self._learn(examples, options, backward=True)
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+        return self._loss(examples, options, backward=True)
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Learnt:
-        return self._learn(examples, options, backward=False)
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+        return self._loss(examples, options, backward=False)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient, self._has_gradient = dict(gradient), True
@@ -103,24 +99,24 @@ class NgramLearner:
     def discard(self) -> None:
         self._gradient, self._has_gradient = {}, False
 
-    def _learn(self, examples: Sequence[Example], options: LossOptions, *, backward: bool) -> Learnt:
+    def _loss(self, examples: Sequence[Example], options: LossOptions, *, backward: bool) -> Loss:
         _check_vocabulary(examples)
         if not any(example.predicted for example in examples):
-            return Learnt(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
+            return Loss(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
         if backward:
             self._gradient, self._has_gradient = self.gradient, True
         padded = padded_tokens([example.tokens for example in examples], self._context)
-        targets = padded_targets(list(examples), self._context)
+        targets = padded_targets(examples, self._context)
         weights = None if options.weights is None else self._padded_weights(options.weights)
         logprobs = np.zeros(padded.size, np.float32) if options.wants_logprobs else None
         gradient = self._gradient if backward else None
         with np.errstate(all="ignore"):  # a loss that is not finite is found below
-            loss_sum, token_count = add_gradient(
+            nats, token_count = add_gradient(
                 self.parameters, padded, targets, gradient, options.proceed, weights, logprobs
             )
-        learnt = Learnt(loss_sum, token_count, () if logprobs is None else self._by_example(logprobs, examples))
-        learnt.finite_loss()
-        return learnt
+        loss = Loss(nats, token_count, () if logprobs is None else self._by_example(logprobs, examples))
+        loss.finite_nats()
+        return loss
 
     def _padded_weights(self, weights: Sequence[npt.NDArray[np.floating[Any]]]) -> Float32Array:
         before = np.zeros(self._context, np.float32)
@@ -132,7 +128,7 @@ class NgramLearner:
 
 
 def _check_vocabulary(examples: Sequence[Example]) -> None:
-    """Guard the arithmetic; the tokens of a data provider were checked before, with their data index."""
+    """Raise `TrainerFailed` unless the model knows every token and label."""
     for tokens, labels in examples:
         for name, values in (("token", tokens), ("label", labels)):
             if values is None:

@@ -13,7 +13,7 @@ The functions follow the parameters' type: float32 to train, float64 to check th
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from state.tensors import Tensors
 VOCABULARY = 256
 """Tokens are bytes."""
 PADDING = VOCABULARY
-"""Stands before a sequence's first token; the last row of the embedding table."""
+"""The token before a sequence's first token; the last row of the embedding table."""
 CHUNK_POSITIONS = 4096
-"""Positions computed at a time: some 8 MiB of activations, and a few milliseconds between two chances to cancel."""
+"""Positions computed at a time: about 8 MiB of activations, and a few milliseconds between two chances to cancel."""
 
 EMBEDDING = "embedding"
 HIDDEN_WEIGHT = "hidden.weight"
@@ -46,7 +46,7 @@ Gradient = dict[str, FloatArray]
 _INIT_DOMAIN = b"epochal/ngram/init/v1\0"
 _INIT_BLOCK_VALUES = 1 << 18
 _OUTPUT_SCALE = 0.1
-"""Starts the output layer small, so that the first loss is close to that of a uniform guess."""
+"""Makes the output layer small at first, so that the first loss is close to that of a uniform guess."""
 
 
 def parameter_shapes(model: NgramConfig) -> dict[str, tuple[int, ...]]:
@@ -97,11 +97,11 @@ def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32
     return values
 
 
-def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context: int) -> Tokens:
+def padded_tokens(sequences: Sequence[npt.NDArray[np.integer[Any]]], context: int) -> Tokens:
     """Return the sequences one after the other, each with `context` paddings before it, as uint16.
 
     Args:
-        sequences: one-dimensional; every token is below `VOCABULARY`.
+        sequences: one-dimensional; every token is below `VOCABULARY`, or `PADDING`.
         context: as in the model's size.
     """
     padded = np.full(sum(context + sequence.size for sequence in sequences), PADDING, np.uint16)
@@ -113,16 +113,15 @@ def padded_tokens(sequences: list[npt.NDArray[np.unsignedinteger[Any]]], context
     return padded
 
 
-def padded_targets(examples: list[Example], context: int) -> Tokens:
-    """Return the labels that belong to `padded_tokens` of the same examples, `PADDING` where there is none."""
-    padded = np.full(sum(context + example.tokens.size for example in examples), PADDING, np.uint16)
-    offset = 0
-    for tokens, labels in examples:
-        offset += context
-        wanted = tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
-        padded[offset : offset + tokens.size] = wanted
-        offset += tokens.size
-    return padded
+def padded_targets(examples: Sequence[Example], context: int) -> Tokens:
+    """Return the labels, placed as `padded_tokens` places the tokens of the same examples; `PADDING` for no label."""
+    return padded_tokens(
+        [
+            tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
+            for tokens, labels in examples
+        ],
+        context,
+    )
 
 
 def add_gradient(

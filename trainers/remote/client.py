@@ -1,7 +1,7 @@
-"""A training service as its clients see it: one request at a time, repeated until it is answered or hopeless.
+"""The client of a training service: sends requests, and repeats each until it is answered or refused.
 
-The rule kept here: a request that changes a session keeps one idempotency key through every attempt, so that an answer
-that was lost on the way costs a repetition and nothing else.
+The rule kept here: a request that changes a session has one idempotency key in every attempt, so a lost answer costs
+one repetition and changes nothing.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import logging
 import secrets
 import time
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import httpx
+from pydantic import TypeAdapter
 
 from runtime.http_client import open_client, reason_of, refusal_in, user_mistake, whole_answer
 from runtime.retry import RetryPolicy, retry_after_s
@@ -31,18 +31,17 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 300.0
-"""For one answer; a service that is busy with others' requests may take a while."""
+"""Time limit for one answer; the service may be busy with other clients' requests."""
 RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_RETRY_AFTER_S = 60.0
 MAX_DETAIL_CHARACTERS = 500
 REFUSAL_OF_STATUS = {401: Refusal.UNAUTHORIZED, 413: Refusal.BODY_TOO_LARGE}
-"""What an answer means that is not the service's own, but that of a proxy before it."""
-
-T = TypeVar("T")
+"""The refusal for an answer that is not the service's own but a proxy's, by status."""
+_SESSION_REQUEST = TypeAdapter(SessionRequest)
 
 
 class _Later(EpochalError):
-    """No answer, or one that says "later"."""
+    """No answer, or one after which the request has to be repeated."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -54,12 +53,12 @@ class TrainingServiceClient:
 
     Args:
         url: the service's base URL.
-        retry: for how long a request is tried again.
-        token: what the service asks for; None shows none.
+        retry: how long a failed request is repeated.
+        token: the service's token; None if it needs none.
         verify: whether to verify TLS certificates, or a file with the authorities to trust.
 
     Raises:
-        InvalidInput: no such URL; the user's fault.
+        InvalidInput: the URL is not valid; the user's fault.
     """
 
     def __init__(self, url: str, retry: RetryPolicy, token: str | None = None, verify: bool | str = True) -> None:
@@ -72,18 +71,19 @@ class TrainingServiceClient:
         )
         self._retry = replace(retry, max_asked_s=MAX_RETRY_AFTER_S)
         self.requests = 0
-        """Requests that were sent, repetitions included."""
+        """Number of requests sent, repetitions included."""
 
     async def open(self, request: SessionRequest) -> SessionOpened:
         """Open a session. Raise `Refused`, `TrainerFailed` as every method does."""
-        return parse_document(SessionOpened, await self._ask("POST", SESSIONS, canonical_json(_plain(request))))
+        return parse_document(SessionOpened, await self._ask("POST", SESSIONS, _SESSION_REQUEST.dump_json(request)))
 
     async def close(self, session_id: str) -> None:
-        """Say that a session is not needed any more: one bounded attempt, since it expires anyway."""
-        try:
-            await self._once("DELETE", f"{SESSIONS}/{session_id}", b"", {}, CONNECT_TIMEOUT_S)
-        except EpochalError as error:
-            log.info("session_not_closed", extra={"reason": str(error)})
+        """Close a session, in one bounded attempt: otherwise it expires."""
+        await self._notify("DELETE", f"{SESSIONS}/{session_id}")
+
+    async def discard(self, session_id: str) -> None:
+        """Discard the current round, in one bounded attempt: otherwise the next round does."""
+        await self._notify("POST", f"{SESSIONS}/{session_id}/discard")
 
     async def begin_round(self, session_id: str, round_key: str, parameters: bytes, *, keep_last: bool) -> None:
         """Begin a round at these parameters (a tensor file)."""
@@ -100,27 +100,26 @@ class TrainingServiceClient:
         path = f"{SESSIONS}/{session_id}/optim_step"
         return parse_document(ChunkAnswer, await self._ask("POST", path, canonical_json(request)))
 
-    async def discard(self, session_id: str) -> None:
-        """Forget the round under way: one bounded attempt, since the next round begins anew anyway."""
-        try:
-            await self._once("POST", f"{SESSIONS}/{session_id}/discard", b"", {}, CONNECT_TIMEOUT_S)
-        except EpochalError as error:
-            log.info("round_not_discarded", extra={"reason": str(error)})
-
     async def parameters(self, session_id: str, round_key: str, local_steps: int) -> bytes:
-        """Return the parameters after so many local steps of the round, as a tensor file."""
+        """Return the parameters after this number of local steps of the round, as a tensor file."""
         return await self._ask("GET", f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_steps}/parameters")
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
+    async def _notify(self, method: str, path: str) -> None:
+        try:
+            await self._once(method, path, b"", {}, CONNECT_TIMEOUT_S)
+        except EpochalError as error:
+            log.info("training_service_not_told", extra={"path": path, "reason": str(error)})
+
     async def _ask(self, method: str, path: str, content: bytes = b"") -> bytes:
         """Send a request until it is answered, and return the answer.
 
         Raises:
-            Refused: the service refuses, and will refuse again.
-            TrainerFailed: no answer for as long as the retry policy allows.
+            Refused: the service refuses; do not retry.
+            TrainerFailed: no answer within the time of the retry policy.
         """
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
         backoff = self._retry.begin()
@@ -141,7 +140,7 @@ class TrainingServiceClient:
             url = str(self._http.base_url)
             mistake = user_mistake(error, url)
             if mistake is not None:
-                raise Refused(Refusal.UNKNOWN, mistake) from error  # it cannot be asked at all
+                raise Refused(Refusal.UNKNOWN, mistake) from error
             raise _Later(f"{url} does not answer: {reason_of(error, url)}") from error
         if answer.is_success:
             return answer.content
@@ -152,12 +151,3 @@ class TrainingServiceClient:
             raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
         kind = REFUSAL_OF_STATUS.get(status, Refusal.UNKNOWN) if refusal is None else refusal.kind
         raise Refused(kind, message)
-
-
-def _plain(request: SessionRequest) -> dict[str, Any]:
-    optimizer = request.optimizer
-    return {
-        "model": request.model.model_dump(mode="json"),
-        "optimizer": None if optimizer is None else optimizer.model_dump(mode="json"),
-        "inner_state": request.inner_state,
-    }

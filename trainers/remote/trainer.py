@@ -1,10 +1,10 @@
-"""The `remote` trainer: drives a training service in requests of whole chunks, so that a client needs no device.
+"""The `remote` trainer: sends a round's examples to a training service, so that a client needs no device of its own.
 
-Theory of operation. A round begins with its parameters. Each local step's examples are cut into chunks within the
-service's limits, which are submitted in order under a bound on the bytes under way, and added up there; when all are
-answered, their outputs are combined by weight and the optimizer takes its step. At the end the parameters come back. A
-chunk that the service finds too large (413) is cut in two. When a chunk fails for good, the whole local step fails, and
-with it the round's training: the service is told to discard it, and the next round begins anew.
+Theory of operation. A round begins by sending its parameters. The examples of each local step are cut into chunks
+within the service's limits and submitted in order, with a bound on the bytes in flight; the service adds up their
+gradients. When all are answered, their metrics are combined and the service takes the optimizer step. At the end the
+parameters are fetched. A chunk that the service finds too large (413) is cut in two. When a chunk finally fails, the
+local step fails, and with it the round's training: the service is told to discard it, and the next round starts over.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from runtime.task_errors import first_error
 from runtime.worker_thread import Worker
 from state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from state.refusals import Refusal
-from state.tensors import Float32Array, InvalidTensorFile, Tensors, check_values, encode_tensor_file, parse_tensor_file
-from trainers.learner import Model, Shapes
-from trainers.protocol import LossSum, TrainedRound
+from state.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
+from trainers.learner import Loss, Model
+from trainers.protocol import TrainedRound
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.wire import (
     ChunkAnswer,
@@ -42,24 +42,24 @@ from trainers.remote.wire import (
 log = logging.getLogger(__name__)
 
 MAX_BYTES_IN_FLIGHT = 4
-"""Chunks of the largest size that may be under way; so many times the service's size limit bounds their bytes."""
+"""Bound on the bytes in flight, as a multiple of the service's size limit."""
 MAX_REQUESTS_IN_FLIGHT = 32
-"""Requests that may be under way, however small."""
+"""Maximum number of requests in flight, however small."""
 LOSS_INPUTS = 1
-"""Arrays of the loss that go with each example: its labels."""
+"""Number of arrays that an example has beside its tokens: its labels."""
 GONE = frozenset({Refusal.UNKNOWN_SESSION, Refusal.STALE_STEP, Refusal.INCOMPLETE_STEP})
-"""Refusals after which the session is of no use any more, or is not where this client believes it to be."""
+"""Refusals after which the client leaves its session: it is gone, or in another state than the client believes."""
 
 
 @dataclass(slots=True)
 class ChunkMetrics:
-    """Counts of what was sent since the trainer was opened.
+    """Counts since the trainer was opened.
 
     Attributes:
-        batches: local steps, each one call of `forward_backward`.
-        chunks, items: whole chunks, and their examples.
-        requests: of every kind, repetitions included.
-        estimated_bytes, wire_bytes: of the chunks, as they were estimated and as they were encoded.
+        batches: local steps.
+        chunks, items: chunks, and the examples in them.
+        requests: requests of every kind, repetitions included.
+        estimated_bytes, wire_bytes: estimated and encoded size of the chunks.
         splits: chunks that the service found too large.
     """
 
@@ -77,9 +77,9 @@ class RemoteTrainer:
 
     Args:
         service: the service; closed by `aclose`.
-        model: the one that the request names.
-        request: model, optimizer and whether the optimizer's state is kept, as the state file says.
-        worker: where examples are encoded; closed by `aclose`.
+        model: the model that the request names.
+        request: model, optimizer and whether the optimizer's state is kept, from the state file.
+        worker: encodes the examples; closed by `aclose`.
         policy: how chunks are measured.
     """
 
@@ -117,9 +117,9 @@ class RemoteTrainer:
         except EpochalError as error:
             unwanted = isinstance(error, Refused) and (self._session is None or error.kind == Refusal.UNAUTHORIZED)
             await self._give_up(error)
-            if unwanted:  # the user's fault, which no other data would mend: a report would put it on the data
+            if unwanted:  # the user's fault, whatever the data: reporting the step would blame the data
                 raise InvalidInput(f"training service: {error.message}") from error
-            if isinstance(error, Refused | InvalidInput):  # both the fault of the service
+            if isinstance(error, Refused | InvalidInput):  # the service's fault
                 raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
             raise
         except asyncio.CancelledError:
@@ -146,22 +146,22 @@ class RemoteTrainer:
     ) -> TrainedRound:
         started = await self._worker.run(partial(encode_tensor_file, dict(parameters), {}))
         session, round_key = await self._begin(started)
-        loss_sum, token_count, steps = 0.0, 0, 0
+        nats, token_count, steps = 0.0, 0, 0
         async for micro_batch in micro_batches(plan, batches):
             if not any(example.predicted for example in micro_batch.examples):
                 continue
             metrics = await self._local_step(plan, session, round_key, steps, micro_batch)
-            loss_sum += metrics["loss:sum"]
+            nats += metrics["loss:sum"]
             token_count += int(metrics["tokens:sum"])
             steps += 1
         data = await self._service.parameters(session.session_id, round_key, steps)
-        end = await self._worker.run(partial(_parameters_of, data, self._model.shapes))
+        end = await self._worker.run(partial(self._parameters_in, data))
         self.metrics.requests = self._service.requests
         log.info("chunks_sent", extra={"step": plan.step, **_shown(self.metrics)})
-        return TrainedRound.between(plan.step, parameters, end, LossSum(loss_sum, token_count))
+        return TrainedRound.between(plan.step, parameters, end, Loss(nats, token_count))
 
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
-        """Begin a round at these parameters, in the session there is or in a new one if that is gone."""
+        """Begin a round at these parameters, in the open session or, if there is none any more, in a new one."""
         round_key = secrets.token_hex(8)
         for is_last in (False, True):
             if self._session is None:
@@ -184,7 +184,7 @@ class RemoteTrainer:
     async def _local_step(
         self, plan: RoundPlan, session: SessionOpened, round_key: str, number: int, micro_batch: MicroBatch
     ) -> dict[str, float]:
-        """Submit the examples in chunks, in order; take the optimizer step; return the combined metrics."""
+        """Submit the examples in chunks, have the optimizer step taken, and return the combined metrics."""
         submitter = _Submitter(self._service, session, (round_key, number), self._worker, self.metrics)
         limits = limits_of(self._policy, session.limits)
         examples = [example for example in micro_batch.examples if example.tokens.size]
@@ -198,10 +198,19 @@ class RemoteTrainer:
         self.metrics.batches += 1
         return metrics
 
-    async def _give_up(self, error: EpochalError | None) -> None:
-        """Have the service discard the round; a session that is not where it should be is left.
+    def _parameters_in(self, data: bytes) -> Tensors:
+        try:
+            tensors = parse_tensor_file(data).tensors()
+        except InvalidTensorFile as error:
+            raise TrainerFailed(f"the training service sent no parameters: {error.message}") from error
+        if {name: values.shape for name, values in tensors.items()} != self._model.shapes:
+            raise TrainerFailed("the training service sent the parameters of another model")
+        return tensors
 
-        A round that did not begin left nothing, and the service still holds the last one's state, which counts.
+    async def _give_up(self, error: EpochalError | None) -> None:
+        """Have the service discard the round; leave a session that is gone or in another state.
+
+        A round that did not begin left nothing to discard, and the service still holds the last one's state.
         """
         session = self._session
         if session is None:
@@ -222,7 +231,7 @@ def limits_of(policy: ChunkPolicy, served: ServiceLimits) -> ChunkLimits:
 
 
 class _Submitter:
-    """One local step's chunks on their way."""
+    """Submits the chunks of one local step."""
 
     def __init__(
         self,
@@ -246,7 +255,7 @@ class _Submitter:
         """Send the chunks and return the answers in their order.
 
         Raises:
-            Refused, TrainerFailed: a chunk failed for good; the others are called off.
+            Refused, TrainerFailed: a chunk failed; the others are cancelled.
         """
         tasks: list[asyncio.Task[list[ChunkAnswer]]] = []
         try:
@@ -254,7 +263,10 @@ class _Submitter:
                 for chunk in chunks:
                     body = await self._worker.run(partial(encode_examples, chunk.parts))
                     await self._wait_for_room(len(body))
-                    self._count(chunk, body)
+                    self._metrics.chunks += 1
+                    self._metrics.items += chunk.items
+                    self._metrics.estimated_bytes += chunk.size
+                    self._metrics.wire_bytes += len(body)
                     tasks.append(group.create_task(self._send(chunk.parts, body)))
         except BaseExceptionGroup as failed:
             raise first_error(failed, EpochalError) from None
@@ -277,7 +289,7 @@ class _Submitter:
                 self._landed.notify_all()
 
     async def _send_or_split(self, parts: Sequence[Rows], body: bytes) -> list[ChunkAnswer]:
-        """Return the answers to a chunk, or to its halves where the service finds it too large; one after the other."""
+        """Return the answer to a chunk, or, if the service finds it too large, the answers to its halves."""
         items = sum(part.stop - part.start for part in parts)
         try:
             answer = await self._service.forward_backward(self._session.session_id, *self._place, body)
@@ -294,16 +306,9 @@ class _Submitter:
             raise TrainerFailed(f"the training service counts {answer.items} examples in a chunk of {items}")
         return [answer]
 
-    def _count(self, chunk: ColumnChunk, body: bytes) -> None:
-        metrics = self._metrics
-        metrics.chunks += 1
-        metrics.items += chunk.items
-        metrics.estimated_bytes += chunk.size
-        metrics.wire_bytes += len(body)
-
 
 def _halves(parts: Sequence[Rows], items: int) -> tuple[list[Rows], list[Rows]]:
-    """Return the chunk's first half and its second."""
+    """Return the first half of a chunk's examples, and the second."""
     first: list[Rows] = []
     second: list[Rows] = []
     left = items // 2
@@ -313,19 +318,6 @@ def _halves(parts: Sequence[Rows], items: int) -> tuple[list[Rows], list[Rows]]:
         first += [Rows(batch, start, cut)] if cut > start else []
         second += [Rows(batch, cut, stop)] if stop > cut else []
     return first, second
-
-
-def _parameters_of(data: bytes, shapes: Shapes) -> Tensors:
-    try:
-        tensors = parse_tensor_file(data).tensors()
-    except InvalidTensorFile as error:
-        raise TrainerFailed(f"the training service sent no parameters: {error.message}") from error
-    if {name: values.shape for name, values in tensors.items()} != shapes:
-        raise TrainerFailed("the training service sent the parameters of another model")
-    for name, values in tensors.items():
-        if check_values(values.reshape(-1), math.inf) is not None:
-            raise TrainerFailed(f"the training service made {name!a} infinite")
-    return tensors
 
 
 def _shown(metrics: ChunkMetrics) -> dict[str, float]:

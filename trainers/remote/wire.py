@@ -4,9 +4,9 @@ A client opens a *session* (its model, its optimizer), begins a *round* in it wi
 local step's examples in requests of whole chunks (`forward_backward`), asks for the optimizer's step (`optim_step`),
 and fetches the parameters at the end. Messages are JSON; examples and parameters are safetensors.
 
-The rules kept here: whatever changes a session carries an idempotency key, under which it happens once however often
-it arrives; examples name the round and the local step that they belong to, so that what comes late is refused, not
-counted; and the optimizer's step names how many examples it is for, so that it is taken on all of them or not at all.
+The rules kept here: a request that changes a session carries an idempotency key, and acts once however often it
+arrives; examples name their round and local step, so that late ones are refused, not counted; and the request of an
+optimizer step names the number of its examples, so that the step is taken on all of them or not at all.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_PARAMETERS_BYTES = 2**30
 MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
-"""The largest request of examples; they take less than their estimate, unless labels are many bytes wide."""
+"""Maximum size of a request of examples; they are smaller than estimated, unless labels are many bytes wide."""
 FRAME_BYTES = 64 * 1024
-"""Room in a request beside its examples, so that one fits however low the limit of their size is."""
+"""Room in a request beside its examples, so that one example fits however low the limit of their size is."""
 TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 
@@ -56,7 +56,7 @@ class SessionRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(WireDocument):
-    """A session. Its id is secret: whoever has it may use it. `expires_s`: of idleness."""
+    """An open session. Its id is secret: it is all that is needed to use the session. It expires when idle so long."""
 
     session_id: str
     limits: ServiceLimits
@@ -68,8 +68,8 @@ class ChunkAnswer(WireDocument):
     """Result of one request of examples.
 
     Attributes:
-        items: its examples.
-        metrics: by `name:reduction`, where the reduction says how the metrics of several requests combine.
+        items: number of its examples.
+        metrics: by `name:reduction`; the reduction says how the metrics of several requests are combined.
     """
 
     items: int
@@ -78,7 +78,7 @@ class ChunkAnswer(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class OptimStepRequest(WireDocument):
-    """The optimizer's step on the examples of a local step, `items` in all."""
+    """Request of an optimizer step on the examples of a local step, whose number is `items`."""
 
     round_key: str
     local_step: int
@@ -87,7 +87,7 @@ class OptimStepRequest(WireDocument):
 
 
 def encode_examples(parts: Sequence[Rows]) -> bytes:
-    """Encode the samples of a chunk as safetensors: flat tokens, each sample's begin, and labels if there are any."""
+    """Encode the samples of a chunk as safetensors: flat tokens, offsets of the samples, and labels if any has them."""
     tokens = [part.batch.input_ids[part.batch.offsets[part.start] : part.batch.offsets[part.stop]] for part in parts]
     lengths = [np.diff(part.batch.offsets[part.start : part.stop + 1]) for part in parts]
     arrays = {
@@ -106,11 +106,11 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
-    """Decode the examples of a request, of which there may be `most`.
+    """Decode the examples of a request, at most `most`.
 
     Raises:
-        InvalidDocument: the bytes are no examples; the sender's fault.
-        Refused: `too-large`.
+        InvalidDocument: the bytes are not encoded examples; the sender's fault.
+        Refused: `body-too-large`.
     """
     try:
         arrays = safetensors.numpy.load(body)
@@ -120,11 +120,11 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
             raise ValueError("tokens are flat and unsigned, offsets flat and int64")
         if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
             raise ValueError("labels are signed and as many as the tokens")
-        if offsets.size > most + 1:  # a million empty ones fit into a request, and each takes time
+        if offsets.size > most + 1:  # a million empty examples fit into a request, and each takes time
             raise Refused(Refusal.BODY_TOO_LARGE, f"{offsets.size - 1} examples; at most {most} in one request")
         batch = TokenBatch(tokens, offsets, labels)
     except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
-        raise InvalidDocument(f"these bytes are no examples: {type(error).__name__}: {error}") from error
+        raise InvalidDocument(f"these bytes are not encoded examples: {type(error).__name__}: {error}") from error
     return [example for sample in examples_of(batch) for example in sample]
 
 
@@ -140,10 +140,10 @@ def batch_of(examples: Sequence[Example]) -> TokenBatch:
 
 
 def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:
-    """Combine the metrics of several requests into those of one: means by the number of examples, the rest as they say.
+    """Combine the metrics of several requests as their reductions say; means are weighted by the number of examples.
 
     Raises:
-        TrainerFailed: a metric names no reduction that is known, or not every answer has it; the service's fault.
+        TrainerFailed: a metric has an unknown reduction, or some answers lack it; the service's fault.
     """
     weights = [answer.items for answer in answers]
     found: dict[str, float] = {}

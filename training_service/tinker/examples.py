@@ -1,7 +1,7 @@
-"""Requests and answers of the SDK's `forward_backward`, between their protobuf and arrays.
+"""The SDK's `forward_backward`: decodes the protobuf of requests, encodes that of answers.
 
-An example is what the SDK calls a datum: the tokens of its model input, and for each of them the token that is to be
-predicted after it (`target_tokens`) and the weight of its loss (`weights`).
+The SDK calls an example a datum: the tokens of its model input, and for each of them the token to predict after it
+(`target_tokens`) and the weight of its loss (`weights`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 class WeightedExamples:
     """The examples of a request as a learner takes them, and the weights of their losses.
 
-    The SDK's target stands where it is predicted from the tokens up to it, a learner's label from those before it; so
-    each example has one more place than its datum, in front of which nothing is predicted.
+    The SDK puts a target at the last token from which it is predicted, a learner's label is one place after it. So each
+    example has one place more than its datum, and predicts nothing at its first place.
     """
 
     examples: list[Example]
@@ -42,7 +42,7 @@ class WeightedExamples:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackward:
-    """A request. `seq_id` is its place among the model's requests, from 1; `message` holds the rest."""
+    """A request. `seq_id` is its number among the model's requests, from 1; `message` holds the rest."""
 
     model_id: str
     seq_id: int
@@ -54,10 +54,10 @@ class ForwardBackward:
         return bool(self.message.forward_only)
 
     def examples(self, vocabulary: int) -> WeightedExamples:
-        """Return the request's examples, of a model that knows so many tokens.
+        """Return the request's examples, for a model with this vocabulary.
 
         Raises:
-            Refused: `untrainable`: another loss, inputs other than text, or tensors that do not fit together.
+            Refused: `untrainable`: another loss, inputs other than text, or tensors that do not match.
         """
         if self.message.loss_fn != LOSS:
             raise _untrainable(f"the loss {self.message.loss_fn!r}; allowed: {LOSS}")
@@ -80,7 +80,7 @@ def decode_request(body: bytes) -> ForwardBackward:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise Refused(Refusal.INVALID_BODY, "the body is no ForwardBackwardRequest") from error
+        raise Refused(Refusal.INVALID_BODY, "the body is not a ForwardBackwardRequest") from error
     return ForwardBackward(message.model_id, message.seq_id, message)
 
 
@@ -112,7 +112,7 @@ def _example(number: int, datum: Any, vocabulary: int) -> tuple[Example, NDArray
         raise _untrainable(f"{where} has the inputs {sorted(inputs)}; allowed: {TARGETS}, and {WEIGHTS} if wanted")
     named = _array(where, TARGETS, inputs[TARGETS])
     if not (np.isfinite(named) & (named == np.trunc(named))).all():
-        raise _untrainable(f"{where}: {TARGETS} are no whole numbers")
+        raise _untrainable(f"{where}: {TARGETS} are not whole numbers")
     targets = named.astype(np.int64)
     weights = (
         _array(where, WEIGHTS, inputs[WEIGHTS]).astype(np.float32)
@@ -135,7 +135,7 @@ def _array(where: str, name: str, tensor: Any) -> NDArray[Any]:
     """Return a dense tensor, flat."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None or tensor.WhichOneof("encoding") != "dense" or len(tensor.dense) % dtype.itemsize:
-        raise _untrainable(f"{where}: {name} is no dense tensor of float32 or int64")
+        raise _untrainable(f"{where}: {name} is not a dense tensor of float32 or int64")
     return np.frombuffer(tensor.dense, dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""The JSON requests of the SDK; what it says beyond this service's needs is left alone."""
+"""The JSON requests of the SDK; fields that this service does not need are ignored."""
 
 from typing import TypeVar
 
@@ -25,19 +25,19 @@ M = TypeVar("M", bound=TinkerMessage)
 
 
 class LoraSettings(TinkerMessage):
-    """All parameters are trained here, so that of these settings the seed alone counts."""
+    """The SDK's LoRA settings. All parameters are trained here, so only the seed is used."""
 
     seed: int | None = None
 
 
 class OptimizerChoice(TinkerMessage):
-    """The optimizer whose steps will be asked for."""
+    """The optimizer of the requested steps."""
 
     type: str = ADAMW
 
 
 class CreateModel(TinkerMessage):
-    """Make a session's model of this number."""
+    """Create the session's model of this number."""
 
     session_id: str
     model_seq_id: int = Field(ge=0, lt=MAX_MODELS_PER_SESSION)
@@ -52,7 +52,7 @@ class CreateModel(TinkerMessage):
 
 
 class LoadWeights(TinkerMessage):
-    """Load saved weights, into a new model (`session_id`, `model_seq_id`) or one there is (`model_id`, `seq_id`)."""
+    """Load saved weights into a new model (`session_id`, `model_seq_id`) or an old one (`model_id`, `seq_id`)."""
 
     model_id: str | None = None
     seq_id: int | None = None
@@ -72,7 +72,7 @@ class SaveWeights(TinkerMessage):
 
 
 class SaveForSampler(TinkerMessage):
-    """Save a model's weights to sample from them."""
+    """Save a model's weights for sampling."""
 
     model_id: str
     seq_id: int
@@ -89,7 +89,7 @@ class AdamParams(TinkerMessage):
     grad_clip_norm: float = 0.0
 
     def optimizer(self) -> AdamW:
-        """Return the optimizer. Raise `Refused`: `invalid-body`, for settings that it does not take."""
+        """Return the optimizer. Raise `Refused` (`invalid-body`) for settings that are out of range."""
         if self.learning_rate < 0:
             raise Refused(Refusal.INVALID_BODY, f"the learning rate {self.learning_rate:g}; allowed: 0 or more")
         try:
@@ -118,7 +118,7 @@ class AboutModel(TinkerMessage):
 
 
 class AboutSession(TinkerMessage):
-    """A sign of life of a session."""
+    """A message about a session, such as its heartbeat."""
 
     session_id: str
 

@@ -1,10 +1,10 @@
-"""Models that the SDK's clients train: parameters, a gradient that adds up, an optimizer of the client's own settings.
+"""Models that the SDK's clients train, with an optimizer whose settings each client chooses.
 
-All parameters are trained; the SDK's LoRA settings say nothing to this model but the seed. The gradient is of the sum
-of `−weight · log p(target)`, as the SDK defines its `cross_entropy`; the optimizer takes it as it is.
+All parameters are trained; of the SDK's LoRA settings only the seed is used. The gradient is of the sum of
+`−weight · log p(target)`, as the SDK defines its `cross_entropy`; the optimizer does not divide it.
 
-The rule kept here: a gradient is whole or it is nothing. When one request since the last step has failed, the step that
-follows fails too, and what had been added is discarded; then the model is as it was, and training goes on.
+The rule kept here: a step is taken on a complete gradient or not at all. If a request since the last step has failed,
+the next step fails too and the gradient is discarded; the model is unchanged, and training can continue.
 """
 
 import re
@@ -27,7 +27,7 @@ _SIZES = re.compile(r"\w+=\d{1,9}(?:,\w+=\d{1,9})*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WEIGHTS_SUFFIX, OPTIMIZER_SUFFIX = ".safetensors", ".optimizer.safetensors"
 MAX_SAVED = 256
-"""Files of one model's folder."""
+"""Maximum number of files in a model's folder."""
 _STEPS, _MODEL = "steps", "base_model"
 
 
@@ -51,7 +51,7 @@ def parse_base_model(name: str) -> ModelSpec:
 
 
 def base_models() -> list[str]:
-    """Return the names that `parse_base_model` knows, without sizes."""
+    """Return the names that `parse_base_model` accepts, without sizes."""
     return [entry.base_model for entry in ARCHITECTURES.values()]
 
 
@@ -72,11 +72,11 @@ class TinkerModel:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that it knows."""
+        """Number of tokens in the model's vocabulary."""
         return self._model.vocabulary
 
     def initialise(self, seed: int | None) -> None:
-        """Make the parameters from the seed, or at random."""
+        """Load initial parameters, made from the seed or at random."""
         text = secrets.token_bytes(32) if seed is None else str(seed).encode()
         self._learner.load(self._model.initial_parameters(text))
 
@@ -86,20 +86,20 @@ class TinkerModel:
         Raises:
             Refused: `untrainable`: the loss is not finite.
         """
-        learn = self._learner.accumulate if backward else self._learner.evaluate
+        compute = self._learner.accumulate if backward else self._learner.evaluate
         try:
-            learnt = learn(examples.examples, LossOptions(examples.weights, wants_logprobs=True))
-            metrics = {"loss:sum": learnt.finite_loss(), "tokens:sum": float(learnt.token_count)}
+            loss = compute(examples.examples, LossOptions(examples.weights, wants_logprobs=True))
+            metrics = {"loss:sum": loss.finite_nats(), "tokens:sum": float(loss.token_count)}
         except TrainerFailed as error:
             raise Refused(Refusal.UNTRAINABLE, error.message) from error
-        return encode_output([logprobs[1:] for logprobs in learnt.logprobs], metrics)
+        return encode_output([logprobs[1:] for logprobs in loss.logprobs], metrics)
 
     def fail(self, message: str) -> None:
-        """Have the next step discard the gradient, since a request that belongs to it has failed."""
+        """Make the next step fail and discard its gradient, because one of its requests has failed."""
         self._failed = self._failed or message
 
     def optim_step(self, optimizer: AdamW, learning_rate: float) -> dict[str, float]:
-        """Take the optimizer step on the gradient, if there is one, and return its metrics.
+        """Take the optimizer step if there is a gradient, and return the step's metrics.
 
         Raises:
             Refused: `incomplete-step`: a request since the last step failed; its gradient is discarded.
@@ -115,7 +115,7 @@ class TinkerModel:
         """Write `NAME.safetensors` (the parameters, as a run's `checkpoint` takes them) and the optimizer's state.
 
         Raises:
-            Refused: `not-saved`: the name is taken or none, or the disk is full.
+            Refused: `not-saved`: the name is taken or not allowed, or the files cannot be written.
         """
         _check_name(name)
         if not overwrite and (folder / (name + WEIGHTS_SUFFIX)).exists():

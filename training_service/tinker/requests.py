@@ -1,9 +1,8 @@
-"""The requests of one model, in the order of their numbers, and their results.
+"""The requests of one model, executed in the order of their numbers, and their results.
 
-The SDK numbers a model's requests from 1 and sends them as they are ready: of a call's chunks the first one last. Each
-is answered at once with a *future*, an id under which its result is fetched later. The rules kept here: requests are
-carried out in the order of their numbers, each once, however often it is sent; and one that never comes holds the
-others up for a bounded time only.
+The SDK numbers a model's requests from 1 and sends them in any order. Each is answered at once with a *future*, an id
+under which its result is fetched later. The rules kept here: requests are executed in the order of their numbers, each
+once, however often it is sent; and a request that never arrives delays the others for a bounded time only.
 """
 
 import asyncio
@@ -21,19 +20,19 @@ from state.refusals import Refusal
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 256 * 1024**2
-"""Requests that wait for their turn; the next in turn is always taken."""
+"""Bound on a model's waiting requests; the next in turn is always accepted."""
 MAX_PENDING = 8192
-"""Requests of a model that wait for their turn, however small."""
+"""Maximum number of a model's waiting requests, however small."""
 MAX_RESULT_BYTES = 512 * 1024**2
 MAX_RESULTS = 8192
-"""Results of a model that are kept; the oldest goes first."""
+"""Maximum number of a model's results that are kept; the oldest is dropped first."""
 GAP_TIMEOUT_S = 60.0
-"""How long a missing request is waited for, before those after it go on without it."""
+"""Time after which the requests that follow a missing one are executed without it."""
 
 
 @dataclass(slots=True)
 class Result:
-    """The result of a request: `data` of a media type, or the `error` and whose it is, the user's or the server's."""
+    """The result of a request: `data` of a media type, or the `error` and whose fault it is."""
 
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     data: bytes = b""
@@ -47,10 +46,10 @@ class QueuedRequest:
     """A request that waits for its turn.
 
     Attributes:
-        act: what it does, to be run in the worker.
-        media_type: of what comes of it.
-        size: bytes that it holds.
-        is_part: whether it is a part of the next optimizer's step, which fails with it.
+        act: executes the request in the worker and returns its result.
+        media_type: media type of the result.
+        size: size of the request in bytes.
+        is_part: whether the next optimizer step depends on it, and fails with it.
     """
 
     act: Callable[[], bytes]
@@ -63,8 +62,8 @@ class RequestQueue:
     """One model's requests.
 
     Args:
-        worker: where they are carried out.
-        failed: told why, when a part of a step fails or a request never came.
+        worker: executes them.
+        failed: called with the reason when a part of a step fails or a request never arrives.
     """
 
     def __init__(self, worker: Worker, clock: Clock, failed: Callable[[str], None]) -> None:
@@ -81,10 +80,10 @@ class RequestQueue:
         self._stuck_since_s: float | None = None
 
     def submit(self, seq_id: int, request: QueuedRequest) -> None:
-        """Take a request, unless it was taken before; `run` carries out what is in turn. Number 0 makes the model.
+        """Add a request, unless it was added before, for `run` to execute. Number 0 creates the model.
 
         Raises:
-            Refused: `overloaded`: too much waits already.
+            Refused: `overloaded`: too many requests wait.
         """
         if seq_id < self._next or seq_id in self._pending:
             return
@@ -97,7 +96,7 @@ class RequestQueue:
         self._results[seq_id] = Result()
 
     async def run(self) -> None:
-        """Carry out the requests whose turn it is; return at once where that is being done already."""
+        """Execute the requests whose turn it is; return at once if another call is doing so."""
         if self._running:
             return
         self._running = True
@@ -106,7 +105,7 @@ class RequestQueue:
                 self._pending_bytes -= request.size
                 number, self._next = self._next, self._next + 1
                 self._stuck_since_s = None
-                await self._carry_out(number, request)
+                await self._execute(number, request)
         finally:
             self._running = False
         if self._pending and self._stuck_since_s is None:
@@ -116,7 +115,7 @@ class RequestQueue:
         """Wait for a request's result; return None if there is none after that time.
 
         Raises:
-            Refused: `unknown-future`: there is no such request, or its result is not kept any more.
+            Refused: `unknown-future`: there is no such request, or its result is no longer kept.
         """
         found = self._results.get(seq_id)
         if found is None:
@@ -125,10 +124,10 @@ class RequestQueue:
             async with asyncio.timeout(timeout_s):
                 await found.finished.wait()
         except TimeoutError:
-            await self._go_on_without_the_missing()
+            await self._skip_missing()
         return found if found.finished.is_set() else None
 
-    async def _carry_out(self, number: int, request: QueuedRequest) -> None:
+    async def _execute(self, number: int, request: QueuedRequest) -> None:
         result = self._results[number]
         try:
             result.data = await self._worker.run(request.act)
@@ -146,11 +145,11 @@ class RequestQueue:
         while len(self._finished) > 1 and (self._result_bytes > MAX_RESULT_BYTES or len(self._finished) > MAX_RESULTS):
             self._result_bytes -= len(self._results.pop(self._finished.popleft()).data)
 
-    async def _go_on_without_the_missing(self) -> None:
+    async def _skip_missing(self) -> None:
         since_s = self._stuck_since_s
         if since_s is None or self._running or self._clock.monotonic_s() - since_s < GAP_TIMEOUT_S:
             return
         missing, self._next = self._next, min(self._pending)
         log.warning("request_missing", extra={"request": missing, "next": self._next})
-        self._failed(f"request {missing} never came")
+        self._failed(f"request {missing} never arrived")
         await self.run()

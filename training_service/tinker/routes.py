@@ -1,6 +1,6 @@
 """The SDK's routes on a training service: `/api/v1/…`, as the `tinker` package of version 0.38 uses them.
 
-What this service does not do (sampling, losses of its own, other optimizers) is refused by name.
+Features that this service lacks (sampling, the SDK's other losses, other optimizers) are refused by name.
 """
 
 import json
@@ -35,13 +35,13 @@ from training_service.tinker.service import ServedModel, TinkerService, number_o
 PREFIX = "/api/v1"
 MAX_TELEMETRY_BYTES = 8 * 1024**2
 RETRIEVE_WAIT_S = 20.0
-"""How long a request for a result waits for it; the SDK asks again."""
+"""Time that a request for a result waits for it; then the SDK repeats the request."""
 MAX_IN_FLIGHT_CHUNKS = 8
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 
 def tinker_router(service: TinkerService) -> APIRouter:
-    """Return the SDK's routes; all but `healthz` ask for the service's token."""
+    """Return the SDK's routes; all but `healthz` check the service's token."""
 
     async def check_key(key: Annotated[str, Header(alias="X-API-Key")] = "") -> None:
         service.check_key(key)
@@ -60,7 +60,7 @@ async def _healthz() -> dict[str, str]:
 
 
 class TinkerSessionRoutes:
-    """Requests of a client that has no model yet."""
+    """Requests about the service and a client's session."""
 
     def __init__(self, service: TinkerService) -> None:
         self._service = service
@@ -76,12 +76,12 @@ class TinkerSessionRoutes:
         router.add_api_route("/create_sampling_session", self.create_sampling_session, methods=["POST"])
 
     async def capabilities(self) -> Response:
-        """Name the models."""
+        """List the models."""
         served = [{"model_name": name, "trainable": True, "sampleable": False} for name in base_models()]
         return _json({"supported_models": served})
 
     async def client_config(self) -> Response:
-        """Say how large requests may be."""
+        """Return the limits of a request."""
         limits = self._service.options.limits
         return _json(
             {
@@ -95,7 +95,7 @@ class TinkerSessionRoutes:
         )
 
     async def dynamic_config(self) -> Response:
-        """Change no setting of the client."""
+        """Leave the client's settings as they are."""
         return _json({})
 
     async def create_session(self) -> Response:
@@ -108,17 +108,17 @@ class TinkerSessionRoutes:
         return _json({"type": "session_heartbeat"})
 
     async def finish(self, session_id: str) -> Response:
-        """Forget a session and its models, if there is one."""
+        """Close a session, and forget its models."""
         self._service.sessions.close(session_id)
         return _json({})
 
     async def telemetry(self, request: Request) -> Response:
-        """Take what the SDK tells its makers; nobody here reads it."""
+        """Accept the SDK's telemetry, and ignore it."""
         await read_body(request, MAX_TELEMETRY_BYTES)
         return _json({"status": "accepted"})
 
     async def create_sampling_session(self) -> Response:
-        """Refuse."""
+        """Refuse: this service does not sample."""
         _refuse_to_sample()
 
 
@@ -139,7 +139,7 @@ class TinkerModelRoutes:
         router.add_api_route("/retrieve_future", self.retrieve_future, methods=["POST"])
 
     async def create_model(self, request: Request) -> Response:
-        """Make a model."""
+        """Create a model."""
         message = await read_message(request, CreateModel)
         if message.optimizer_config.type != ADAMW:
             raise Refused(Refusal.INVALID_BODY, f"the optimizer {message.optimizer_config.type!r}; allowed: {ADAMW}")
@@ -183,12 +183,12 @@ class TinkerModelRoutes:
         return _accepted(served, message.seq_id, QueuedRequest(act))
 
     async def save_weights_for_sampler(self, request: Request) -> Response:
-        """Refuse, at the request's turn."""
+        """Refuse at the request's turn, so that later requests are not delayed."""
         message = await read_message(request, SaveForSampler)
         return _accepted(self._service.model(message.model_id), message.seq_id, QueuedRequest(_refuse_to_sample))
 
     async def get_info(self, request: Request) -> Response:
-        """Say which model it is."""
+        """Return a model's name and architecture."""
         message = await read_message(request, AboutModel)
         model = self._service.model(message.model_id).model
         data = {"arch": model.architecture, "model_name": model.base_model}
@@ -200,17 +200,17 @@ class TinkerModelRoutes:
         body = await read_body(request, self._service.options.limits.wire_bytes)
         sent = await self._service.worker.run(partial(decode_request, body))
         served = self._service.model(sent.model_id)
-        act = partial(self._learn, served, sent)
+        act = partial(self._forward, served, sent)
         return _accepted(served, sent.seq_id, QueuedRequest(act, PROTOBUF, len(body), not sent.forward_only))
 
-    def _learn(self, served: ServedModel, sent: ForwardBackward) -> bytes:
+    def _forward(self, served: ServedModel, sent: ForwardBackward) -> bytes:
         most = self._service.options.limits.items
         if sent.count > most:
             raise Refused(Refusal.BODY_TOO_LARGE, f"{sent.count} examples; at most {most} a request")
         examples = sent.examples(served.model.vocabulary)
         answer = served.model.forward(examples, backward=not sent.forward_only)
         if not sent.forward_only:
-            self._service.metrics.learnt(sent.count, sum(example.predicted for example in examples.examples))
+            self._service.metrics.count_examples(sent.count, sum(example.predicted for example in examples.examples))
         return answer
 
     async def optim_step(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ class TinkerModelRoutes:
         return _accepted(served, message.seq_id, QueuedRequest(act))
 
     async def retrieve_future(self, request: Request) -> Response:
-        """Return a request's result, or ask to come again."""
+        """Return a request's result, or ask the client to try again."""
         message = await read_message(request, RetrieveFuture)
         model_id, _, text = message.request_id.rpartition("/")
         number = number_of(text)
@@ -243,9 +243,9 @@ def _refuse_to_sample() -> NoReturn:
 
 
 def _accepted(served: ServedModel, number: int, request: QueuedRequest) -> Response:
-    """Take a request and answer with its future; it is carried out once the answer is on its way.
+    """Queue a request and answer with its future; it is executed after the answer is sent.
 
-    What is wrong with a request is said there too, since those after it wait for its number.
+    A faulty request is queued as well, and fails at its turn, because those after it wait for its number.
     """
     served.queue.submit(number, request)
     future = {"request_id": f"{served.model_id}/{number}", "model_id": served.model_id}

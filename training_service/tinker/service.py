@@ -1,4 +1,4 @@
-"""The SDK's sessions and models, in memory, and where their weights are saved."""
+"""The SDK's sessions and models, in memory, and the folders of their saved weights."""
 
 import logging
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from state.errors import Refused
 from state.refusals import Refusal
 from training_service.metrics import TrainingMetrics
 from training_service.service import TrainingServiceOptions
-from training_service.session_table import SessionTable
+from training_service.sessions import SessionTable
 from training_service.tinker.models import TinkerModel
 from training_service.tinker.requests import RequestQueue
 
 log = logging.getLogger(__name__)
 
 KEY_PREFIX = "tml-"
-"""The SDK takes no key that begins otherwise."""
+"""The SDK accepts only keys with this prefix."""
 MAX_NUMBER_DIGITS = 19
 _BETWEEN = ":train:"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by its id, and its requests."""
+    """A model, its id and its requests."""
 
     model_id: str
     model: TinkerModel
@@ -38,7 +38,7 @@ class TinkerService:
         self.options = options
         self.worker = worker
         self.metrics = metrics
-        # After a refused heartbeat for a session that is gone, the SDK sends no more of them.
+        # `gone`, because the SDK then stops sending heartbeats for the session.
         self.sessions: SessionTable[dict[int, ServedModel]] = SessionTable(options.sessions, clock, Refusal.GONE)
         self._clock = clock
 
@@ -49,7 +49,7 @@ class TinkerService:
         return session_id
 
     def create(self, session_id: str, number: int, base_model: str) -> ServedModel:
-        """Return a session's model of this number, made if there is none. Raise `Refused` as `TinkerModel` does."""
+        """Return a session's model of this number; create it if necessary. Raise `Refused` as `TinkerModel` does."""
         models = self.sessions.use(session_id)
         if number not in models:
             model = TinkerModel(base_model)
@@ -66,7 +66,7 @@ class TinkerService:
         return found
 
     def check_key(self, key: str) -> None:
-        """Raise `Refused` (`unauthorized`) unless the API key holds the service's token."""
+        """Raise `Refused` (`unauthorized`) unless the API key contains the service's token."""
         self.options.check_token(key.removeprefix(KEY_PREFIX), f"needs its token as the API key {KEY_PREFIX}TOKEN")
 
     def folder_of(self, model_id: str) -> Path:
@@ -85,5 +85,5 @@ class TinkerService:
 
 
 def number_of(text: str) -> int:
-    """Return the number that a client gave back as text; −1 for what cannot be one."""
+    """Return the number in a client's text; −1 if it holds none."""
     return int(text) if text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1

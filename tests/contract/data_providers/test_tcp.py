@@ -21,7 +21,7 @@ from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, HalfGate, open_client, serving
-from trainers.mesh.launcher import MAX_PROCESSES
+from trainers.mesh.options import MAX_PROCESSES
 
 
 class NamingGate:

@@ -30,7 +30,7 @@ from tests.support.states import state_file
 from trainers.architectures import ARCHITECTURES
 from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
-from trainers.mesh.launcher import MeshOptions
+from trainers.mesh.options import MeshOptions
 from trainers.protocol import TrainedRound, Trainer
 from trainers.registry import RemoteOptions, open_mesh_trainer, open_trainer
 from trainers.remote.wire import ServiceLimits

@@ -23,8 +23,8 @@ from tests.support.heavy import need_module
 from tests.support.states import state_file
 from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
-from trainers.mesh.launcher import MeshOptions
 from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
+from trainers.mesh.options import MeshOptions
 from trainers.ngram.model import initial_parameters
 from trainers.protocol import TrainedRound, Trainer
 from trainers.registry import open_mesh_trainer, open_trainer
@@ -213,14 +213,9 @@ async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(t
     need_module("torch")
     start = Start(
         state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),
-        mesh="data=2",
+        options=MeshOptions("data=2", 2, 1),  # the other process is never started
         process=0,
-        process_count=2,  # the other one is never started
-        batch_size=1,
         store=str(tmp_path / "store"),
-        data=None,
-        cache_dir=None,
-        cache_bytes=0,
         timeout_s=140.0,
     )
     process = await launcher._spawn(2)

@@ -29,7 +29,7 @@ from trainers.remote.wire import (
 )
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
-from training_service.session_table import SessionBounds
+from training_service.sessions import SessionBounds
 
 
 @pytest.mark.parametrize("limits", [ServiceLimits(), FEW, ServiceLimits(1, 1, 100_000)])

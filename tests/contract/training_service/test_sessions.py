@@ -22,7 +22,7 @@ from trainers.remote.wire import (
 )
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
-from training_service.session_table import SessionBounds
+from training_service.sessions import SessionBounds
 
 Opened = tuple[TrainingServiceClient, str]
 

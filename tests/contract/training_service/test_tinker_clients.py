@@ -29,7 +29,7 @@ from trainers.ngram.model import (
 )
 from trainers.remote.wire import ServiceLimits
 from training_service.service import TrainingServiceOptions
-from training_service.session_table import SessionBounds
+from training_service.sessions import SessionBounds
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"

@@ -31,13 +31,13 @@ def test_gradients_add_up_whatever_the_examples_are_cut_into(learner: NgramLearn
     gradient = {name: array.copy() for name, array in learner.gradient.items()}
     learner.discard()
     parts = [learner.accumulate([example]) for example in EXAMPLES]
-    assert sum(float(part.loss_sum) for part in parts) == pytest.approx(float(whole.loss_sum), rel=1e-5)
+    assert sum(float(part.nats) for part in parts) == pytest.approx(float(whole.nats), rel=1e-5)
     for name, array in gradient.items():
         np.testing.assert_allclose(learner.gradient[name], array, rtol=1e-3, atol=1e-5)
 
 
 def test_evaluation_is_the_loss_without_a_gradient(learner: NgramLearner) -> None:
-    assert learner.evaluate(EXAMPLES).loss_sum == learner.accumulate(EXAMPLES).loss_sum
+    assert learner.evaluate(EXAMPLES).nats == learner.accumulate(EXAMPLES).nats
     learner.discard()
     learner.evaluate(EXAMPLES)
     assert not any(array.any() for array in learner.gradient.values())
@@ -48,7 +48,7 @@ def test_logprobs_are_those_of_each_example_and_weigh_the_loss(learner: NgramLea
     learnt = learner.evaluate(EXAMPLES, LossOptions(weights, wants_logprobs=True))
     assert [logprobs.size for logprobs in learnt.logprobs] == [9, 4, 12]
     wanted = -sum(float(weight @ logprobs) for weight, logprobs in zip(weights, learnt.logprobs, strict=True))
-    assert float(learnt.loss_sum) == pytest.approx(wanted, rel=1e-5)
+    assert float(learnt.nats) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_inner_state_goes_on_in_another_learner(learner: NgramLearner) -> None:
@@ -66,5 +66,5 @@ def test_inner_state_goes_on_in_another_learner(learner: NgramLearner) -> None:
 
 @pytest.mark.parametrize("name", ["first/unknown", "third/embedding", "first/embedding"])
 def test_inner_state_of_another_model_is_refused(learner: NgramLearner, name: str) -> None:
-    with pytest.raises(TrainerFailed, match="no moment of this model's optimizer"):
+    with pytest.raises(TrainerFailed, match="not a moment of this model's optimizer"):
         learner.load(learner.parameters, InnerState(1, {name: np.zeros((1, 2), np.float32)}))

@@ -60,7 +60,7 @@ def test_missing_request_is_waited_for_and_then_gone_on_without() -> None:
         assert log.done == [0]
         assert await log.queue.result(3, GAP_TIMEOUT_S / 2 + 1) is not None
         assert log.done == [0, 2, 3]
-        assert log.failures == ["request 1 never came"]
+        assert log.failures == ["request 1 never arrived"]
         await log.send(1)
         assert log.done == [0, 2, 3], "too late"
 
@@ -148,7 +148,7 @@ def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
     assert example.labels[1:].tolist() == [2, 3]
     assert (example.predicted, weights.tolist()) == (2, [0, 1, 1])
     targets.dense = np.array([2, target], "<f4").tobytes()
-    with pytest.raises(Refused, match="datum 0: target_tokens are no whole numbers"):
+    with pytest.raises(Refused, match="datum 0: target_tokens are not whole numbers"):
         decode_request(message.SerializeToString()).examples(256)
 
 
