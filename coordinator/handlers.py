@@ -63,10 +63,7 @@ class Handlers:
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
         claims = self.tokens.check_session(token, self.service.now_s())
-        member = self.service.run.members.get(claims.client_id)
-        if member is None:
-            raise Refused(Refusal.UNAUTHORIZED, f"client {claims.client_id} is not a member; join again")
-        if _session_of(member) != claims.session:
+        if _session_of(self._member(claims.client_id)) != claims.session:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
@@ -84,6 +81,12 @@ class Handlers:
     def _check_loaded(self) -> None:
         if not self.service.accepting and self.service.failure is None:
             raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no longer")
+
+    def _member(self, client_id: ClientId) -> Member:
+        member = self.service.run.members.get(client_id)
+        if member is None:
+            raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
+        return member
 
     async def _submit(self, stimulus: stimuli.Stimulus) -> None:
         self._check_loaded()
@@ -124,10 +127,7 @@ class Handlers:
 
     def renew(self, client_id: ClientId) -> messages.Session:
         """Return a fresh token and data ticket for a member's present session."""
-        member = self.service.run.members.get(client_id)
-        if member is None:
-            raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
-        now_s = self.service.now_s()
+        member, now_s = self._member(client_id), self.service.now_s()
         return messages.Session(
             client_id=client_id,
             session_token=self.tokens.session_token(client_id, _session_of(member), now_s),
@@ -142,7 +142,7 @@ class Handlers:
 
     def standing(self, client_id: ClientId) -> messages.Standing:
         """Return which of a member's messages have arrived."""
-        return standing_of(self.service.run, client_id)
+        return standing_of(self.service.run, self._member(client_id))
 
     # Reading
 

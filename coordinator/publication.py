@@ -5,7 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
-from coordinator.machine.run import Run, config_json
+from coordinator.machine.run import Member, Run, config_json
 from runtime.broadcast import Broadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
@@ -14,7 +14,7 @@ from state.intervals import total_batches
 from state.messages import CommittedResult, MemberView, ResultsPage, RunStatus, Standing
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import ClientId, Sha256, canonical_json, sha256_hex
+from state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way and of the last ones."""
@@ -148,16 +148,9 @@ class Readers:
             kept.popitem(last=False)
 
 
-def standing_of(run: Run, client_id: ClientId) -> Standing:
-    """Return which of a client's messages for the round under way have arrived.
-
-    Raises:
-        Refused: `unauthorized` unless it is a member.
-    """
-    member = run.members.get(client_id)
-    if member is None:
-        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
-    current = run.round
+def standing_of(run: Run, member: Member) -> Standing:
+    """Return which of a member's messages for the round under way have arrived."""
+    current, client_id = run.round, member.client_id
     commitment = None if current is None else current.commitments.get(client_id)
     return Standing(
         client_id=client_id,

@@ -5,7 +5,6 @@ Every message names the round it is about, so a late or repeated one is recognis
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -156,16 +155,14 @@ class FailureReport(WireDocument):
 Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport
 """A report of a member on its replica or its part of a round."""
 
-REPORT_PATHS: Mapping[type[Report], str] = MappingProxyType(
-    {
-        ReadyReport: "ready",
-        ResultCommitment: "results",
-        Attestation: "attestations",
-        CheckpointReport: "checkpoints",
-        FailureReport: "failures",
-    }
-)
-"""Where each report is posted, below the run's URL."""
+REPORT_PATHS: Mapping[type[Report], str] = {
+    ReadyReport: "ready",
+    ResultCommitment: "results",
+    Attestation: "attestations",
+    CheckpointReport: "checkpoints",
+    FailureReport: "failures",
+}
+"""Path to which each report is posted, below the run's URL."""
 
 
 @dataclass(frozen=True, slots=True)
