@@ -48,14 +48,13 @@ async def finish(run: SimulatedRun, count: int) -> None:
 async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
     phase: RunState, step: int, away_s: float
 ) -> None:
-    async with simulated_run(small_state(batches=6), seed=1) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=6), seed=1, weather=SLOW) as run:
         run.start_clients(4, ("numpy", "null"))
         await run.coordinator.reached(phase, step)
-        before: Run = run.coordinator.service.run
+        before: Run = run.coordinator.run
         await run.coordinator.restart_after(away_s)
         await run.coordinator.reached(RunState.FINISHED)
-        assert before.members.keys() <= run.coordinator.service.run.members.keys()
+        assert before.members.keys() <= run.coordinator.run.members.keys()
         assert not silences(run)
         await finish(run, 4)
         assert run.coordinator.starts == 2
@@ -63,8 +62,7 @@ async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
 
 @in_virtual_time
 async def test_coordinator_killed_again_and_again_within_each_round_goes_on() -> None:
-    async with simulated_run(small_state(batches=6), seed=2) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=6), seed=2, weather=SLOW) as run:
         run.start_clients(4, ("numpy", "null"))
         for step in range(1, TOTAL_STEPS + 1):
             for phase in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
@@ -77,8 +75,7 @@ async def test_coordinator_killed_again_and_again_within_each_round_goes_on() ->
 @pytest.mark.parametrize(("phase", "step"), PHASES[:-1])
 @in_virtual_time
 async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunState, step: int) -> None:
-    async with simulated_run(small_state(batches=6), seed=3) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=6), seed=3, weather=SLOW) as run:
         victim = run.start_client(99, "numpy")
         run.start_clients(4, ("numpy", "null"))
         await run.coordinator.reached(phase, step)
@@ -89,8 +86,7 @@ async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunStat
 @pytest.mark.parametrize("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS])
 @in_virtual_time
 async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost(phase: RunState) -> None:
-    async with simulated_run(small_state(batches=6, config__min_clients=1), seed=4) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=6, config__min_clients=1), seed=4, weather=SLOW) as run:
         run.start_clients(4, ("numpy", "null"))
         await run.coordinator.reached(phase, 5)
         held = dict(run.witness.digests)
@@ -99,10 +95,10 @@ async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost
         for client in run.clients:
             client.kill()
         await run.coordinator.reached(RunState.WAITING_FOR_MEMBERS)
-        assert run.coordinator.service.run.members == {}
+        assert run.coordinator.run.members == {}
         newcomers = [run.start_client(number, "numpy") for number in range(10, 14)]
         await finish(run, 4)
-        rebuilt = [event for client in newcomers for event in client.events if isinstance(event, ReplicaHeld)]
+        rebuilt = [event for client in newcomers for event in client.of(ReplicaHeld)]
         assert {event.replica_digest for event in rebuilt if event.step == lost} == {held[lost]}
 
 
@@ -139,15 +135,14 @@ def test_only_client_replaced_mid_epoch_ends_like_an_uninterrupted_run() -> None
 
 @in_virtual_time
 async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> None:
-    async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6, weather=SLOW) as run:
         clients = run.start_clients(4, ("numpy", "null"))
         await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
         frozen = clients[0]
         frozen.link.cut = True
-        before = len(run.coordinator.service.run.members)
+        before = len(run.coordinator.run.members)
         await run.coordinator.reached(RunState.ROUND_TRAIN, 5)
-        current = run.coordinator.service.run.round
+        current = run.coordinator.run.round
         assert current is not None
         assert len(current.roster.clients) == before - 1
         assert silences(run)
@@ -157,16 +152,15 @@ async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> N
 
 @in_virtual_time
 async def test_half_of_the_clients_cut_off_has_its_work_done_later() -> None:
-    async with simulated_run(small_state(batches=8), seed=7) as run:
-        run.weather = SLOW
+    async with simulated_run(small_state(batches=8), seed=7, weather=SLOW) as run:
         clients = run.start_clients(6, ("numpy", "null"))
         await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
         for client in clients[:3]:
             client.link.cut = True
-        # Three of six are no quorum (⌊2·6/3⌋ = 4): the step is tried again, at last with those who are left.
+        # Three of six are no quorum (⌊2·6/3⌋ = 4): the step is attempted again, until it succeeds without them.
         await run.coordinator.reached(RunState.ROUND_TRAIN, 4)
         assert silences(run)
-        trained = [event for event in clients[3].events if isinstance(event, RoundTrained) and event.step == 3]
+        trained = [event for event in clients[3].of(RoundTrained) if event.step == 3]
         assert len(trained) > 1
         for client in clients[:3]:
             client.link.cut = False

@@ -48,15 +48,21 @@ class Served:
     run_url: str
 
 
+def handlers_of(service: CoordinatorService, key: SigningKey) -> Handlers:
+    """The handlers of a service, without threads."""
+    run_id = service.run.state_file.run_id
+    admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
+    nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
+    return Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
+
+
 @contextlib.asynccontextmanager
 async def served(state: StateFile) -> AsyncIterator[Served]:
     """Serve a run in this process until the context is left."""
     key = SigningKey(bytes(range(32)))
-    nonces, tokens = JoinNonces(key, state.run_id), SessionTokens(key, state.run_id)
     parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), key.public_key_hex)
     service = await CoordinatorService.open(parts, state)
-    admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
-    handlers = Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
+    handlers = handlers_of(service, key)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

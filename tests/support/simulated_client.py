@@ -37,11 +37,11 @@ def key_of(number: int) -> ClientKey:
 
 @dataclass
 class ClientSpec:
-    """What is special about a client.
+    """The options of a client.
 
     Attributes:
-        open_trainer: opens its trainer; None for the one that is called `trainer`.
-        saw: told of every event.
+        open_trainer: opens its trainer; None for the one named `trainer`.
+        saw: called with every event.
     """
 
     trainer: str = "null"
@@ -55,7 +55,7 @@ class ClientSpec:
 
 @dataclass(eq=False)
 class SimulatedClient:
-    """One client process, and everything that it reported."""
+    """One client process, and its events."""
 
     number: int
     agent: Agent
@@ -68,18 +68,18 @@ class SimulatedClient:
         return key_of(self.number).client_id
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of one kind, in order."""
+        """Return the events of one kind, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def kill(self) -> None:
-        """Ends the process without a word."""
+        """End the process without a withdrawal."""
         self.link.cut = True
         if self.task is not None:
             self.task.cancel()
 
 
 def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpec) -> SimulatedClient:
-    """A client with the key of this number, not yet running."""
+    """Return a client with the key of this number, not yet running."""
     events: list[Event] = []
 
     def observe(event: Event) -> None:
@@ -125,7 +125,7 @@ class FaultyData(DummyDataProvider):
 
 
 def with_data(provider: DataProvider, **fields: Any) -> ClientSpec:
-    """A client of these data."""
+    """Return the options of a client with these data."""
 
     async def open_provider(request: RunAccess) -> DataProvider:
         assert request.ticket(), "a client has joined before it opens its data"

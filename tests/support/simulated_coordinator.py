@@ -1,20 +1,16 @@
-"""A coordinator that dies and comes back, in virtual time: the real service over a store that outlives it.
+"""A coordinator that is killed and started again, in virtual time: the real service over a store that outlives it.
 
-What a kill may interrupt is made wide: keeping a record takes a while before it counts and a while after, so that a
-kill finds records that are not kept, and records that are kept and not published.
+Appending a record takes a while before it is kept and a while after, so that a kill meets both records that are not yet
+kept, and records that are kept and not yet published.
 """
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.auth.admin import AdminToken
-from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
-from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
 from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.records import RecordBody, SnapshotBody
@@ -23,14 +19,13 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService, ServiceEvent
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
-from coordinator.uploads import Uploads
 from runtime.broadcast import Broadcast
-from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.documents import Outcome, RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
 from state.wire import Sha256, parse_document
+from tests.support.served import handlers_of
 from tests.support.virtual_time import VirtualClock
 
 MAX_FSYNC_S = 0.02
@@ -71,14 +66,14 @@ class SlowJournal(MemoryJournal):
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """One process: from a start to its kill."""
+    """One process, from its start to its kill."""
 
     handlers: Handlers
     tasks: asyncio.TaskGroup
 
 
 class SimulatedCoordinator:
-    """One run's coordinator, over as many lives as it takes.
+    """One run's coordinator, which may be killed and started again.
 
     Args:
         state: the state file that each start reads.
@@ -126,7 +121,7 @@ class SimulatedCoordinator:
         return self._life.handlers
 
     async def live(self) -> None:
-        """Lives until cancelled. After a kill it starts again when `start` is called."""
+        """Run until cancelled. After a kill, run again when `start` is called."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._living = living = tasks.create_task(self._live())
@@ -136,30 +131,30 @@ class SimulatedCoordinator:
                 await self.wait_for(lambda: self._living is None)
 
     def kill(self) -> None:
-        """Ends the process at this instant; what is under way breaks off."""
+        """End the process at once, in the middle of its requests."""
         self._life = None
         self.journal.lose_power()
         if self._living is not None:
             self._living.cancel()
 
     def start(self, *, is_restored: bool = False) -> None:
-        """Starts the process again; what its store holds may be a backup's."""
+        """Start the process again; `is_restored` if its store holds a backup."""
         self._living = None
         self._is_restored = is_restored
         self._news.notify()
 
     async def restart_after(self, away_s: float) -> None:
-        """Kills the process and starts it again `away_s` seconds later."""
+        """Kill the process, and start it again `away_s` seconds later."""
         self.kill()
         await asyncio.sleep(away_s)
         self.start()
 
     def backup(self) -> list[Segment]:
-        """The journal as it stands."""
+        """Return the present journal."""
         return list(self.journal.segments)
 
     def restore(self, backup: list[Segment]) -> None:
-        """Kills the process and starts it again on an older journal; blobs stay."""
+        """Kill the process, and start it again on an older journal; blobs stay."""
         self.kill()
         self.journal.segments = list(backup)
         self.outcomes.clear()
@@ -169,13 +164,10 @@ class SimulatedCoordinator:
         def new_seed() -> str:
             return self._chance.randbytes(32).hex()
 
-        key, run_id = self._key.public_key_hex, self.state.run_id
-        options = ServiceOptions(self.store, self.clock, key, new_seed=new_seed)
+        options = ServiceOptions(self.store, self.clock, self._key.public_key_hex, new_seed=new_seed)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
         service.watch(self._note)
-        admin = AdminToken(hashlib.sha256(b"the operator's token").digest())
-        nonces, tokens = JoinNonces(self._key, run_id), SessionTokens(self._key, run_id)
-        handlers = Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
+        handlers = handlers_of(service, self._key)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()
@@ -189,11 +181,11 @@ class SimulatedCoordinator:
         self._news.notify()
 
     async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Lets the living process answer. A request outlives an asker who goes away, and dies with the process.
+        """Let the living process answer. A request goes on if its client is cancelled, and ends with the process.
 
         Raises:
             CoordinatorUnreachable: there is no process, or it died on the way.
-            EpochalError: the answer.
+            EpochalError: the request raised it.
         """
         life = self._life
         if life is None:
@@ -215,11 +207,11 @@ class SimulatedCoordinator:
         return found
 
     async def reached(self, phase: RunState, step: int = 0) -> None:
-        """Returns when this phase of this step or a later one is published."""
+        """Return when this phase of this step or a later one is published."""
         await self.wait_for(lambda: self.document.run_state is phase and self.document.step >= step)
 
     async def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Returns when `ready` is true of a living process; looks again whenever something is kept."""
+        """Return when `ready()` is true; check again whenever a record is kept."""
         while True:
             try:
                 if ready():

@@ -1,4 +1,4 @@
-"""A network that loses, repeats, delays and parts, between real clients and a real coordinator, in virtual time."""
+"""A network that loses, repeats and delays messages between real clients and a real coordinator, in virtual time."""
 
 import asyncio
 import random
@@ -21,11 +21,11 @@ UPLOAD_PIECES = 2
 P = ParamSpec("P")
 T = TypeVar("T")
 Faults = Callable[[str, str], None]
-"""Called with a request's name, and `"request"` or `"answer"`: raises what comes instead."""
+"""Called with a request's name, and `"request"` or `"answer"`; may raise an error in its place."""
 
 
 def no_faults(name: str, leg: str) -> None:
-    """Lets everything through."""
+    """Let everything pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Weather:
 
 @dataclass
 class Link:
-    """One client's way to the coordinator.
+    """One client's connection to the coordinator.
 
     Attributes:
-        cut: nothing gets through; the sender learns it at once, or only from his own timeout.
-        faults: what becomes of single requests.
+        cut: every message is lost; the sender notices it at once, or only after its timeout.
+        faults: raises errors for single requests.
         requests: the names of the requests that were sent; a report also counts under the name of its class.
     """
 
@@ -54,10 +54,10 @@ class Link:
     requests: list[str] = field(default_factory=list)
 
     async def pass_leg(self, name: str, leg: str) -> None:
-        """One way of one message.
+        """Pass one request or answer on.
 
         Raises:
-            CoordinatorUnreachable: it was lost; sometimes known at once, sometimes only after the client's timeout.
+            CoordinatorUnreachable: it was lost; raised at once, or only after the client's timeout.
         """
         await asyncio.sleep(self.chance.uniform(*self.weather.delay_s))
         if self._loses():
@@ -66,7 +66,7 @@ class Link:
         self.faults(name, leg)
 
     async def pieces(self, data: bytes) -> AsyncIterator[bytes]:
-        """An upload's bytes in pieces, each of which may be the last that gets through."""
+        """Yield an upload's bytes in pieces, each of which may be the last that arrives."""
         size = max(1, -(-len(data) // UPLOAD_PIECES))
         for start in range(0, len(data), size):
             await asyncio.sleep(self.chance.uniform(*self.weather.delay_s))
@@ -82,7 +82,7 @@ class Link:
 
 
 class ForwardedApi(ForwardedRequests):
-    """`CoordinatorApi` that hands every request on by way of `_carry`."""
+    """`CoordinatorApi` that passes every request on through `_carry`."""
 
     def __init__(self, api: CoordinatorApi) -> None:
         super().__init__(api)
@@ -112,8 +112,8 @@ class SimulatedApi(ForwardedApi):
     """A client's requests over a link to a coordinator that may die.
 
     Args:
-        tasks: where requests that the network repeats go on.
-        saw: told of every run document that arrives.
+        tasks: runs the requests that the network repeats.
+        saw: called with every run document that arrives.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class SimulatedApi(ForwardedApi):
         return answer
 
     async def _repeat(self, request: Callable[[], Awaitable[object]]) -> None:
-        """The same request once more, later; nobody hears the answer."""
+        """Make the request once more, later; its answer is dropped."""
         await asyncio.sleep(self._link.chance.uniform(0, MAX_REPEAT_DELAY_S))
         try:
             await self._coordinator.ask(request)

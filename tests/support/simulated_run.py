@@ -1,8 +1,8 @@
-"""A whole run in virtual time: the real coordinator, the real clients, a bad network, and witnesses of what must hold.
+"""A whole run in virtual time: the real coordinator, real clients, a bad network, and a check of every safety rule.
 
-`Witness` watches what clients see and hold while the run goes on. It raises `SafetyBroken` when a client is shown a
-document that no kept record vouches for, when a document goes back, or when two replicas of one step differ.
-`SimulatedRun.audit` then proves the ledger and the replay from the journal, as an operator would.
+`Witness` checks what clients see and hold during the run. It raises `SafetyBroken` when a client is shown a document
+that is not in a kept record, when one version is two documents, or when two replicas of one step differ.
+`SimulatedRun.audit` then verifies the ledger and the replay from the journal, as an operator would.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ RECONNECT_BOUND_S = 1_000_000.0
 CALM = Weather()
 TOTAL_STEPS = 8
 BOUND_S = 200_000.0
-"""Long after the end of any run that makes headway."""
+"""Much longer than any run that makes progress takes."""
 
 
 def small_state(batches: int, **overrides: object) -> StateFile:
@@ -51,7 +51,7 @@ def small_state(batches: int, **overrides: object) -> StateFile:
 
 
 class SafetyBroken(AssertionError):
-    """Something happened that must never happen."""
+    """A safety rule of the run was broken."""
 
 
 class Witness:
@@ -62,10 +62,10 @@ class Witness:
         self._shown: dict[tuple[str, int], RunDocument] = {}
         self._lineage = ""
         self.digests: dict[int, Sha256] = {}
-        """The digest of each replica that anybody held."""
+        """The digest of each replica that a client held."""
 
     def saw(self, document: RunDocument) -> None:
-        """A client was shown this document."""
+        """Check a document that a client was shown."""
         name = (document.lineage, document.version)
         if document.lineage != self._lineage:
             self._lineage = document.lineage
@@ -82,15 +82,15 @@ class Witness:
             raise SafetyBroken(f"version {document.version} was shown, and no kept record vouches for it")
 
     def event(self, event: Event) -> None:
-        """Something that a client reports of itself."""
+        """Check a client's event."""
         if isinstance(event, ReplicaHeld):
             digest = self.digests.setdefault(event.step, event.replica_digest)
-            # Initial parameters that lost the election are nobody's replica until they are published.
+            # A client may make initial parameters that are never published, if another one is elected then.
             if digest != event.replica_digest and event.origin != "initial":
                 raise SafetyBroken(f"two replicas of step {event.step} differ")
 
     def check(self) -> None:
-        """Raises `SafetyBroken` if a document that was shown is not what the store vouches for now."""
+        """Raise `SafetyBroken` if a document that was shown is not in the store now."""
         for document in self._shown.values():
             if document.lineage != self._lineage:
                 continue
@@ -98,7 +98,7 @@ class Witness:
 
 
 class BadDataProvider(DummyDataProvider):
-    """A source that fails now and then, and always for some batches."""
+    """A source that is slow, and unavailable with probability `loss`."""
 
     def __init__(self, sequence_length: int, chance: random.Random, loss: float) -> None:
         super().__init__(DatasetSpec(2, sequence_length))
@@ -125,12 +125,12 @@ class SimulatedRun:
     clients: list[SimulatedClient] = field(default_factory=list)
 
     def api(self, faults: Faults = no_faults) -> tuple[SimulatedApi, Link]:
-        """Another client's way to the coordinator."""
+        """Return another client's connection to the coordinator."""
         link = Link(random.Random(self.chance.random()), self.weather, faults=faults)
         return SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw), link
 
     def client(self, number: int, spec: ClientSpec | None = None, faults: Faults = no_faults) -> SimulatedClient:
-        """A process with the key of this number, not yet started."""
+        """Return a process with the key of this number, not yet started."""
         spec = replace(spec or ClientSpec(), saw=(spec and spec.saw) or self.witness.event)
         api, link = self.api(faults)
         client = simulated_client(api, number, link, spec)
@@ -138,12 +138,12 @@ class SimulatedRun:
         return client
 
     def start(self, client: SimulatedClient) -> SimulatedClient:
-        """Starts a process, which must end without an error."""
+        """Start a process, which must end without an error."""
         client.task = self.tasks.create_task(client.agent.run())
         return client
 
     def start_client(self, number: int, trainer: str = "null") -> SimulatedClient:
-        """Starts a process whose data are as bad as `data_loss` says, and which never gives up."""
+        """Start a process whose data fail with probability `data_loss`, and which never gives up."""
         chance = random.Random(self.chance.random())
 
         async def open_provider(request: RunAccess) -> DataProvider:
@@ -153,34 +153,37 @@ class SimulatedRun:
         return self.start(self.client(number, spec))
 
     async def play(self, *specs: ClientSpec) -> list[ClientEnd]:
-        """The whole run with one client per spec, numbered from 1."""
+        """Run to the end with one client per spec, numbered from 1."""
         clients = [self.start(self.client(number, spec)) for number, spec in enumerate(specs, start=1)]
         return await self.ends(clients, BOUND_S)
 
     def start_clients(self, count: int, trainers: tuple[str, ...] = ("null",)) -> list[SimulatedClient]:
-        """Processes 0 to `count − 1`, which take the trainers in turn."""
+        """Start processes 0 to `count − 1`, which take the trainers in turn."""
         return [self.start_client(number, trainers[number % len(trainers)]) for number in range(count)]
 
     async def ends(self, clients: list[SimulatedClient], bound_s: float) -> list[ClientEnd]:
-        """How these clients ended, all within `bound_s` seconds."""
+        """Return how these clients ended, all within `bound_s` seconds."""
         async with asyncio.timeout(bound_s):
             return [await client.task for client in clients if client.task is not None]
 
     async def audit(self) -> AuditReport:
-        """The operator's audit, parameters recomputed."""
+        """Return the operator's audit, with the parameters recomputed."""
         self.witness.check()
         return await audit(self.coordinator.store, recompute=True)
 
 
 @asynccontextmanager
 async def simulated_run(
-    state: StateFile, seed: int, journal: Callable[[random.Random], SlowJournal] = SlowJournal
+    state: StateFile,
+    seed: int,
+    journal: Callable[[random.Random], SlowJournal] = SlowJournal,
+    weather: Weather = CALM,
 ) -> AsyncIterator[SimulatedRun]:
-    """A run whose every accident follows from `seed`; everything in it ends with the context."""
+    """Yield a run in which every fault follows from `seed`; everything in it ends with the context."""
     chance = random.Random(seed)
     coordinator = SimulatedCoordinator(state, chance, journal(chance))
     async with asyncio.TaskGroup() as tasks:
-        run = SimulatedRun(coordinator, Witness(coordinator.journal), chance, tasks)
+        run = SimulatedRun(coordinator, Witness(coordinator.journal), chance, tasks, weather)
         background = tasks.create_task(coordinator.live())
         await coordinator.wait_for(lambda: coordinator.service.accepting)
         try:
@@ -193,7 +196,7 @@ async def simulated_run(
 
 
 async def prove(run: SimulatedRun) -> None:
-    """The audit finds nothing, and what it recomputes is what clients held."""
+    """Check that the audit finds no problem, and recomputes the replicas that clients held."""
     report = await run.audit()
     assert report.problems == ()
     assert report.replay_identical
@@ -203,7 +206,7 @@ async def prove(run: SimulatedRun) -> None:
 
 
 async def repeatedly(act: Callable[[], Awaitable[None]], chance: random.Random, every_s: tuple[float, float]) -> None:
-    """Does something again and again, at random times, until cancelled."""
+    """Act again and again, at random times, until cancelled."""
     while True:
         await asyncio.sleep(chance.uniform(*every_s))
         await act()
