@@ -11,7 +11,7 @@ from tests.support.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.processes import BOUND_S, at_round, in_phase, in_training, real_run
 
 SILENCE_S = 1.5
-"""What the coordinator takes for silence, where a test waits for it."""
+"""Silence after which the coordinator drops a client, in tests that wait for that."""
 
 
 async def take_rounds_until(hand: ByHand, client_id: ClientId, *, present: bool) -> None:
@@ -45,7 +45,7 @@ async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path
             assert run.changes_of(victim)[-1] == "fell silent"
 
 
-async def test_client_that_stops_answering_leaves_with_the_next_roster_and_comes_back(tmp_path: Path) -> None:
+async def test_client_that_stops_answering_leaves_the_roster_and_comes_back(tmp_path: Path) -> None:
     overrides = {
         "config__init_min_clients": 3,
         "config__total_steps": 1000,
@@ -65,7 +65,7 @@ async def test_client_that_stops_answering_leaves_with_the_next_roster_and_comes
         await run.prove()
 
 
-async def test_all_clients_gone_in_the_middle_of_an_epoch_others_rebuild_the_model(tmp_path: Path) -> None:
+async def test_all_clients_gone_mid_epoch_others_rebuild_the_model(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 80, "config__client_timeout_s": SILENCE_S}
     async with real_run(tmp_path, **overrides) as run:
         gone = [await run.start_client() for _ in range(2)]
@@ -75,9 +75,9 @@ async def test_all_clients_gone_in_the_middle_of_an_epoch_others_rebuild_the_mod
         waiting = await run.until(in_phase(RunState.WAITING_FOR_MEMBERS))
         assert 4 <= waiting.step < 80, "the epoch was cut short"
         assert waiting.checkpoint is not None
-        assert waiting.checkpoint.step == 0, "nobody was left to write another checkpoint"
+        assert waiting.checkpoint.step == 0, "no client was left to write another checkpoint"
         audited = await run.prove()
-        assert audited.recomputed_steps == waiting.step - 1, "every replica that somebody attested, from 0 on"
+        assert audited.recomputed_steps == waiting.step - 1, "every replica that a client attested, from 0 on"
         came = [await run.start_client() for _ in range(2)]
         report = await run.finish(without=tuple(gone))
         assert report.rounds == 80

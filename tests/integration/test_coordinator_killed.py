@@ -1,4 +1,4 @@
-"""The coordinator goes away, and comes back, at any point of a run; and nobody serves its run beside it."""
+"""The coordinator is killed or stopped, and started again, in any phase; a second one for the same run is refused."""
 
 import shutil
 import signal
@@ -14,11 +14,11 @@ from tests.support.processes import RealRun, in_training, prepared_run, real_run
 
 CLIENT_TIMEOUT_S = 1.5
 STARTS = 5
-"""Enough to meet a moment between the line and the handler, if there is one."""
+"""Enough starts to hit a gap between the line and the signal handler, if there is one."""
 
 
 def dropped(run: RealRun) -> list[str]:
-    """Whom the coordinator has dropped for silence since its last start."""
+    """Return the clients that the coordinator has dropped for silence since its last start."""
     return [
         line["client_id"]
         for line in run.events(run.coordinator, "membership_changed")
@@ -100,7 +100,7 @@ async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_
         assert [len(run.events(client, "joined")) for client in clients] == [1, 1]
 
 
-async def test_second_coordinator_on_the_same_run_directory_refuses_and_names_the_first(tmp_path: Path) -> None:
+async def test_second_coordinator_of_a_run_directory_refuses_and_names_the_first(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=2) as run:
         ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
         assert ran.code == 1
@@ -120,7 +120,7 @@ async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path:
         assert await run.coordinator.wait(10) == 0
 
 
-async def test_coordinator_terminated_as_soon_as_it_says_that_it_listens_ends_in_order(tmp_path: Path) -> None:
+async def test_coordinator_terminated_as_soon_as_it_listens_ends_in_order(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         for _ in range(STARTS):
             await run.start_coordinator()

@@ -1,4 +1,4 @@
-"""A disk, or the blobs' own bound, that fills up under a running coordinator: it says so, and loses nothing."""
+"""The disk, or the bound on blobs, fills up under a running coordinator: it reports that, and loses nothing."""
 
 import resource
 from pathlib import Path
@@ -12,15 +12,15 @@ from tests.support.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.processes import RealRun, at_round, real_run
 
 TORN_BYTES = 7
-"""How much of a journal record still fits when the disk is full."""
+"""Bytes of a journal record that still fit when the disk is full."""
 FEW_ROUNDS_BYTES = 300_000
 """`[blobs] max_total_bytes` that six rounds of three clients and two checkpoints of the small model fill."""
 ONE_CHECKPOINT_BYTES = 29_000
-"""A little more than a checkpoint of the small model has; a run may have no larger one than a quarter of its blobs."""
+"""A little more than a checkpoint of the small model, which may take up to a quarter of the blobs' bound."""
 
 
 def fill_disk(run: RealRun, room_bytes: int) -> None:
-    """From now on no file of the coordinator may grow beyond the journal's present length and `room_bytes` more."""
+    """Let no file of the coordinator grow beyond the journal's present length and `room_bytes` more."""
     length = max((run.run_dir / "journal").glob("*.log")).stat().st_size + room_bytes
     resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length, length))
 
@@ -29,7 +29,7 @@ def bearer(hand: ByHand) -> dict[str, str]:
     return {"Authorization": f"Bearer {hand.token}"}
 
 
-async def test_full_disk_stops_the_coordinator_which_says_so_and_publishes_nothing_more(tmp_path: Path) -> None:
+async def test_full_disk_stops_the_coordinator_which_publishes_nothing_more(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5}
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
@@ -63,7 +63,7 @@ async def test_full_disk_stops_the_coordinator_which_says_so_and_publishes_nothi
         assert report.rounds == 5
 
 
-async def test_disk_that_fills_under_an_upload_stops_the_coordinator_and_costs_nothing(tmp_path: Path) -> None:
+async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
     model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
@@ -102,7 +102,7 @@ async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: P
         assert "Traceback" not in ran.err
 
 
-async def test_run_whose_blobs_fill_their_bound_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
+async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
     limits: dict[str, Any] = {
         "blobs__max_total_bytes": FEW_ROUNDS_BYTES,
         "config__max_round_train_time": 1,

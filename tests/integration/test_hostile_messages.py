@@ -1,4 +1,4 @@
-"""What a client must not do, over real HTTP: each refused by name, and the run goes on."""
+"""Requests that a client must not make, over real HTTP: each is refused by name, and the run goes on."""
 
 import contextlib
 from collections.abc import Awaitable
@@ -22,14 +22,14 @@ from tests.support.processes import RealRun, at_round, real_run
 
 
 async def refused(request: Awaitable[object]) -> Refused:
-    """The refusal of a request that must not succeed."""
+    """Return the refusal of a request that must not succeed."""
     with pytest.raises(Refused) as caught:
         await request
     return caught.value
 
 
 async def post(run: RealRun, place: str, token: str | None, content: bytes) -> dict[str, Any]:
-    """What a raw POST is answered: the problem's kind and status."""
+    """Return the kind and status of the problem that answers a raw POST."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     path = f"/v1/runs/{run.watch.api.run_id}{place}"
     answer = await run.http.post(path, content=content, headers=headers)
@@ -42,7 +42,7 @@ async def own_key(run: RealRun) -> SigningKey:
     return SigningKey(await DirectoryKeys(run.run_dir).private_key())
 
 
-async def test_tokens_that_do_not_hold_are_unauthorized(tmp_path: Path) -> None:
+async def test_invalid_tokens_are_unauthorized(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run, joined_by_hand(run, 1) as hand:
         own = SessionTokens(await own_key(run), "test-run")
         now_s = (await run.watch.next()).phase_started_s
@@ -132,7 +132,7 @@ async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them
         )
         assert (await refused(second.api.report(other_bound))).kind == "already-committed"
         await second.api.put_blob(good_bound.result_sha256, good)
-        assert (await second.api.report(good_bound)).result_verified, "the first one, repeated, is no offence"
+        assert (await second.api.report(good_bound)).result_verified, "the first one may be repeated"
         assert (await refused(copier.api.put_blob(good_bound.result_sha256, good))).kind == "result-invalid"
 
         await late.api.report(FailureReport(1, 0, "unavailable", "not today"))

@@ -1,4 +1,4 @@
-"""A run that loses its coordinator or its clients at a chosen moment, in virtual time: it goes on, and is proved."""
+"""A run loses its coordinator or its clients at a chosen moment, in virtual time; it goes on, and its audit passes."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def all_finished(ends: list[ClientEnd]) -> bool:
 
 
 def silences(run: SimulatedRun) -> int:
-    """How often the coordinator took members for gone."""
+    """Return how often the coordinator dropped members for silence."""
     records = [record for segment in run.coordinator.journal.segments for record in segment.records]
     return sum(b"clients_fell_silent" in record.body for record in records)
 
 
 async def finish(run: SimulatedRun, count: int) -> None:
-    """The last started `count` clients reach the end together, and the run is proved."""
+    """Wait until the last `count` clients have finished with one replica, and audit the run."""
     ends = await run.ends(run.clients[-count:], BOUND_S)
     assert all_finished(ends)
     assert len({end.replica_digest for end in ends}) == 1
@@ -103,7 +103,7 @@ async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost
 
 
 def lone_run(interrupted_at: int | None) -> str:
-    """The last replica of a run whose one client is killed in this step and replaced by another."""
+    """Return the last replica of a run whose one client is killed in this step and replaced by another."""
     state = small_state(
         batches=3,
         config__min_clients=1,

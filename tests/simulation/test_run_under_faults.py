@@ -1,7 +1,7 @@
-"""The real coordinator and hundreds of real clients under seeded accidents, in virtual time.
+"""The real coordinator and hundreds of real clients under seeded faults, in virtual time.
 
-Safety is watched all along (`Witness`) and proved afterwards by the operator's audit; liveness is that the clients that
-last reach the end of the run. A seed that fails, fails again.
+Safety is checked throughout (`Witness`) and afterwards by the operator's audit; liveness means that the lasting clients
+reach the end of the run. A seed that fails will fail again.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LOSSY = Weather(loss=0.1)
 
 
 async def restart_often(run: SimulatedRun) -> None:
-    """Kills the coordinator at random instants; mostly it is back soon, now and then later than every deadline."""
+    """Kill the coordinator at random instants; it is back soon, or sometimes later than every deadline."""
 
     async def restart() -> None:
         await run.coordinator.restart_after(run.chance.choice([0.1, 1.0, 5.0, 5.0, 1000.0]))
@@ -39,7 +39,7 @@ async def restart_often(run: SimulatedRun) -> None:
 
 
 async def part_often(run: SimulatedRun, clients: list[SimulatedClient]) -> None:
-    """Cuts off a random part of the clients for a while."""
+    """Cut off a random part of the clients for a while, again and again."""
 
     async def part() -> None:
         away = run.chance.sample(clients, run.chance.randint(1, len(clients) // 2))
@@ -53,7 +53,7 @@ async def part_often(run: SimulatedRun, clients: list[SimulatedClient]) -> None:
 
 
 async def set_the_clock(run: SimulatedRun) -> None:
-    """Somebody sets the coordinator's wall clock, back or forth by up to a day."""
+    """Set the coordinator's wall clock back or forth by up to a day, again and again."""
 
     async def step() -> None:
         run.coordinator.clock.step_s += run.chance.uniform(-86_400, 86_400)
@@ -62,7 +62,7 @@ async def set_the_clock(run: SimulatedRun) -> None:
 
 
 async def come_and_go(run: SimulatedRun, number: int) -> None:
-    """One key whose process is killed and started again, with any trainer."""
+    """Kill and start a process with this key again and again, with any trainer."""
     while True:
         client = run.start_client(number, run.chance.choice(["null", "numpy"]))
         await asyncio.sleep(run.chance.uniform(1, 90))
@@ -71,7 +71,7 @@ async def come_and_go(run: SimulatedRun, number: int) -> None:
 
 
 async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weather: Weather = STORM) -> None:
-    """Everything at once, until the lasting clients are at the end of the run."""
+    """Inject every fault at once, until the lasting clients have finished the run."""
     run.weather, run.data_loss = weather, weather.loss * 0.4
     clients = run.start_clients(lasting, ("numpy", "null", "null", "null"))
     troubles = [
@@ -86,7 +86,7 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weath
         for trouble in troubles:
             trouble.cancel()
     assert {end.reason for end in ends} == {EndReason.FINISHED}
-    # A client that was cut off at the very end may stop at an earlier replica; whoever has the last one has the same.
+    # A client that was cut off at the very end may stop at an earlier replica; those at the last step hold the same.
     last = max(end.step or 0 for end in ends)
     assert last >= TOTAL_STEPS
     assert len({end.replica_digest for end in ends if end.step == last}) == 1
@@ -120,7 +120,7 @@ async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
 
 
 class ForgetfulJournal(SlowJournal):
-    """A broken journal: what it kept last is gone when the machine stops, though it said that it was safe."""
+    """A broken journal: the last record is lost when the machine stops, although it was acknowledged."""
 
     def lose_power(self) -> None:
         last = self.segments[-1]

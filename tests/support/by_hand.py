@@ -1,4 +1,4 @@
-"""A client of a real coordinator that does only what a test tells it: so a round waits for as long as a test needs.
+"""A client of a real coordinator that does only what a test asks for, so that a round waits as long as the test needs.
 
 It speaks HTTP with a key of its own, holds real replicas and publishes well-formed results; it never trains.
 """
@@ -52,7 +52,7 @@ class ByHand(HandClient):
     # Replicas
 
     async def held(self, document: RunDocument) -> Replica:
-        """Replica `document.step − 1`: from the checkpoint and the outcomes, as anyone would."""
+        """Return replica `document.step − 1`, built from the checkpoint and the outcomes."""
         wanted = document.step - 1
         if self.replica is None:
             assert document.checkpoint is not None
@@ -70,7 +70,7 @@ class ByHand(HandClient):
         return self.replica
 
     async def first_checkpoint(self) -> RunDocument:
-        """The document with the run's first checkpoint, which this client makes if it is the one who is asked."""
+        """Return the document with the run's first checkpoint; make the checkpoint if this client is elected to."""
         document = await self.watch.until(
             lambda document: document.checkpoint is not None or document.checkpointer == self.client_id
         )
@@ -81,7 +81,7 @@ class ByHand(HandClient):
         return await self.watch.until(lambda document: document.checkpoint is not None)
 
     async def cool_down(self, document: RunDocument) -> None:
-        """What Cooldown asks of this client."""
+        """Publish or claim the epoch's checkpoint."""
         replica = await self.held(document)
         if document.checkpointer == self.client_id:
             await self.publish_checkpoint(replica)
@@ -94,7 +94,7 @@ class ByHand(HandClient):
                     raise
 
     async def be_ready(self) -> None:
-        """Part of the next roster, with the run's made-up data."""
+        """Become part of the next roster, with the run's made-up data."""
         document = await self.first_checkpoint()
         replica = await self.held(document)
         spec = DatasetSpec(2, self.state.model.LLM.max_seq_len)
@@ -104,13 +104,13 @@ class ByHand(HandClient):
     # Rounds
 
     def difference(self, replica: Replica, value: float = 0.0) -> Tensors:
-        """A difference of this value everywhere."""
+        """Return a difference of this value everywhere."""
         return {name: np.full_like(values, value) for name, values in replica.parameters.items()}
 
     async def result(
         self, document: RunDocument, difference: Tensors | None = None, **header: Any
     ) -> tuple[bytes, ResultCommitment]:
-        """A result for the document's round, of zeros unless a difference is given, and its commitment."""
+        """Return a result for the document's round, by default of zeros, and its commitment."""
         head, replica = round_of(document), await self.held(document)
         tensors = self.difference(replica) if difference is None else difference
         data = self.encoded_result(head, replica, tensors, **header)
@@ -123,7 +123,7 @@ class ByHand(HandClient):
         await self.api.put_blob(bound.result_sha256, data)
 
     async def results_in(self, document: RunDocument, count: int | None = None) -> tuple[ClientId, ...]:
-        """Whose results are verified, once there are `count`; without a number, once no more can come."""
+        """Return the clients with verified results, once there are `count`, or by default all of the complete list."""
         head = round_of(document)
         found: tuple[ClientId, ...] = ()
         while True:
@@ -133,7 +133,7 @@ class ByHand(HandClient):
                 return found
 
     async def attest(self, document: RunDocument) -> Standing:
-        """Attest every result of the document's round, once no more can come."""
+        """Attest every result of the document's round, once the list is complete."""
         head = round_of(document)
         received = await self.results_in(document)
         roster = await self.api.roster(head.roster_sha256)
@@ -142,7 +142,7 @@ class ByHand(HandClient):
         return await self.api.report(Attestation(head.step, head.attempt, digest, f"{bits:x}"))
 
     async def take_round(self, document: RunDocument) -> RunDocument:
-        """The whole of a round; the document of the next one, or of the same step's next try."""
+        """Deliver and attest; return the document of the next round, or of the step's next attempt."""
         await self.deliver(document)
         await self.attest(document)
         return await self.watch.until(
@@ -150,25 +150,25 @@ class ByHand(HandClient):
         )
 
     async def roster_of(self, document: RunDocument) -> tuple[ClientId, ...]:
-        """Whose round it is."""
+        """Return the clients in the round's roster."""
         roster = await self.api.roster(round_of(document).roster_sha256)
         return tuple(entry.client_id for entry in roster.clients)
 
     async def assigned(self, document: RunDocument) -> int:
-        """How many batches are this client's in the document's round."""
+        """Return the number of batches assigned to this client in the document's round."""
         head = round_of(document)
         roster, work = await self.api.roster(head.roster_sha256), await self.api.work(head.work_sha256)
         return total_batches(assign_data_for_state(roster, work, head.seed)[self.client_id])
 
 
 def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
-    """The commitment to these bytes for a round."""
+    """Return the commitment to these bytes for a round."""
     return ResultCommitment(head.step, head.attempt, sha256_hex(data), len(data), NO_METRICS)
 
 
 @contextlib.asynccontextmanager
 async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
-    """A member with the key of this number. Leaving the context does not withdraw."""
+    """Yield a member with the key of this number. Leaving the context does not withdraw."""
     async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
         hand = ByHand(api, number)
         await hand.join()
@@ -178,7 +178,7 @@ async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -
 
 
 async def all_ready(hands: Sequence[ByHand]) -> None:
-    """All of them part of the next roster, whoever is asked for the run's first checkpoint."""
+    """Make all of them part of the next roster, whichever is elected for the run's first checkpoint."""
     document = await hands[0].watch.until(lambda document: bool(document.checkpoint or document.checkpointer))
     asked = next((hand for hand in hands if hand.client_id == document.checkpointer), hands[0])
     await asked.first_checkpoint()
@@ -187,9 +187,9 @@ async def all_ready(hands: Sequence[ByHand]) -> None:
 
 
 async def hold_in(hand: ByHand, phase: RunState, client_count: int) -> RunDocument:
-    """Take the run to its first `phase` and keep it there: what the phase waits for is this client.
+    """Take the run to its first `phase` and keep it there, because the phase waits for this client.
 
-    RoundWitness needs two real clients, which are a quorum without this one; Cooldown one, which is none.
+    RoundWitness needs two real clients, which are a quorum without this one; Cooldown one, which is not a quorum.
 
     Args:
         hand: a member; the run waits for it and `client_count` others.

@@ -1,4 +1,4 @@
-"""Run documents and round heads for tests of whoever reads them."""
+"""Run documents and round heads for tests."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def round_head(step: int, attempt: int = 0) -> RoundHead:
 
 
 def run_document(run_state: RunState, step: int = 1, attempt: int = 0, **changes: Any) -> RunDocument:
-    """A document in this phase; in a round's phase, of round `(step, attempt)`."""
+    """Return a document in this phase; in a round's phase, of round `(step, attempt)`."""
     document = RunDocument(
         format=1,
         run_id="test-run",

@@ -1,4 +1,4 @@
-"""A client that does by hand what a test tells it: it signs, claims and publishes as a real one, and never trains."""
+"""A client that a test drives by hand: it signs, claims and publishes as a real one does, and never trains."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from state.wire import ClientId, Sha256, sha256_hex
 
 
 class AnyRound(Protocol):
-    """What a result names of its round."""
+    """The fields of a round that a result names."""
 
     @property
     def step(self) -> int: ...
@@ -52,7 +52,7 @@ class HandClient:
         return "" if self.session is None else self.session.data_ticket
 
     async def join_request(self, invitation: str | None = None) -> JoinRequest:
-        """A join that has not been sent, over a fresh nonce."""
+        """Return a join request over a fresh nonce, not yet sent."""
         challenge = await self.api.challenge(ChallengeRequest(self.key.public_key))
         signature = self.key.sign(join_message(self.api.run_id, challenge.nonce, self.key.public_key))
         return JoinRequest(self.key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)
@@ -73,7 +73,7 @@ class HandClient:
     def encoded_result(
         self, head: AnyRound, replica: Replica, difference: Mapping[str, Float32Array], **header: Any
     ) -> bytes:
-        """A result for a round; `header` replaces what it says of itself."""
+        """Return a result for a round; `header` overrides fields of its header."""
         fields: dict[str, Any] = {
             "run_id": self.api.run_id,
             "step": head.step,

@@ -1,4 +1,4 @@
-"""A coordinator's blobs without a coordinator, for tests of what fetches them."""
+"""A coordinator's blobs without a coordinator."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ class HeldBlobs:
     """`BlobRequests` over a dictionary.
 
     Attributes:
-        blobs: what a digest is answered with, right or wrong.
+        blobs: the answer to each digest, right or wrong.
         asked: how often each blob was fetched.
     """
 

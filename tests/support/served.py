@@ -49,7 +49,7 @@ class Served:
 
 
 def handlers_of(service: CoordinatorService, key: SigningKey) -> Handlers:
-    """The handlers of a service, without threads."""
+    """Return a service's handlers, which use no threads."""
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)

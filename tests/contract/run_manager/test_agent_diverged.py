@@ -24,7 +24,7 @@ LARGEST = 1e30
 
 
 class RunawayTrainer(NullTrainer):
-    """Always nearly the largest difference that the run allows."""
+    """Always returns nearly the largest difference that the run allows."""
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]

@@ -9,7 +9,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 class ForgetfulRun:
-    """`DocumentRequests` that answers with these (lineage, version) one after the other, whatever is known."""
+    """`DocumentRequests` that answers with these (lineage, version) in turn, whatever the client knows."""
 
     def __init__(self, *answers: tuple[str, int]) -> None:
         self._answers = iter(answers)

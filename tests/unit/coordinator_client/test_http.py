@@ -1,4 +1,4 @@
-"""`coordinator_client/http.py`: what a client sends and what it makes of each answer."""
+"""`coordinator_client/http.py`: the requests that a client sends, and how it reads each answer."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def client(answer: Answer) -> CoordinatorClient:
-    """A client whose connection ends in `answer`."""
+    """Return a client whose requests are answered by `answer`."""
     http = httpx.AsyncClient(base_url="http://coordinator", transport=httpx.MockTransport(answer))
     return CoordinatorClient(http, "test-run")
 
@@ -124,7 +124,7 @@ async def test_results_are_asked_for_by_round() -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
-    """What `/v1/runs` answers, one answer after the other; the last one again and again."""
+    """Return the list of answers to `/v1/runs`, given in turn; the last one is repeated."""
     answers: list[httpx.Response] = []
     real = httpx.AsyncClient
 
@@ -141,7 +141,7 @@ def runs(*run_ids: str) -> httpx.Response:
 
 
 def connected(url: str) -> str:
-    """The run that a client of this URL is about."""
+    """Return the run that a client of this URL connects to."""
 
     async def main() -> str:
         policy = RetryPolicy(VirtualClock(), lambda: 0.0)
@@ -208,6 +208,6 @@ async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> N
 @pytest.mark.parametrize(
     "url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1", "http://host:65536"]
 )
-async def test_url_that_is_none_is_refused_at_once(url: str) -> None:
+async def test_malformed_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
         await CoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))

@@ -1,4 +1,4 @@
-"""`coordinator_client/session.py`: every request is repeated until it is answered, with a session that holds."""
+"""`coordinator_client/session.py`: every request is repeated until it is answered, with a valid session."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from tests.support.virtual_time import VirtualClock, in_virtual_time
 
 
 def session_of(run: SimulatedRun, faults: Faults = no_faults) -> tuple[CoordinatorSession, list[SessionEvent]]:
-    """A session of client 1, not yet joined, and what it reports. Nothing is attempted for longer than 30 s."""
+    """Return a session of client 1, not yet joined, and its events. Requests are repeated for at most 30 s."""
     events: list[SessionEvent] = []
     policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=30)
     return CoordinatorSession(run.api(faults)[0], ClientProfile(key_of(1)), policy, events.append), events
@@ -26,7 +26,7 @@ def session_of(run: SimulatedRun, faults: Faults = no_faults) -> tuple[Coordinat
 
 @asynccontextmanager
 async def waiting_run() -> AsyncIterator[SimulatedRun]:
-    """A run that waits for members, and drops none."""
+    """Yield a run that waits for members, and drops none."""
     async with simulated_run(state_file(config__client_timeout_s=100_000), seed=0) as run:
         yield run
 

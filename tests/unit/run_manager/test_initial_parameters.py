@@ -1,4 +1,4 @@
-"""The parameters that a run starts from, out of files that people have."""
+"""The parameters that a run starts from, loaded from files."""
 
 from pathlib import Path
 

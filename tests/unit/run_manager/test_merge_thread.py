@@ -1,4 +1,4 @@
-"""The merging thread: off the event loop, in order, and refused where its arithmetic is not IEEE 754's."""
+"""The merging thread: off the event loop, in order, and refused if its arithmetic is not IEEE 754."""
 
 import ctypes
 import platform
@@ -33,7 +33,7 @@ class _FloatingPointEnvironment(ctypes.Structure):
 
 @contextmanager
 def floating_point_mode(bits: int) -> Iterator[None]:
-    """Sets bits of this thread's MXCSR; a thread that is started meanwhile inherits them."""
+    """Set bits of this thread's MXCSR; a thread that is started meanwhile inherits them."""
     library = ctypes.CDLL("libm.so.6")
     saved, changed = _FloatingPointEnvironment(), _FloatingPointEnvironment()
     assert library.fegetenv(ctypes.byref(saved)) == 0
@@ -55,7 +55,7 @@ def contributions() -> list[Contribution]:
 
 
 @pytest.mark.parametrize("worker", [WorkerThread("test-merge"), InlineWorker()], ids=["thread", "inline"])
-async def test_merger_gives_the_pure_rule_s_replica(worker: Worker) -> None:
+async def test_merger_returns_the_replica_of_the_pure_rule(worker: Worker) -> None:
     merger = Merger(OUTER, worker)
     await merger.verify()
     after = await merger.merge(replica(), contributions())

@@ -67,7 +67,7 @@ def test_newcomers_after_all_were_gone_continue_to_the_same_model() -> None:
 
 
 class _FaultyWorker(InlineWorker):
-    """Merges wrongly: the first `fault_count` merged replicas are not what they should be."""
+    """Merges wrongly: the first `fault_count` merged replicas differ from the right ones."""
 
     def __init__(self, fault_count: int) -> None:
         self.fault_count = fault_count
@@ -99,7 +99,7 @@ async def test_replica_that_differs_is_rebuilt_and_equal_again() -> None:
 
 
 @in_virtual_time
-async def test_replica_that_differs_however_often_ends_the_client() -> None:
+async def test_replica_that_differs_after_every_rebuild_ends_the_client() -> None:
     """A client whose arithmetic differs must not stay: it would rebuild for ever."""
     async with simulated_run(state_file(config__total_steps=30), seed=0) as run:
         clients = [run.start(run.client(number, NUMPY)) for number in (1, 2, 3)]
@@ -112,7 +112,7 @@ async def test_replica_that_differs_however_often_ends_the_client() -> None:
 
 @in_virtual_time
 async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
-    """The run goes back to an older truth; the clients follow it because its lineage says so."""
+    """The run goes back to an older state; the clients follow it because its lineage has changed."""
     async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
         clients = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
         await run.coordinator.wait_for(lambda: run.coordinator.document.step == 3)

@@ -1,4 +1,4 @@
-"""Which step a document leads to, by `run_manager/step_table.py`, and how `step_state_machine.py` carries it out."""
+"""`run_manager/step_table.py`: the step for each document; `step_state_machine.py`: how steps start and end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ ME = ClientId("01" * 16)
 
 
 def step_after(step: StepName, document: RunDocument) -> StepName | None:
-    """The step that a client in `step`, which saw round 5 attempt 1 last, takes for the document, or None."""
+    """Return the step for the document after `step` and round 5 attempt 1, or None if it is a desync."""
     try:
         return due_step(step, document, round_head(5, 1), ME).name
     except Desync:
@@ -125,7 +125,7 @@ def test_due_step_round_phase_without_a_round_is_a_desync() -> None:
 
 
 class _HangingProvider(DummyDataProvider):
-    """Hangs in its first request, and tells when that is cancelled."""
+    """Hangs in its first request, and counts its cancellations."""
 
     def __init__(self) -> None:
         super().__init__(DatasetSpec(2, 16))
@@ -145,7 +145,7 @@ class _HangingProvider(DummyDataProvider):
 
 @in_virtual_time
 async def test_apply_state_overtaken_training_is_cancelled() -> None:
-    """One client's data hang, so the round's time runs out under it."""
+    """One client's data hang until the round's time is over."""
     state = state_file(config__total_steps=2, config__max_round_train_time=10, config__round_witness_time=4)
     async with simulated_run(state, seed=0) as run:
         data = _HangingProvider()
@@ -161,7 +161,7 @@ async def test_apply_state_overtaken_training_is_cancelled() -> None:
 
 
 class RepetitiveApi(ForwardedApi):
-    """Shows every document once more, as a newer one that differs in nothing but its reason."""
+    """Repeats every document once, as a newer one that differs only in its reason."""
 
     def __init__(self, api: SimulatedApi) -> None:
         super().__init__(api)

@@ -1,4 +1,4 @@
-"""`run_manager/steps/training.py`: what a client does that cannot train, or whose result is not taken."""
+"""`run_manager/steps/training.py`: clients that cannot train, or whose result is refused."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ def failures(run: SimulatedRun) -> list[tuple[int, RoundFailed]]:
 
 
 async def first_outcome(run: SimulatedRun) -> set[int]:
-    """The numbers of the clients that the first outcome includes, once it is decided."""
+    """Return the numbers of the clients in the first outcome, once it is decided."""
     await run.coordinator.wait_for(lambda: bool(run.coordinator.outcomes))
     included = {entry.client_id for entry in run.coordinator.outcomes[0].entries}
     return {client.number for client in run.clients if client.client_id in included}
@@ -61,7 +61,7 @@ async def test_trainer_that_fails_is_reported_and_the_round_goes_on() -> None:
 
 
 async def _with_a_result_refused(run: SimulatedRun, kind: str) -> None:
-    """Three clients; of the third one no result is taken."""
+    """Start three clients, of which the third one's results are refused."""
 
     def no_result_taken(name: str, leg: str) -> None:
         if name == "put_blob" and run.coordinator.run.round is not None:
@@ -74,18 +74,18 @@ async def _with_a_result_refused(run: SimulatedRun, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["blobs-full", "body-timeout"])
 @in_virtual_time
-async def test_result_that_is_not_taken_is_reported_and_blames_no_data(kind: str) -> None:
+async def test_result_that_is_refused_is_reported_and_blames_no_data(kind: str) -> None:
     async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
         await _with_a_result_refused(run, kind)
         assert await first_outcome(run) == {1, 2}
         number, failed = failures(run)[0]
         assert (number, failed.kind, failed.batch_id) == (3, "unavailable", None)
         assert failed.message == f"the result was not taken: {kind}: there is no room"
-        assert run.coordinator.run.suspects == (), "nobody's data are to blame"
+        assert run.coordinator.run.suspects == (), "no data are to blame"
 
 
 @in_virtual_time
-async def test_result_that_is_not_taken_is_not_waited_for() -> None:
+async def test_result_that_is_refused_is_not_waited_for() -> None:
     async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=3), seed=0) as run:
         await _with_a_result_refused(run, "blobs-full")
         begun_s = asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ async def test_result_that_is_not_taken_is_not_waited_for() -> None:
 
 
 class _Varying(NullTrainer):
-    """Finds another result each time, as arithmetic in another order does."""
+    """Computes another result than `NullTrainer`, as a sum in another order would."""
 
     async def train(self, *args: Any) -> Any:
         trained = await super().train(*args)
@@ -103,7 +103,7 @@ class _Varying(NullTrainer):
 
 @in_virtual_time
 async def test_client_back_with_another_result_reports_that_it_failed() -> None:
-    """It was killed before its upload. The commitment binds it to bytes that nobody has."""
+    """It was killed before its upload, so the bytes that it committed to are lost."""
     async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=2), seed=0) as run:
         killed = asyncio.Event()
 
@@ -119,7 +119,7 @@ async def test_client_back_with_another_result_reports_that_it_failed() -> None:
         begun_s = asyncio.get_running_loop().time()
         run.start(run.client(2, ClientSpec(open_trainer=lambda *_: _Varying(NgramModel(NgramConfig())))))
         await run.coordinator.wait_for(lambda: bool(run.coordinator.outcomes))
-        assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for what cannot come"
+        assert asyncio.get_running_loop().time() < begun_s + 5, "the round waited for a result that is lost"
         ((number, failed),) = failures(run)
         assert (number, failed.kind) == (2, "unavailable")
         assert "already-committed" in failed.message

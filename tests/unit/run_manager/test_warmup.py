@@ -1,4 +1,4 @@
-"""Opening a client's part of a run, and `run_manager/steps/warmup.py`: when the coordinator takes it for ready."""
+"""`run_manager/steps/warmup.py`, and opening a client's part of a run: when a client becomes ready."""
 
 import asyncio
 from typing import Any
@@ -86,7 +86,7 @@ async def test_warmup_member_that_had_to_join_again_reports_ready_again() -> Non
 
 
 def _epochs_of_30_s(**fields: Any) -> StateFile:
-    """A round takes about a second, because data do."""
+    """Return a state of short epochs; a round takes about a second, the time of its data."""
     times = {"config__warmup_time": 3, "config__max_round_train_time": 5, "config__epoch_time": 30}
     return state_file(**times, **fields)
 
