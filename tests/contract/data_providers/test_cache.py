@@ -20,7 +20,7 @@ LARGE_CACHE_BYTES = 4 * MIN_CACHE_BYTES
 
 
 class Recorded:
-    """A source in memory that notes what was read of it; it may be taken away."""
+    """A source in memory that records its reads; `away` makes it unavailable."""
 
     def __init__(self, version: str = "1", data: bytes = DATA) -> None:
         self.reads: list[tuple[int, int]] = []
@@ -113,13 +113,10 @@ async def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path
     assert cache.get(keys[-1], BLOCK_BYTES) == block
 
 
-@pytest.mark.parametrize("max_bytes", [0, MIN_CACHE_BYTES - 1])
-def test_cache_that_is_too_small_is_refused(tmp_path: Path, max_bytes: int) -> None:
-    with pytest.raises(InvalidInput, match="allowed"):
-        BlockCache(tmp_path, max_bytes)
-
-
-def test_cache_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_cache_that_is_too_small_or_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    for max_bytes in (0, MIN_CACHE_BYTES - 1):
+        with pytest.raises(InvalidInput, match="allowed"):
+            BlockCache(tmp_path, max_bytes)
     (tmp_path / "file").write_text("x")
     with pytest.raises(InvalidInput, match="file"):
         BlockCache(tmp_path / "file", MIN_CACHE_BYTES)

@@ -62,18 +62,14 @@ def data_of(client_id: ClientId, work: tuple[BatchId, ...] = WORK, step: int = 1
     return [part.to_data_ids(BATCH) for part in parts]
 
 
-def now_s() -> float:
-    return time.time()
-
-
 async def test_gate_admits_the_ticket_that_the_coordinator_signed(run: PublishedRun) -> None:
     async with following(run) as gate:
-        assert await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[1], now_s())) == CLIENTS[1]
+        assert await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[1], time.time())) == CLIENTS[1]
 
 
 async def test_gate_admits_a_ticket_at_the_edge_of_two_clocks(run: PublishedRun) -> None:
     async with following(run) as gate:
-        early_s = now_s() - SESSION_LIFETIME_S - CLOCK_LEEWAY_S / 2
+        early_s = time.time() - SESSION_LIFETIME_S - CLOCK_LEEWAY_S / 2
         assert await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[1], early_s)) == CLIENTS[1]
 
 
@@ -81,15 +77,15 @@ def bad_tickets() -> dict[str, tuple[str, str]]:
     key = SigningKey(bytes(range(32)))
     ours = SessionTokens(key, RUN)
     client = CLIENTS[0]
-    claims = {"sub": client, "run": RUN, "aud": "epochal-data", "exp": int(now_s()) + 100}
+    claims = {"sub": client, "run": RUN, "aud": "epochal-data", "exp": int(time.time()) + 100}
     return {
         "nothing": (RUN, ""),
         "nonsense": (RUN, "a.b.c"),
-        "another coordinator's": (RUN, SessionTokens(SigningKey(bytes(32)), RUN).data_ticket(client, now_s())),
-        "a session token": (RUN, ours.session_token(client, 1, now_s())),
-        "expired": (RUN, ours.data_ticket(client, now_s() - SESSION_LIFETIME_S - 2 * CLOCK_LEEWAY_S)),
-        "for another run": (RUN, SessionTokens(key, "other").data_ticket(client, now_s())),
-        "shown for another run": ("other", ours.data_ticket(client, now_s())),
+        "another coordinator's": (RUN, SessionTokens(SigningKey(bytes(32)), RUN).data_ticket(client, time.time())),
+        "a session token": (RUN, ours.session_token(client, 1, time.time())),
+        "expired": (RUN, ours.data_ticket(client, time.time() - SESSION_LIFETIME_S - 2 * CLOCK_LEEWAY_S)),
+        "for another run": (RUN, SessionTokens(key, "other").data_ticket(client, time.time())),
+        "shown for another run": ("other", ours.data_ticket(client, time.time())),
         "not signed": (RUN, jwt.encode(claims, "", algorithm="none")),
         "signed with the public key": (RUN, jwt.encode(claims, bytes.fromhex(key.public_key_hex), algorithm="HS256")),
         "without a client": (RUN, key.sign(claims | {"sub": 3})),
@@ -126,7 +122,7 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
 async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun) -> None:
     later = (BatchId(200, 211),)
     async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(5):
-        await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], now_s()))
+        await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
         asking = group.create_task(gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0]))
         await asyncio.sleep(0)
         assert not asking.done()
@@ -180,7 +176,7 @@ async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: Publish
     run.away = True
     async with following(run) as gate:
         with pytest.raises(SourceUnavailable):
-            await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], now_s()))
+            await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
         with pytest.raises(SourceUnavailable):
             await gate.allow(CLIENTS[0], DataIds(0, 0))
 
@@ -202,7 +198,7 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(
     async with following(run) as gate:
         server = DataServer(source, source.order.spec, gate)
         address = DataServerAddress("127.0.0.1", await server.start("127.0.0.1", 0), RUN)
-        tickets = [run.tokens.data_ticket(client_id, now_s()) for client_id in CLIENTS]
+        tickets = [run.tokens.data_ticket(client_id, time.time()) for client_id in CLIENTS]
         clients = [await TcpDataProvider.open(address, partial(str, ticket)) for ticket in tickets]
         for client, client_id in zip(clients, CLIENTS, strict=True):
             for part in data_of(client_id):

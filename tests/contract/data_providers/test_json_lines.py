@@ -1,4 +1,4 @@
-"""Records in JSON-lines files: found, ordered and delivered byte for byte, and what is wrong with them is said."""
+"""Records in JSON-lines files: found, ordered and delivered byte for byte, and their errors."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ async def test_splits_are_files_of_one_folder(tmp_path: Path) -> None:
         JsonLinesDataProvider.open(tmp_path, split="test")
 
 
-async def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceUnavailable, match="cannot be read"):
         JsonLinesDataProvider.open(tmp_path / "none.jsonl")
     with pytest.raises(CorruptData, match="holds no jsonl files"):
@@ -153,9 +153,7 @@ async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) ->
 async def test_token_file_to_be_packed_is_refused_by_name(tmp_path: Path, name: str) -> None:
     np.arange(1000, dtype="<u2").tofile(tmp_path / name)
     with pytest.raises(InvalidInput, match=f"{name} holds tokens"):
-        await open_location(
-            parse_location(str(tmp_path / name)), DatasetSpec(2, 16), OpenOptions("", lambda: "", packs=True)
-        )
+        await open_as(tmp_path / name)
 
 
 async def test_mix_of_records_and_tokens_does_not_go_together(tmp_path: Path) -> None:

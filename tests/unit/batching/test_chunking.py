@@ -44,26 +44,23 @@ def counts(data: Sequence[Datum], policy: ChunkPolicy = BYTES) -> list[int]:
 # The source's test cases
 
 
-def test_1024_items_fit_in_one_chunk() -> None:
-    assert counts([text(3)] * 1024) == [1024]
+MIXED = [text(1000), image(2_000_000), text(1000), image(2_000_000), text(1000)]
 
 
-def test_1025_items_split_regardless_of_bytes() -> None:
-    assert counts([text(3)] * 1025) == [1024, 1]
-
-
-def test_five_million_bytes_split() -> None:
-    assert counts([text(10_000)] * 51) == [50, 1]
-
-
-def test_byte_limit_comes_before_the_item_limit() -> None:
-    assert counts([text(100_000)] * 10) == [5, 5]
-
-
-def test_text_and_images_mix() -> None:
-    data = [text(1000), image(2_000_000), text(1000), image(2_000_000), text(1000)]
-    assert counts(data) == [5]
-    assert counts([*data, image(2_000_000)]) == [5, 1]
+@pytest.mark.parametrize(
+    ("data", "chunks"),
+    [
+        ([text(3)] * 1024, [1024]),
+        ([text(3)] * 1025, [1024, 1]),
+        ([text(10_000)] * 51, [50, 1]),
+        ([text(100_000)] * 10, [5, 5]),
+        (MIXED, [5]),
+        ([*MIXED, image(2_000_000)], [5, 1]),
+    ],
+    ids=["1024 items", "1025 items", "5,000,000 bytes", "bytes before items", "images", "one image more"],
+)
+def test_cases_of_the_source(data: list[Datum], chunks: list[int]) -> None:
+    assert counts(data) == chunks
 
 
 @pytest.mark.parametrize(

@@ -190,33 +190,32 @@ def test_mds_index_that_is_not_read_is_refused_by_name(
         discovered(mds_files(tmp_path, change))
 
 
-def test_mds_samples_that_hold_no_whole_sequences_are_corrupt(tmp_path: Path) -> None:
-    with pytest.raises(CorruptData, match="samples of 8 tokens; allowed: a multiple of the sequence length 5"):
-        discovered(mds_files(tmp_path, lambda index: None), DatasetSpec(2, 5))
-
-
-def test_mds_truncated_shard_is_corrupt(tmp_path: Path) -> None:
+def test_mds_other_sequence_length_or_truncated_shard_is_corrupt(tmp_path: Path) -> None:
     files = mds_files(tmp_path, lambda index: None)
+    with pytest.raises(CorruptData, match="samples of 8 tokens; allowed: a multiple of the sequence length 5"):
+        discovered(files, DatasetSpec(2, 5))
     files["shard.00000.mds"] = files["shard.00000.mds"][:-1]
     with pytest.raises(CorruptData, match=r"shard\.00000\.mds has \d+ bytes; index\.json says"):
         discovered(files)
 
 
-def mutated(data: bytes, changes: list[tuple[int, int]], cut: int | None) -> bytes:
-    spoiled = bytearray(data)
-    for at, value in changes:
-        spoiled[at % len(spoiled)] = value
-    return bytes(spoiled[:cut])
+def read_within_bounds_or_refused(files: dict[str, bytes]) -> None:
+    try:
+        found = discovered(files)
+    except DataError:
+        return
+    for file in found:
+        stretches = file.stretches(0, file.token_count // 8, SPEC)
+        assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
 
 
-mutations = st.tuples(
-    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6), st.none() | st.integers(0, 400)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
+    cut=st.none() | st.integers(0, 400),
+    name=st.sampled_from(["a.idx", "a.bin", "index.json", "shard.00000.mds", "b.npy"]),
 )
-
-
-@given(mutation=mutations, name=st.sampled_from(["a.idx", "a.bin", "index.json", "shard.00000.mds", "b.npy"]))
 def test_files_with_any_damage_are_read_within_their_bounds_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, mutation: Any, name: str
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut: int | None, name: str
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     if not folder.exists():
@@ -225,14 +224,10 @@ def test_files_with_any_damage_are_read_within_their_bounds_or_refused(
         np.save(folder / "b.npy", np.arange(40, dtype="<u2"))
     place = folder / "mds" if name in ("index.json", "shard.00000.mds") else folder
     files = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    files[name] = mutated(files[name], *mutation)
-    try:
-        found = discovered(files)
-    except DataError:
-        return
-    for file in found:
-        stretches = file.stretches(0, file.token_count // 8, SPEC)
-        assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
+    spoiled = bytearray(files[name])
+    for at, value in changes:
+        spoiled[at % len(spoiled)] = value
+    read_within_bounds_or_refused(files | {name: bytes(spoiled[:cut])})
 
 
 WRONG_VALUES: st.SearchStrategy[Any] = st.sampled_from(
@@ -258,10 +253,4 @@ def test_mds_index_with_any_value_wrong_is_read_within_bounds_or_refused(
     for key in above:
         holder = holder[key]
     holder[last] = data.draw(WRONG_VALUES)
-    try:
-        found = discovered(files | {"index.json": json.dumps(index).encode()})
-    except DataError:
-        return
-    for file in found:
-        stretches = file.stretches(0, file.token_count // 8, SPEC)
-        assert all(offset >= 0 and offset + length <= file.size_bytes for offset, length in stretches)
+    read_within_bounds_or_refused(files | {"index.json": json.dumps(index).encode()})

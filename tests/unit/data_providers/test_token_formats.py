@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_providers.formats import npy
-from data_providers.formats.discovery import raw_file
 from data_providers.formats.token_file import TokenFile
 from data_providers.order import Extent
 from data_providers.protocol import (
@@ -45,19 +44,18 @@ def test_raw_file_is_tokens_from_its_first_byte(name: str, size: int) -> None:
     assert discovered({name: bytes(40)}, DatasetSpec(size, 8)) == [TokenFile(name, 40, 40 // size, 0)]
 
 
-def test_raw_file_with_half_a_token_is_corrupt() -> None:
-    with pytest.raises(CorruptData, match="41 bytes"):
-        raw_file(SourceFile("x.bin", 41, "x.bin"), TWO_BYTES)
-
-
 def test_file_of_unknown_kind_is_no_token_file() -> None:
     assert discovered({"x.txt": bytes(40), "x.ds.index": bytes(40)}) == []
 
 
 def test_npy_without_a_header_is_nothing_but_tokens() -> None:
     assert discovered({"x.npy": bytes(40)}) == [TokenFile("x.npy", 40, 20, 0)]
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.npy"])
+def test_file_that_ends_within_a_token_is_corrupt(name: str) -> None:
     with pytest.raises(CorruptData, match="41 bytes"):
-        discovered({"x.npy": bytes(41)})
+        discovered({name: bytes(41)})
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i2"])
@@ -138,10 +136,7 @@ def test_batch_of_fixed_length_shows_rows_without_a_copy() -> None:
     assert batch.offsets.tolist() == [0, 4, 8, 12]
     assert batch.rows().shape == (3, 4)
     assert np.shares_memory(batch.rows(), tokens)
-
-
-def test_batch_of_different_lengths_has_no_rows() -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput, match="different lengths"):
         TokenBatch(np.arange(5, dtype="<u2"), np.array([0, 2, 5])).rows()
 
 

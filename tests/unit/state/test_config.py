@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from hypothesis import given
 
 from state.config.data_file import DataConfig, check_together, parse_data_config
@@ -15,11 +16,9 @@ from state.config.data_location import (
     Gcp,
     Http,
     Local,
-    NumberedFiles,
     Preprocessed,
     Seeded,
     Server,
-    SingleUrl,
     WeightedHttp,
 )
 from state.config.model import (
@@ -158,58 +157,34 @@ NUMBERED = {"url_template": "https://h/{}.bin", "start_index": 0, "n_left_pad_ze
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("field", "value", "kind"),
     [
-        ("Dummy", DummyData()),
-        ({"Server": "data.example.org:9000"}, Server("data.example.org:9000")),
-        ({"Local": "some/folder"}, Local("some/folder")),
-        ({"WeightedHttp": "https://h/mix.json"}, WeightedHttp("https://h/mix.json")),
-        ({"Preprocessed": "samples"}, Preprocessed("samples")),
-        (
-            {"Http": {**HTTP, "location": {"SingleUrl": "http://h/a.bin"}}},
-            Http(
-                location=SingleUrl("http://h/a.bin"),
-                token_size_in_bytes=TokenSize.FOUR_BYTES,
-                shuffle=Seeded(tuple(SEED)),
-            ),
-        ),
-        (
-            {"Http": {**HTTP, "location": {"NumberedFiles": NUMBERED}}},
-            Http(
-                location=NumberedFiles(url_template="https://h/{}.bin", start_index=0, n_left_pad_zeros=3, num_files=9),
-                token_size_in_bytes=TokenSize.FOUR_BYTES,
-                shuffle=Seeded(tuple(SEED)),
-            ),
-        ),
+        ("data_location", "Dummy", DummyData),
+        ("data_location", {"Server": "data.example.org:9000"}, Server),
+        ("data_location", {"Local": "some/folder"}, Local),
+        ("data_location", {"WeightedHttp": "https://h/mix.json"}, WeightedHttp),
+        ("data_location", {"Preprocessed": "samples"}, Preprocessed),
+        ("data_location", {"Http": {**HTTP, "location": {"SingleUrl": "http://h/a.bin"}}}, Http),
+        ("data_location", {"Http": {**HTTP, "location": {"NumberedFiles": NUMBERED}}}, Http),
+        ("checkpoint", "Ephemeral", Ephemeral),
+        ("checkpoint", {"Local": "start.safetensors"}, LocalCheckpoint),
+        ("checkpoint", {"Dummy": {"repo_id": ""}}, DummyCheckpoint),
+        ("checkpoint", {"Hub": {"repo_id": "a/b", "revision": "main"}}, Hub),
+        ("checkpoint", {"P2P": {"repo_id": "a/b"}}, P2P),
+        ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, Gcs),
+        ("checkpoint", {"P2PGcs": {"bucket": "b"}}, P2PGcs),
+        ("optimizer", "Dummy", DummyOptimizer),
+        ("optimizer", {"AdamW": {"betas": [0, 0.95], "weight_decay": 0, "eps": 1e-8}}, AdamW),
     ],
 )
-def test_parse_data_location_every_variant_is_read(value: Any, expected: object) -> None:
-    assert state_file(model__LLM__data_location=value).model.LLM.data_location == expected
+def test_every_variant_is_read_as_its_class_and_written_as_before(field: str, value: Any, kind: type) -> None:
+    state = state_file(**{f"model__LLM__{field}": value})
+    assert type(getattr(state.model.LLM, field)) is kind
+    assert tomli.loads(dump_state(state))["model"]["LLM"][field] == value
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("Ephemeral", Ephemeral()),
-        ({"Local": "start.safetensors"}, LocalCheckpoint("start.safetensors")),
-        ({"Dummy": {"repo_id": ""}}, DummyCheckpoint()),
-        ("Dummy", DummyCheckpoint()),
-        ({"Hub": {"repo_id": "a/b", "revision": "main"}}, Hub(repo_id="a/b", revision="main")),
-        ({"P2P": {"repo_id": "a/b"}}, P2P(repo_id="a/b")),
-        ({"Gcs": {"bucket": "b", "prefix": "p"}}, Gcs(bucket="b", prefix="p")),
-        ({"P2PGcs": {"bucket": "b"}}, P2PGcs(bucket="b")),
-    ],
-)
-def test_parse_checkpoint_every_variant_is_read(value: Any, expected: object) -> None:
-    assert state_file(model__LLM__checkpoint=value).model.LLM.checkpoint == expected
-
-
-def test_parse_optimizer_dummy_and_adamw_are_read() -> None:
-    adamw = {"AdamW": {"betas": [0, 0.95], "weight_decay": 0, "eps": 1e-8}}
-    assert state_file(model__LLM__optimizer="Dummy").model.LLM.optimizer == DummyOptimizer()
-    assert state_file(model__LLM__optimizer=adamw).model.LLM.optimizer == AdamW(
-        betas=(0.0, 0.95), weight_decay=0.0, eps=1e-8
-    )
+def test_variant_whose_fields_have_defaults_may_be_a_bare_string() -> None:
+    assert state_file(model__LLM__checkpoint="Dummy").model.LLM.checkpoint == DummyCheckpoint()
 
 
 @pytest.mark.parametrize(

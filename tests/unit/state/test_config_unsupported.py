@@ -52,20 +52,6 @@ def test_unsupported_value_is_refused_with_the_line_to_change(path: str, value: 
     assert mistake.allowed.startswith(line)
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        {"NumberedFiles": NUMBERED},
-        {"Urls": ["https://h/a.bin", "https://h/b.bin"]},
-        {"Gcp": {"bucket_name": "b", "filter_directory": ""}},
-        {"S3": {"bucket_name": "b", "endpoint": "http://127.0.0.1:9000"}},
-        {"Azure": {"account_name": "a", "container_name": "c", "filter_directory": "d"}},
-    ],
-)
-def test_http_location_of_many_files_is_supported(location: Any) -> None:
-    ensure_supported(state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}}), "state.toml")
-
-
 def test_more_numbered_files_than_are_read_are_refused_by_name() -> None:
     location = {"NumberedFiles": {**NUMBERED, "num_files": MAX_FILES + 1}}
     state = state_file(model__LLM__data_location={"Http": {**HTTP, "location": location}})
@@ -95,7 +81,17 @@ def test_everything_unsupported_is_named_at_once() -> None:
         ("model__LLM__data_location", "Dummy"),
         ("model__LLM__data_location", {"Local": "data"}),
         ("model__LLM__data_location", {"Server": "127.0.0.1:9000"}),
-        ("model__LLM__data_location", {"Http": {**HTTP, "location": {"SingleUrl": "https://h/a.bin"}}}),
+        *(
+            ("model__LLM__data_location", {"Http": {**HTTP, "location": location}})
+            for location in (
+                {"SingleUrl": "https://h/a.bin"},
+                {"NumberedFiles": NUMBERED},
+                {"Urls": ["https://h/a.bin", "https://h/b.bin"]},
+                {"Gcp": {"bucket_name": "b", "filter_directory": ""}},
+                {"S3": {"bucket_name": "b", "endpoint": "http://127.0.0.1:9000"}},
+                {"Azure": {"account_name": "a", "container_name": "c", "filter_directory": "d"}},
+            )
+        ),
         ("run_id", "my-run_2.1"),
     ],
 )
