@@ -66,14 +66,9 @@ class TensorLayout:
             raise InternalError("a layout's dimensions are at least 1", entries=self.entries)
 
     @property
-    def element_count(self) -> int:
-        """Number of float32 values in all tensors together."""
-        return sum(math.prod(shape) for _, shape in self.entries)
-
-    @property
     def size_bytes(self) -> int:
         """Size of all values, without any header."""
-        return self.element_count * _WIRE_DTYPE.itemsize
+        return sum(math.prod(shape) for _, shape in self.entries) * _WIRE_DTYPE.itemsize
 
 
 @dataclass(frozen=True, slots=True)

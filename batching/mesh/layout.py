@@ -130,7 +130,7 @@ class MeshLayout:
 
     @property
     def io_saved(self) -> float:
-        """Factor by which fewer rows are loaded than if each process loaded all rows that its devices need."""
+        """Factor by which fewer rows are loaded than if each process loaded all it needs. No run uses it."""
         return sum(len(set(row)) for row in self.holders.tolist()) / self.shard_count
 
     def _rows(self, shards: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -74,7 +74,8 @@ class BlockCache:
             if path.exists():
                 return
             size_bytes = _DIGEST_BYTES + len(block)
-            total = self._read_total() + size_bytes
+            counted = (self._folder / _TOTAL).read_bytes()
+            total = (int(counted) if counted.isdigit() else self._max_bytes) + size_bytes
             if total > self._max_bytes:
                 total = self._make_room(size_bytes) + size_bytes
             incoming = self._folder / _INCOMING
@@ -112,10 +113,6 @@ class BlockCache:
         with (self._folder / _LOCK).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    def _read_total(self) -> int:
-        text = (self._folder / _TOTAL).read_bytes()
-        return int(text) if text.isdigit() else self._max_bytes
 
     def _write_total(self, total: int) -> None:
         (self._folder / _TOTAL).write_bytes(b"%d" % total)

@@ -53,15 +53,15 @@ class CoordinatorGate:
         self._pending: RunDocument | None = None
         self._document: RunDocument | None = None
         self._config: StateFile | None = None
-        self._hears = False
-        self._heard_at_s = time.monotonic()
+        self._is_reachable = False
+        self._reached_at_s = time.monotonic()
         self._rounds: OrderedDict[tuple[str, int, int], Readable] = OrderedDict()
         self._news = Broadcast()
 
     @property
     def lag_s(self) -> float:
         """Seconds since the coordinator fell silent; 0 while it answers."""
-        return 0.0 if self._hears else time.monotonic() - self._heard_at_s
+        return 0.0 if self._is_reachable else time.monotonic() - self._reached_at_s
 
     @property
     def document_version(self) -> int:
@@ -99,7 +99,7 @@ class CoordinatorGate:
         """
         if await self._eventually(lambda: self._may_read(client_id, data_ids) or None):
             return
-        if not self._hears:
+        if not self._is_reachable:
             raise SourceUnavailable("the data server cannot reach the coordinator, and does not know this round")
         raise Rejected(f"data indices {data_ids} are not assigned to client {client_id}", client_id=client_id)
 
@@ -109,22 +109,18 @@ class CoordinatorGate:
         feed = DocumentFeed(self._coordinator)
         while True:
             try:
-                await self._follow_once(feed)
+                self._pending = await feed.poll(0.0 if self._pending else LONG_POLL_S) or self._pending
+                if self._pending is not None:  # the newest document, or one whose round could not be read before
+                    await self._read_round(self._pending)
+                    self._pending = None
             except (CoordinatorUnreachable, Refused, InvalidInput) as error:
-                if self._hears or self._document is None:
+                if self._is_reachable or self._document is None:
                     _log.warning("coordinator unreachable", extra={"error": str(error)})
-                self._hears = False
+                self._is_reachable = False
                 await backoff.wait(error)
             else:
-                self._hears, self._heard_at_s = True, time.monotonic()
+                self._is_reachable, self._reached_at_s = True, time.monotonic()
                 backoff.reset()
-
-    async def _follow_once(self, feed: DocumentFeed) -> None:
-        """Wait for a newer run document, and read its round; retry the pending one if that failed before."""
-        self._pending = await feed.poll(0.0 if self._pending else LONG_POLL_S) or self._pending
-        if self._pending is not None:
-            await self._read_round(self._pending)
-            self._pending = None
 
     async def _read_round(self, document: RunDocument) -> None:
         known = self._document

@@ -75,10 +75,6 @@ class RequestEnded:
     duration_s: float | None = None
 
 
-def _ignore(_: RequestEnded) -> None:
-    """Watch nothing."""
-
-
 @dataclass(eq=False, slots=True)
 class _ServerConnection:
     reader: asyncio.StreamReader
@@ -104,7 +100,7 @@ class DataServer:
         self._connections: set[_ServerConnection] = set()
         self._connection_ended = asyncio.Event()
         self._closing = False
-        self._watcher: Callable[[RequestEnded], None] = _ignore
+        self._watcher: Callable[[RequestEnded], None] = lambda _: None
 
     @property
     def connection_count(self) -> int:

@@ -35,18 +35,13 @@ class Rule:
     allowed: str
 
 
-def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """Return the file's tables as plain values; `InvalidConfig`, with line and column, if it is not TOML."""
+def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
+    """Parse and validate a file named `source`. Raises `InvalidConfig` with every mistake."""
     try:
-        return tomli.loads(text)
+        tree = tomli.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
         mistake = Mistake("", f"not TOML: {error}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
         raise InvalidConfig(source, (mistake,)) from error
-
-
-def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
-    """Parse and validate a file named `source`. Raises `InvalidConfig` with every mistake."""
-    tree = parse_toml(text, source)
     try:
         return model.model_validate(tree)
     except ValidationError as error:

@@ -224,7 +224,7 @@ def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:
 def test_layout_keeps_names_in_order_and_counts_bytes() -> None:
     layout = layout_of(small_replica().parameters)
     assert layout == TensorLayout((("b", (1,)), ("w", (2, 3))))
-    assert (layout.element_count, layout.size_bytes) == (7, 28)
+    assert layout.size_bytes == 28
     with pytest.raises(InternalError):
         TensorLayout((("w", (2, 3)), ("b", (1,))))
     with pytest.raises(InternalError):
