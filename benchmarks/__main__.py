@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, chunking, compared, data, members, packing, rounds
+from benchmarks import assignment, chunking, data, members, packing, peers, rounds
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -18,11 +18,6 @@ def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> 
         return asyncio.run(measure(Path(folder)))
 
 
-def _peers() -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
-        return compared.measure(Path(folder))
-
-
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "assignment": assignment.measure,
     "rounds": lambda: _in_folder(rounds.measure),
@@ -30,14 +25,14 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "data": lambda: _in_folder(data.measure),
     "packing": packing.measure,
     "chunking": chunking.measure,
-    "peers": _peers,
+    "peers": lambda: _in_folder(peers.measure),
 }
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "peers")  # they need an environment of their own
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "peers")  # the peers need an environment of their own
 
 
 def main() -> None:
-    """Measure what was asked for, or everything, and print it."""
+    """Measure the named benchmarks, or all but the peers, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all but peers by default"

@@ -13,7 +13,7 @@ BATCHES = 100_000
 
 
 def measure() -> list[Figure]:
-    """`assign_data_for_state` for `CLIENTS` clients, in this process."""
+    """Measure `assign_data_for_state` for `CLIENTS` clients, in this process."""
     roster = Roster(tuple(RosterEntry(ClientId(f"{number:032x}"), 1) for number in range(CLIENTS)))
     work = WorkList((), (BatchId(0, BATCHES - 1),))
     seed = Seed(hashlib.sha256(b"benchmark").hexdigest())

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bare_server FILE`: what a coordinator does on the wire and on the disk, and nothing else.
+"""`python -m benchmarks.bare_server FILE`: a coordinator's work on the wire and on the disk, and nothing else.
 
 A plain ASGI application under the same uvicorn: a long poll on an event with constant bytes, a write that is one line
 and one fsync, and the same after one Ed25519 check. Prints its address, and ends with its standard input.
@@ -22,7 +22,7 @@ PUBLIC_KEY_BYTES, SIGNATURE_BYTES = 32, 64
 
 
 class BareApp:
-    """The application. `GET /poll` waits for `POST /publish`; `GET /` answers at once; others keep their body."""
+    """The application. `GET /poll` waits for `POST /publish`; `GET /` answers at once; other requests are stored."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab")

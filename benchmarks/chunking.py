@@ -10,48 +10,29 @@ import numpy as np
 from batching.chunking.columns import chunk_columns
 from batching.chunking.datums import Datum, ModelInput, TensorData
 from batching.chunking.policies import BYTES, chunk_data
-from benchmarks.figures import Figure, median_ms
+from benchmarks.figures import Figure, per_second
 from data_providers.protocol import TokenBatch
 
 COUNT = 100_000
 MEAN_TOKENS = 200
 LOSS_INPUTS = 2
 BATCH = 256
-"""Samples of one answer of a provider."""
+"""Number of samples in one answer of a provider."""
 
 
 def measure() -> list[Figure]:
-    """Data per second, and the memory that chunking takes beside the data's own."""
+    """Measure data per second, and the memory that chunking takes in addition to the data's."""
     lengths = np.random.default_rng(0).poisson(MEAN_TOKENS, COUNT)
     name, baseline = _baseline(lengths)
-    data = _data(lengths)
-    batches = _batches(lengths)
-    bare = _rate(baseline, COUNT)
+    data, batches = _data(lengths), list(_batches(lengths))
+    bare = per_second(baseline, COUNT)
+    by_datum = per_second(lambda: _drain(chunk_data(data)), COUNT)
+    by_column = per_second(lambda: _drain(chunk_columns(batches, LOSS_INPUTS)), COUNT)
+    memory = "memory taken by chunking 1,000,000 data in columns"
     return [
-        Figure(
-            "chunking of data one by one",
-            _rate(lambda: _drain(chunk_data(data)), COUNT),
-            "data/s",
-            "not slower",
-            bare,
-            name,
-        ),
-        Figure(
-            "chunking of columns, as providers deliver them",
-            _rate(lambda: _drain(chunk_columns(batches, LOSS_INPUTS)), COUNT),
-            "data/s",
-            ">= 10 x",
-            bare,
-            name,
-        ),
-        Figure(
-            "memory taken by chunking 1,000,000 data in columns",
-            _peak_kib(1_000_000),
-            "KiB",
-            "constant",
-            _peak_kib(100_000),
-            "by chunking 100,000",
-        ),
+        Figure("chunking of data one by one", by_datum, "data/s", "not slower", bare, name),
+        Figure("chunking of columns, as providers deliver them", by_column, "data/s", ">= 10 x", bare, name),
+        Figure(memory, _peak_kib(1_000_000), "KiB", "constant", _peak_kib(100_000), "by chunking 100,000"),
     ]
 
 
@@ -65,11 +46,7 @@ def _data(lengths: Iterable[int]) -> list[Datum]:
     ]
 
 
-def _batches(lengths: Any) -> list[TokenBatch]:
-    return list(_each_batch(lengths))
-
-
-def _each_batch(lengths: Any) -> Iterator[TokenBatch]:
+def _batches(lengths: Any) -> Iterator[TokenBatch]:
     for start in range(0, len(lengths), BATCH):
         offsets = np.concatenate(([0], np.cumsum(lengths[start : start + BATCH])))
         yield TokenBatch(np.zeros(int(offsets[-1]), "<u2"), offsets)
@@ -80,22 +57,18 @@ def _drain(chunks: Iterable[object]) -> None:
         pass
 
 
-def _rate(work: Callable[[], object], count: int) -> float:
-    return count / median_ms(work) * 1000
-
-
 def _peak_kib(count: int) -> float:
     lengths = np.random.default_rng(1).poisson(8, count)
     tracemalloc.start()
     try:
-        _drain(chunk_columns(_each_batch(lengths), LOSS_INPUTS))
+        _drain(chunk_columns(_batches(lengths), LOSS_INPUTS))
         return tracemalloc.get_traced_memory()[1] / 1024
     finally:
         tracemalloc.stop()
 
 
 def _baseline(lengths: Iterable[int]) -> tuple[str, Callable[[], object]]:
-    """The SDK's own generator over the SDK's own data; without it, the rule written down plainly over ours."""
+    """Return the SDK's own generator over its own data; without the SDK, a plain loop over ours."""
     try:
         import tinker
         from tinker.lib.public_interfaces.training_client import TrainingClient

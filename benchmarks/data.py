@@ -30,7 +30,7 @@ from tests.support.nginx import free_port, nginx
 LENGTH = 2048
 FILES = 4
 SEQUENCES = 32_768
-"""128 MiB in all, so that it stays in the page cache: everything here is measured with a warm cache."""
+"""128 MiB in all, which stay in the page cache: all figures are measured with a warm cache."""
 PER_REQUEST = 256
 SHUFFLED = DatasetSpec(2, LENGTH, bytes(range(32)))
 IN_ORDER = DatasetSpec(2, LENGTH)
@@ -41,10 +41,11 @@ OVER_FETCH_SEQUENCES = 1000
 LARGE_FILES = 10_000
 LARGE_TOKENS = 10**12
 PASSES = 3
+BARE_STREAM = "a bare httpx stream of the same bytes"
 
 
 def write_data(folder: Path) -> None:
-    """Random tokens in `FILES` files."""
+    """Write random tokens into `FILES` files."""
     chance = np.random.default_rng(0)
     for number in range(FILES):
         tokens = chance.integers(0, 50_000, SEQUENCES // FILES * LENGTH, dtype=np.uint16)
@@ -52,7 +53,7 @@ def write_data(folder: Path) -> None:
 
 
 async def _local_rate(folder: Path) -> float:
-    """Sequences per second, shuffled, a request after the other."""
+    """Return sequences per second, shuffled, one request after the other."""
     provider = LocalDataProvider.open(folder, SHUFFLED)
     times = []
     for _ in range(PASSES):
@@ -65,7 +66,7 @@ async def _local_rate(folder: Path) -> float:
 
 
 def _gather_rates(folder: Path) -> tuple[float, float]:
-    """Sequences per second of two fancy-index gathers from a memory map: of windows of tokens, and of whole rows."""
+    """Return the sequences per second of two gathers from a memory map: of windows of tokens, and of whole rows."""
     flat = np.memmap(folder / "part-0.bin", "<u2", "r")
     rows = flat.reshape(-1, LENGTH)
     order = np.random.default_rng(1).permutation(len(rows))
@@ -84,7 +85,7 @@ def _gather_rates(folder: Path) -> tuple[float, float]:
 
 
 async def _contiguous_rates(provider: RangedDataProvider, urls: Sequence[str]) -> tuple[float, float]:
-    """Bytes per second of contiguous data, and of bare httpx streams of the same bytes; pass and pass about."""
+    """Return the bytes per second of contiguous data and of bare httpx streams of the same, in alternating passes."""
     times, bare_times, wanted = [], [], HTTP_SEQUENCES * IN_ORDER.sequence_bytes
     async with httpx.AsyncClient() as client:
         for _ in range(HTTP_PASSES):
@@ -97,7 +98,7 @@ async def _contiguous_rates(provider: RangedDataProvider, urls: Sequence[str]) -
 
 
 async def _bare_pass(client: httpx.AsyncClient, urls: Sequence[str], wanted: int) -> float:
-    """Seconds that so many bytes take, a file after the other."""
+    """Return the seconds to receive `wanted` bytes, one file after the other."""
     received = 0
     begin_s = time.perf_counter()
     for url in urls:
@@ -122,29 +123,12 @@ async def _http_figures(folder: Path, root: Path) -> list[Figure]:
         await shuffled.aclose()
     wanted = OVER_FETCH_SEQUENCES * SHUFFLED.sequence_bytes
     sent = sum(int(line.rpartition(" ")[2]) for line in asked)
+    name, bare_name = "requests per 1,000 shuffled sequences", "one request per sequence"
     return [
-        Figure(
-            "HTTP, contiguous, from nginx",
-            measured / 1e6,
-            "MB/s",
-            "≥ 0.8 x",
-            bare / 1e6,
-            "a bare httpx stream of the same bytes",
-        ),
-        Figure(
-            "requests per 1,000 shuffled sequences",
-            len(asked),
-            "requests",
-            "",
-            OVER_FETCH_SEQUENCES,
-            "one request per sequence",
-        ),
+        Figure("HTTP, contiguous, from nginx", measured / 1e6, "MB/s", "≥ 0.8 x", bare / 1e6, BARE_STREAM),
+        Figure(name, len(asked), "requests", "", OVER_FETCH_SEQUENCES, bare_name),
         Figure("bytes over-fetched for them", 100 * (sent - wanted) / wanted, "%"),
     ]
-
-
-def _paths(root: Path) -> list[Path]:
-    return sorted(root.iterdir())
 
 
 def _start_s3(port: int) -> subprocess.Popen[bytes]:
@@ -180,22 +164,18 @@ async def _object_store_figures(root: Path) -> list[Figure]:
         location = S3(bucket_name="tokens", filter_directory="data", endpoint=url)
         options: dict[str, Any] = {"region": "us-east-1", "endpoint": url, "client_options": {"allow_http": True}}
         store = obstore.store.S3Store("tokens", **options)
-        paths = _paths(root)
+        paths = [root / f"part-{number}.bin" for number in range(FILES)]
         for path in paths:
             await obstore.put_async(store, f"data/{path.name}", path)
         provider = await RangedDataProvider.open(await ObjectStoreSource.open(location), IN_ORDER)
         urls = [f"{url}/tokens/data/{path.name}" for path in paths]
         measured, bare = await _contiguous_rates(provider, urls)
         await provider.aclose()
-    return [
-        Figure(
-            "S3, contiguous, from moto", measured / 1e6, "MB/s", "", bare / 1e6, "a bare httpx stream of the same bytes"
-        )
-    ]
+    return [Figure("S3, contiguous, from moto", measured / 1e6, "MB/s", "", bare / 1e6, BARE_STREAM)]
 
 
 class _LargeLocation:
-    """A location of `LARGE_FILES` files and `LARGE_TOKENS` tokens, listed already; nobody reads it."""
+    """The list of `LARGE_FILES` files with `LARGE_TOKENS` tokens; they are never read."""
 
     location = "simulated"
 
@@ -207,7 +187,7 @@ class _LargeLocation:
         raise AssertionError(f"{len(into)} bytes of {name} from {start} on were read")
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 async def _opening_figures() -> list[Figure]:
@@ -228,7 +208,7 @@ async def _opening_figures() -> list[Figure]:
 
 
 async def measure(folder: Path) -> list[Figure]:
-    """Every figure; those that need nginx or moto only where they are installed."""
+    """Measure every figure; those that need nginx or moto only if these are installed."""
     root = folder / "root"
     root.mkdir()
     write_data(root)

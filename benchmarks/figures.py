@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPEATS = 9
+HEADINGS = ("figure", "measured", "target", "baseline", "ratio", "the baseline is")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,9 @@ class Figure:
     """One measured figure.
 
     Attributes:
-        target: what the project asks of it, in words; "" when it asks nothing.
-        baseline: what the same amount of bare work took, in the figure's unit; None without one.
-        baseline_name: what that bare work is.
+        target: the project's target in words; "" for no target.
+        baseline: the figure of bare work of the same amount, in the figure's unit; None for no baseline.
+        baseline_name: describes the bare work.
     """
 
     name: str
@@ -28,9 +29,15 @@ class Figure:
     baseline: float | None = None
     baseline_name: str = ""
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the figure's row of a table with the columns `HEADINGS`."""
+        ratio = f"{self.value / self.baseline:.2f} x" if self.baseline else ""
+        baseline = "" if self.baseline is None else f"{self.baseline:,.2f} {self.unit}"
+        return self.name, f"{self.value:,.2f} {self.unit}", self.target, baseline, ratio, self.baseline_name
+
 
 def median_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The median time of some calls, in milliseconds."""
+    """Return the median time of some calls, in milliseconds."""
     times = []
     for _ in range(repeats):
         start_s = time.perf_counter()
@@ -39,14 +46,16 @@ def median_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:
     return statistics.median(times) * 1000
 
 
+def per_second(work: Callable[[], object], count: int, repeats: int = REPEATS) -> float:
+    """Return how many of a call's `count` items it processes per second, by its median time."""
+    return count / median_ms(work, repeats) * 1000
+
+
 def show(figures: list[Figure]) -> None:
     """Print the figures as a table."""
     table = Table(title="Figures, each beside a bare baseline of the same run")
-    for heading in ("figure", "measured", "target", "baseline", "ratio", "the baseline is"):
+    for heading in HEADINGS:
         table.add_column(heading)
     for figure in figures:
-        ratio = "" if not figure.baseline else f"{figure.value / figure.baseline:.2f} x"
-        baseline = "" if figure.baseline is None else f"{figure.baseline:,.2f} {figure.unit}"
-        measured = f"{figure.value:,.2f} {figure.unit}"
-        table.add_row(figure.name, measured, figure.target, baseline, ratio, figure.baseline_name)
+        table.add_row(*figure.cells())
     Console(width=160).print(table)

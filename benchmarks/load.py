@@ -1,4 +1,4 @@
-"""A load generator that costs little: raw HTTP/1.1 requests over many kept connections, one after the other on each."""
+"""A cheap load generator: raw HTTP/1.1 requests over many persistent connections, one at a time on each."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ MAX_FILES = 8192
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection. `answered_s` is when the last answer was complete (`time.perf_counter`)."""
+    """One persistent connection. `answered_s` is when the last answer was complete (`time.perf_counter`)."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
 
 
 def request_bytes(method: str, path: str, body: bytes = b"", token: str = "") -> bytes:
-    """One request as it goes over the wire."""
+    """Return a request as it is sent over the wire."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if token:
         lines.append(f"Authorization: Bearer {token}")
@@ -71,10 +71,10 @@ def request_bytes(method: str, path: str, body: bytes = b"", token: str = "") ->
 
 
 async def all_answered(answers: Iterable[asyncio.Future[None]]) -> None:
-    """Returns when every answer is complete.
+    """Wait until every answer is complete.
 
     Raises:
-        TimeoutError: not within `WAIT_S`.
+        TimeoutError: an answer took longer than `WAIT_S`.
         ConnectionError: the server closed a connection instead.
     """
     async with asyncio.timeout(WAIT_S):
@@ -84,7 +84,7 @@ async def all_answered(answers: Iterable[asyncio.Future[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def connections(url: str, count: int) -> AsyncIterator[list[Connection]]:
-    """That many kept connections to the server at `url`."""
+    """Yield `count` persistent connections to the server at `url`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
     address = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Many members of one coordinator: their joins, every one durable, and what a new version takes to reach them all."""
+"""Many members of one coordinator: the time of their joins, each durable, and of a new version to reach them all."""
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ from state.wire import canonical_json
 JOINS = 1000
 POLLERS = 2000
 VERSIONS = 6
-"""How often a new version is published, by pausing and resuming the run."""
+"""Number of new versions, which are made by pausing and resuming the run."""
 RUN = f"/v1/runs/{RUN_ID}"
 
 
 def memory_bytes(pid: int) -> int:
-    """The resident memory of a process."""
+    """Return the resident memory of a process."""
     found = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], check=True, capture_output=True, text=True)
     return int(found.stdout) * 1024
 
@@ -39,7 +39,7 @@ async def _ask(connection: Connection, request: bytes) -> bytes:
 
 
 async def _challenges(opened: list[Connection], keys: list[ClientKey]) -> list[bytes]:
-    """A signed join for each key."""
+    """Return a signed join request for each key."""
     requests = []
     for connection, key in zip(opened, keys, strict=True):
         body = json.dumps({"public_key": key.public_key}).encode()
@@ -51,7 +51,7 @@ async def _challenges(opened: list[Connection], keys: list[ClientKey]) -> list[b
 
 
 async def _join(opened: list[Connection], keys: list[ClientKey]) -> tuple[float, list[str]]:
-    """Seconds until all of them are members, and their session tokens."""
+    """Return the seconds until all of them are members, and their session tokens."""
     requests = await _challenges(opened, keys)
     start_s = time.perf_counter()
     await all_answered([connection.send(request) for connection, request in zip(opened, requests, strict=True)])
@@ -63,7 +63,7 @@ async def _join(opened: list[Connection], keys: list[ClientKey]) -> tuple[float,
 
 
 async def _spread(opened: list[Connection], polls: list[bytes], operator: Connection, change: bytes) -> float:
-    """Seconds from the request that makes a version to the last answer that has it."""
+    """Return the seconds from the request that makes a version to the last answer with it."""
     answers = [connection.send(poll) for connection, poll in zip(opened, polls, strict=True)]
     await _everyone_waits(operator)
     start_s = time.perf_counter()
@@ -76,7 +76,7 @@ async def _spread(opened: list[Connection], polls: list[bytes], operator: Connec
 
 
 async def _everyone_waits(operator: Connection) -> None:
-    """Requests are taken in the order of their arrival: once a later one is answered, the earlier ones wait."""
+    """Wait until all polls have reached the server, which takes requests in order: a later request is answered."""
     for _ in range(10):
         await _ask(operator, request_bytes("GET", "/healthz"))
         await asyncio.sleep(0.05)
@@ -112,7 +112,7 @@ async def _bare_joins(url: str, keys: list[ClientKey]) -> float:
 
 
 async def _kept_members(run_dir: Path) -> int:
-    """How many members a start would find after the process was killed."""
+    """Return the number of members that a start would find after the process was killed."""
     members = 0
     async for segment in open_store_reader(str(run_dir)).journal.history():
         members = len(replay(segment).run.members)
@@ -120,7 +120,7 @@ async def _kept_members(run_dir: Path) -> int:
 
 
 async def measure(folder: Path) -> list[Figure]:
-    """1,000 joins, then 2,000 members that wait for a version."""
+    """Measure 1,000 joins, then 2,000 members that wait for a version."""
     keys = [ClientKey.from_seed(number.to_bytes(32, "big")) for number in range(1, POLLERS + 1)]
     async with coordinator_process(folder, init_min_clients=POLLERS + 1) as process:
         empty_bytes = memory_bytes(process.child.process.pid)
@@ -139,16 +139,10 @@ async def measure(folder: Path) -> list[Figure]:
         bare_join_s = await _bare_joins(url, keys[:JOINS])
         bare = statistics.median(await _bare_spreads(url))
     last = statistics.median(spreads)
+    join_name = "bare uvicorn, a signature and an fsync each"
     poll_name = f"bare uvicorn, an event and {DOCUMENT_BYTES:,} constant bytes"
     return [
-        Figure(
-            f"{JOINS:,} joins, all kept",
-            joined_s,
-            "s",
-            "≤ 5 s",
-            bare_join_s,
-            "bare uvicorn, a signature and an fsync each",
-        ),
+        Figure(f"{JOINS:,} joins, all kept", joined_s, "s", "≤ 5 s", bare_join_s, join_name),
         Figure(f"a version reaches {POLLERS:,} waiting members", last, "s", "≤ 0.2 s", bare, poll_name),
         Figure("memory per waiting member, membership included", (waiting_bytes - empty_bytes) / POLLERS / 1024, "KiB"),
     ]

@@ -48,21 +48,21 @@ class Setting:
 
 
 def text_tokens() -> NDArray[np.uint16]:
-    """Bytes of the standard library's sources, as tokens."""
+    """Return bytes of the standard library's sources, as tokens."""
     folder = Path(sysconfig.get_path("stdlib"))
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))[:TEXT_FILES])
     return np.frombuffer(data, np.uint8).astype("<u2")
 
 
 def unigram_entropy(tokens: NDArray[np.uint16]) -> float:
-    """In nats per token."""
+    """Return the unigram entropy in nats per token."""
     shares = np.bincount(tokens) / len(tokens)
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum())
 
 
 async def last_loss(setting: Setting, sequences: NDArray[np.uint16]) -> float:
-    """The mean loss of the last rounds, in nats per token."""
+    """Return the mean loss of the last rounds, in nats per token."""
     model = NgramModel(NgramConfig(context=8, embedding=16, hidden=64))
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
     trainers = [LearnerTrainer(model, optimizer, setting.inner_state == "keep", InlineWorker()) for _ in range(CLIENTS)]

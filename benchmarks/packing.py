@@ -1,4 +1,4 @@
-"""Packing: how full rows become, how fast they are made, and what that is worth to a trainer."""
+"""Packing: how full rows become, how fast they are made, and how much faster a trainer is with them."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from batching.packing.rows import best_fit_decreasing, fill_row
 from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
 from batching.round_plan import RoundPlan
-from benchmarks.figures import Figure, median_ms
+from benchmarks.figures import Figure, per_second
 from benchmarks.plots import line_plot
 from data_providers.protocol import TokenBatch, Tokens
 from runtime.worker_thread import InlineWorker
@@ -26,7 +26,7 @@ from trainers.protocol import TrainedRound
 
 ROW = 4096
 MEAN, SIGMA = 926, 0.8
-"""Of the log-normal lengths; a longer one than a row is cut to a row."""
+"""Of the log-normal lengths, which are cut to at most a row."""
 SAMPLES = 20_000
 TRAINED = 512
 LOCAL_STEPS = 16
@@ -34,34 +34,34 @@ ASSIGNMENTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def lengths_of(count: int, seed: int = 0) -> list[int]:
-    """Log-normal lengths of mean `MEAN`."""
+    """Return log-normal lengths of mean `MEAN`."""
     drawn = np.random.default_rng(seed).lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, count)
     lengths: list[int] = np.clip(drawn.astype(int), 1, ROW).tolist()
     return lengths
 
 
 def samples_of(lengths: list[int], text: Tokens) -> Iterator[RawSample]:
-    """Samples of these lengths from a text's bytes, as a provider would deliver them."""
+    """Yield samples of these lengths from a text's bytes, as a provider would deliver them."""
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.resize(text, offsets[-1])
     yield from raw_samples(TokenBatch(tokens, offsets), iter(range(len(lengths))))
 
 
 def packer_of(method: str, pool_size: int) -> Packer:
-    """A packer of bytes into rows of `ROW`."""
+    """Return a packer of bytes into rows of `ROW`."""
     config = PackingConfig.model_validate({"method": method, "pool_size": pool_size})
     return Packer(config, TaskEncoder(EncoderContext("benchmark", ROW, 256)))
 
 
 def _fill(lengths: list[int], method: str, pool_size: int) -> float:
-    """Percent of the rows' tokens that are samples'."""
+    """Return the percentage of the rows' tokens that are not padding."""
     packer = packer_of(method, pool_size)
     rows = sum(1 for _ in packed(packer, samples_of(lengths, np.zeros(1, "<u2"))))
     return 100 * sum(lengths) / (rows * ROW)
 
 
 def _rows_by(choose: Callable[[list[int], int], list[int]], lengths: list[int], pool_size: int) -> int:
-    """The number of rows when each is what `choose` takes of a pool that is filled up after it."""
+    """Return the number of rows when `choose` takes each from a pool that is refilled after it."""
     waiting = iter(lengths)
     pool: list[int] = []
     rows = 0
@@ -76,22 +76,17 @@ def _rows_by(choose: Callable[[list[int], int], list[int]], lengths: list[int], 
 
 
 def _first_of_all(pool: list[int], row: int) -> list[int]:
-    """Naive: the whole pool is packed anew, and the first row taken."""
+    """Pack the whole pool and return the first row: the naive choice."""
     return best_fit_decreasing(pool, row)[0]
 
 
 def _drain(rows: Iterator[TokenBatch]) -> None:
-    """Goes through the rows as a trainer does, which keeps none."""
     for _ in rows:
-        continue
-
-
-def _rate(work: Callable[[], object], count: int, repeats: int) -> float:
-    return count / median_ms(work, repeats) * 1000
+        pass
 
 
 def measure() -> list[Figure]:
-    """Fill, speed, and a packed beside a padded round."""
+    """Measure fill, speed, and a packed beside a padded round."""
     lengths = lengths_of(SAMPLES)
     some = lengths[:4000]
     text = _text()
@@ -106,25 +101,16 @@ def measure() -> list[Figure]:
         )
         for pool, target in ((64, ">= 99 %"), (256, ">= 99.7 %"))
     ]
-    figures.append(
-        Figure(
-            "rows decided by the rolling packer, pool of 256",
-            _rate(lambda: _rows_by(fill_row, lengths, 256), SAMPLES, 5),
-            "samples/s",
-            ">= 100,000",
-            _rate(lambda: _rows_by(_first_of_all, some, 256), len(some), 3),
-            "the pool packed anew for every row",
-        )
-    )
-    figures.append(
-        Figure(
-            "rows made: encoded, decided, with labels, positions and documents",
-            _rate(lambda: _drain(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5),
-            "samples/s",
-            ">= 100,000",
-        )
-    )
-    return figures + _trained(lengths_of(TRAINED, seed=1), text)
+    decided = per_second(lambda: _rows_by(fill_row, lengths, 256), SAMPLES, 5)
+    naive = per_second(lambda: _rows_by(_first_of_all, some, 256), len(some), 3)
+    made = per_second(lambda: _drain(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5)
+    name = "rows decided by the rolling packer, pool of 256"
+    return [
+        *figures,
+        Figure(name, decided, "samples/s", ">= 100,000", naive, "the whole pool packed again for every row"),
+        Figure("rows made: encoded, decided, with labels, positions and documents", made, "samples/s", ">= 100,000"),
+        *_trained(lengths_of(TRAINED, seed=1), text),
+    ]
 
 
 def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
@@ -132,28 +118,15 @@ def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
     padded_rate, padded_round = _train(lengths, text, "padded")
     assert packed_round.token_count == padded_round.token_count
     assert packed_round.loss is not None
+    loss, target = packed_round.loss, "the same within noise"
     return [
-        Figure(
-            "a round trained on packed rows",
-            packed_rate,
-            "tokens/s",
-            "",
-            padded_rate,
-            "the same samples, each padded to a row",
-        ),
-        Figure(
-            "its mean loss",
-            packed_round.loss,
-            "nats",
-            "the same within noise",
-            padded_round.loss,
-            "of the padded round",
-        ),
+        Figure("a round trained on packed rows", packed_rate, "tokens/s", "", padded_rate, "the same samples, padded"),
+        Figure("its mean loss", loss, "nats", target, padded_round.loss, "of the padded round"),
     ]
 
 
 def _train(lengths: list[int], text: Tokens, method: str) -> tuple[float, TrainedRound]:
-    """Learnt tokens per second of one round of the embedded model, and the round."""
+    """Train the embedded model for one round; return the predicted tokens per second, and the round."""
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
     trainer = LearnerTrainer(NgramModel(NgramConfig()), optimizer, False, InlineWorker())
     plan = RoundPlan(1, (BatchId(0, len(lengths) - 1),), 1, (0.003,) * LOCAL_STEPS)
@@ -172,27 +145,21 @@ def _train(lengths: list[int], text: Tokens, method: str) -> tuple[float, Traine
 
 
 def _text() -> Tokens:
-    """Text that every machine has: a module of the standard library."""
+    """Return text that every machine has: a module of the standard library."""
     return np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8).astype("<u2")
 
 
 def plots() -> dict[str, str]:
-    """The plots of this benchmark, SVG by name."""
-    return {
-        "packing-fill": line_plot(_fill_by_assignment(), "samples of a data assignment", "rows filled, %"),
+    """Return this benchmark's plots, SVG by name: each packer's fill by the number of samples in a data assignment."""
+    fills = {
+        f"{method}, pool of {pool}": [(size, _mean_fill(size, method, pool)) for size in ASSIGNMENTS]
+        for method in ("rolling", "best_fit_decreasing")
+        for pool in (64, 256)
     }
-
-
-def _fill_by_assignment() -> dict[str, list[tuple[float, float]]]:
-    """For each packer the fill by the samples of a data assignment, after which the pool is emptied."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for method in ("rolling", "best_fit_decreasing"):
-        for pool in (64, 256):
-            found[f"{method}, pool of {pool}"] = [(size, _mean_fill(size, method, pool)) for size in ASSIGNMENTS]
-    return found
+    return {"packing-fill": line_plot(fills, "samples of a data assignment", "rows filled, %")}
 
 
 def _mean_fill(size: int, method: str, pool: int) -> float:
-    """Over as many assignments of this size as there are samples for a steady mean."""
+    """Return the mean fill of assignments of this size, the more of them the smaller they are."""
     fills = [_fill(lengths_of(size, seed), method, pool) for seed in range(max(1, 2048 // size))]
     return sum(fills) / len(fills)

@@ -1,88 +1,56 @@
-"""`python benchmarks/peers.py TOKENS FOLDER`: other loaders reading the same sequences, in an environment of their own.
-
-Runs under that environment's Python and imports nothing of Epochal. TOKENS is a file of uint16 sequences of 2,048
-tokens; each peer's own format is written into FOLDER first, untimed, then read shuffled with a warm cache, as the
-peer's documentation says is fastest, in batches of 256, with 0 and 2 workers. Prints one JSON object.
-"""
+"""`make bench-peers`: other loaders and ours on the same sequences, one after the other in one run, with a plot."""
 
 import json
-import sys
+import os
+import statistics
+import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-LENGTH = 2048
-BATCH = 256
-PASSES = 2
-"""The first pass warms up workers and caches; the last one is measured."""
+from benchmarks.data import LENGTH, PASSES, PER_REQUEST, SEQUENCES, SHUFFLED
+from benchmarks.figures import Figure
+from data_providers.local import LocalDataProvider
+from state.errors import EpochalError
+from state.intervals import DataIds
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".bench-peers" / "bin" / "python"
+TIMEOUT_S = 600.0
 
 
-def rate(batches: Callable[[], Iterator[Any]], sequences: int) -> float:
-    """Sequences per second of the last pass, measured from its first batch on."""
-    found = 0.0
+async def _own_rate(path: Path) -> float:
+    """Return sequences per second, shuffled, one request after the other."""
+    provider = LocalDataProvider.open(path, SHUFFLED)
+    rates = []
     for _ in range(PASSES):
-        iterator = batches()
-        next(iterator)
         begin_s = time.perf_counter()
-        count = sum(1 for _ in iterator)
-        found = count * BATCH / (time.perf_counter() - begin_s)
-    return found if sequences else 0.0
+        for start in range(0, SEQUENCES, PER_REQUEST):
+            await provider.get_samples(DataIds(start, start + PER_REQUEST - 1))
+        rates.append(SEQUENCES / (time.perf_counter() - begin_s))
+    await provider.aclose()
+    return statistics.median(rates)
 
 
-def streaming_rates(rows: np.ndarray[Any, Any], folder: Path) -> dict[str, float]:
-    """MosaicML Streaming: MDS on the local disk, through torch's DataLoader."""
-    from streaming import MDSWriter, StreamingDataset
-    from torch.utils.data import DataLoader
-
-    with MDSWriter(out=str(folder), columns={"tokens": f"ndarray:uint16:{LENGTH}"}) as writer:
-        for row in rows:
-            writer.write({"tokens": row})
-    rates = {}
-    for workers in (0, 2):
-        dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
-        loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0)
-        rates[f"streaming, {workers} workers"] = rate(lambda loader=loader: iter(loader), len(rows))
-    return rates
+def _peer_rates(path: Path, folder: Path) -> dict[str, float]:
+    if not PYTHON.exists():
+        raise EpochalError(f"{PYTHON} does not exist; `make bench-peers` installs the peers")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "stubs")}
+    command = [str(PYTHON), str(ROOT / "benchmarks" / "peer_loaders.py"), str(path), str(folder)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if ran.returncode:
+        raise EpochalError(f"the peers failed:\n{ran.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found
 
 
-def grain_rates(rows: np.ndarray[Any, Any], folder: Path) -> dict[str, float]:
-    """Grain: ArrayRecord with groups of one, which it recommends for random access."""
-    import grain
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    path = folder / "tokens.array_record"
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for row in rows:
-        writer.write(row.tobytes())
-    writer.close()
-    rates = {}
-    for workers in (0, 2):
-        source = grain.sources.ArrayRecordDataSource([str(path)])
-        dataset = grain.MapDataset.source(source).shuffle(seed=1).map(_decode).batch(BATCH)
-        batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500))
-        if workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-        rates[f"grain, {workers} workers"] = rate(lambda batches=batches: iter(batches), len(rows))
-    return rates
-
-
-def _decode(record: bytes) -> np.ndarray[Any, Any]:
-    return np.frombuffer(record, dtype=np.uint16)
-
-
-def main() -> None:
-    """Measure the peers that are installed."""
-    rows = np.fromfile(sys.argv[1], dtype="<u2").reshape(-1, LENGTH)
-    folder = Path(sys.argv[2])
-    found: dict[str, float] = {}
-    for name, measure in (("streaming", streaming_rates), ("grain", grain_rates)):
-        (folder / name).mkdir(parents=True)
-        found |= measure(rows, folder / name)
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+async def measure(folder: Path) -> list[Figure]:
+    """Measure our provider beside each peer, in sequences per second."""
+    path = folder / "tokens.bin"
+    tokens = np.random.default_rng(0).integers(0, 50_000, SEQUENCES * LENGTH, dtype=np.uint16)
+    tokens.astype("<u2").tofile(path)
+    peers = _peer_rates(path, folder / "peers")
+    ours = await _own_rate(path)
+    name = f"local, shuffled, {PER_REQUEST} per request"
+    return [Figure(name, ours, "seq/s", "≥ 10 x", rate, peer) for peer, rate in peers.items()]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.figures import Figure
+from benchmarks.figures import HEADINGS, Figure
 from benchmarks.plots import ratio_plot
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -24,21 +24,10 @@ def write(figures: Sequence[Figure], command: str, name: str, plots: Mapping[str
         "",
         f"![measured, as a multiple of the baseline]({name}.svg)",
         "",
-        "| figure | measured | target | baseline | ratio | the baseline is |",
+        f"| {' | '.join(HEADINGS)} |",
         "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(figure.cells())} |" for figure in figures),
     ]
-    for figure in figures:
-        ratio = f"{figure.value / figure.baseline:.2f} x" if figure.baseline else ""
-        baseline = "" if figure.baseline is None else f"{figure.baseline:,.2f} {figure.unit}"
-        cells = (
-            figure.name,
-            f"{figure.value:,.2f} {figure.unit}",
-            figure.target,
-            baseline,
-            ratio,
-            figure.baseline_name,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
     for plot_name, svg in plots.items():
         lines += ["", f"![{plot_name}]({plot_name}.svg)"]
         (DOCS / f"{plot_name}.svg").write_text(svg, encoding="utf-8")

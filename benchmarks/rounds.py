@@ -20,14 +20,14 @@ from state.wire import canonical_json
 CLIENTS = 3
 ROUNDS = 100
 FIRST_MEASURED = 10
-"""The first rounds warm the processes up."""
+"""The rounds before it warm the processes up."""
 RUN_TIMEOUT_S = 120.0
 RESULT_BYTES = 120_000
 """About as long as a result of the embedded model."""
 
 
 async def _round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
-    """When RoundTrain of each step began, by the run's own journal; and the longest run document, in bytes."""
+    """Return when RoundTrain of each step began, from the run's journal, and the size of the longest document."""
     starts: dict[int, float] = {}
     longest_bytes = 0
 
@@ -43,7 +43,7 @@ async def _round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
 
 
 async def _bare_round(connection: Connection) -> None:
-    """What one client asks in a round: the document, roster and work list; a result, its bytes, an attestation."""
+    """Send a client's requests of a round: document, roster and work list; a result, its bytes, an attestation."""
     read = request_bytes("GET", "/")
     for request in (
         *(read, read, read),
@@ -56,7 +56,7 @@ async def _bare_round(connection: Connection) -> None:
 
 
 async def _bare_rounds(url: str) -> float:
-    """The median time of a bare round, in seconds."""
+    """Return the median time of a bare round, in seconds."""
     times = []
     async with connections(url, CLIENTS) as opened:
         for _ in range(ROUNDS):
@@ -69,7 +69,7 @@ async def _bare_rounds(url: str) -> float:
 
 
 async def measure(folder: Path) -> list[Figure]:
-    """The median time from one RoundTrain to the next."""
+    """Measure the median time from one RoundTrain to the next."""
     async with coordinator_process(folder, init_min_clients=CLIENTS, total_steps=ROUNDS) as process:
         clients = [
             await process.children.start(f"client-{number}", "client", process.url, "--trainer", "null")

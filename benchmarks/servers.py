@@ -9,44 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from epochal.cli.run import LISTENING
 from epochal.testnet.child_processes import STOP_TIMEOUT_S, Child, Children
 from state.errors import EpochalError
+from tests.support.states import state_text
 
 RUN_ID = "benchmark"
 ADMIN_LINE = "admin token (shown this once): "
 
 
-def state_text(**config: Any) -> str:
-    """The state file of a run over made-up data; `config` replaces fields of its `[config]`."""
-    settings = {
-        "warmup_time": 60,
-        "cooldown_time": 60,
-        "epoch_time": 3000,
-        "max_round_train_time": 60,
-        "round_witness_time": 60,
-        "waiting_for_members_extra_time": 0.05,
-        "min_clients": 1,
-        "init_min_clients": 3,
-        "witness_nodes": 0,
-        "global_batch_size_start": 12,
-        "global_batch_size_end": 12,
-        "global_batch_size_warmup_tokens": 0,
-        "total_steps": 100,
-        "client_timeout_s": 60,
-    }
-    model = {
-        "architecture": "EpochalNgram",
-        "data_type": "Pretraining",
-        "max_seq_len": 256,
-        "checkpoint": "Ephemeral",
-        "data_location": "Dummy",
-        "lr_schedule": {"Constant": {"base_lr": 0.001, "warmup_init_lr": 0.0, "warmup_steps": 0}},
-        "optimizer": "Dummy",
-    }
-    return tomli_w.dumps({"run_id": RUN_ID, "config": settings | config, "model": {"LLM": model}})
+LONG = dict.fromkeys(("warmup_time", "cooldown_time", "round_witness_time", "client_timeout_s"), 60)
+"""Time limits that no measured run reaches."""
+
+
+def run_state(**config: Any) -> str:
+    """Return the state file of a run with dummy data; `config` replaces fields of its `[config]`."""
+    settings = LONG | {"epoch_time": 3000, "waiting_for_members_extra_time": 0.05} | config
+    overrides: dict[str, Any] = {f"config__{name}": value for name, value in settings.items()}
+    return state_text(run_id=RUN_ID, model__LLM__max_seq_len=256, model__LLM__optimizer="Dummy", **overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +42,30 @@ class CoordinatorProcess:
 
 @contextlib.asynccontextmanager
 async def coordinator_process(folder: Path, **config: Any) -> AsyncIterator[CoordinatorProcess]:
-    """A coordinator on a fresh run directory, until the context is left.
-
-    Raises:
-        EpochalError: it did not start.
-    """
+    """Run a coordinator on a new run directory. Raise `EpochalError` if it does not start."""
     state_path = folder / "state.toml"
-    state_path.write_text(state_text(**config), encoding="utf-8")
+    state_path.write_text(run_state(**config), encoding="utf-8")
     run_dir = folder / "run"
     async with Children(folder / "logs") as children:
         child = await children.start(
             "coordinator", "coordinator", str(state_path), "--store", str(run_dir), "--port", "0"
         )
         assert child.process.stdout is not None
-        admin_token = ""
+        admin_token = url = ""
         async with asyncio.timeout(30):
-            while line := (await child.process.stdout.readline()).decode().strip():
+            while not url and (line := (await child.process.stdout.readline()).decode().strip()):
                 if line.startswith(ADMIN_LINE):
                     admin_token = line.removeprefix(ADMIN_LINE)
                 if LISTENING in line:
                     url = line.partition(LISTENING)[2].split()[0]
-                    yield CoordinatorProcess(child, children, url, run_dir, admin_token)
-                    return
-        raise EpochalError(f"the coordinator did not start:\n{child.log_tail()}")
+        if not url:
+            raise EpochalError(f"the coordinator did not start:\n{child.log_tail()}")
+        yield CoordinatorProcess(child, children, url, run_dir, admin_token)
 
 
 @contextlib.asynccontextmanager
 async def bare_process(folder: Path) -> AsyncIterator[str]:
-    """The URL of a bare server that keeps what it is told in `folder`, until the context is left."""
+    """Run a bare server that stores what it receives in `folder`; yield its URL."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.bare_server", str(folder / "bare.log")),
         stdin=subprocess.PIPE,

@@ -39,7 +39,7 @@ PLAN = RoundPlan(
     data_indices_per_batch=SAMPLES_PER_BATCH,
     learning_rates=(0.001,),
 )
-"""What the client was assigned: 21 samples, so that the last global batch is filled up with rows of zero weight."""
+"""The client's assignment: 21 samples, so the last global batch is filled up with rows of zero weight."""
 SETTINGS = FetchSettings(1, samples_per_request=8, attempts=3, timeout_s=10, prefetch_requests=2)
 
 
@@ -62,17 +62,17 @@ class Host:
             self.say(f": local_shards={local_shards}, local_batch_size={local_batch_size}")
 
     async def run(self, folder: Path, assemble: Callable[[RowArrays], NDArray[np.int32]]) -> None:
-        """Loads this host's rows of every global batch, has them assembled, and checks every row of the result.
+        """Load this host's rows of every global batch, assemble them, and check every row of the result.
 
         Args:
-            assemble: from the rows that this host needs to the rows of the global batch.
+            assemble: returns the rows of the global batch, given those that this host needs.
         """
         provider = LocalDataProvider.open(folder, DatasetSpec(2, SEQUENCE_LENGTH, shuffle_seed=bytes(32)))
         wanted = await expected_rows(provider)
         fetcher = DataFetcher(provider, SETTINGS, system_jitter)
         loads = self.layout.loading(self.number).should_load
         async with asyncio.TaskGroup() as group:
-            # Hosts share batches, so that to this fetcher each data index is a batch.
+            # Hosts share batches; for this fetcher each data index is a batch.
             indices = loaded_indices(PLAN, self.layout, self.number)
             samples = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
             reader = RowReader(self.layout, self.number, SEQUENCE_LENGTH, samples)
@@ -90,7 +90,7 @@ class Host:
         self.say(f": all {PLAN.sequence_count} rows are the provider's, {reader.rows_loaded} of them loaded here")
 
     def check(self, batch: GlobalBatch, found: RowArrays, wanted: NDArray[np.int64]) -> None:
-        """Every row of the global batch is the provider's sample, or has no weight."""
+        """Check that every row of the global batch is the provider's sample, or has no weight."""
         count = batch.row_count
         assert found.data.shape[0] == self.layout.global_batch_size, found.data.shape
         assert (found.tokens[:count] == wanted[batch.start : batch.start + count]).all(), "tokens"
@@ -99,7 +99,7 @@ class Host:
 
 
 async def expected_rows(provider: LocalDataProvider) -> NDArray[np.int64]:
-    """`(samples, length)`: the assignment, sample by sample, straight from the provider."""
+    """Return the assignment's samples `(samples, length)`, one by one from the provider."""
     return np.concatenate([(await provider.get_samples(DataIds(i, i))).rows() for i in _indices()]).astype(np.int64)
 
 

@@ -1,6 +1,6 @@
-"""A data provider of one's own: the bytes of a text file are the tokens, `text://path/to/file.txt`.
+"""A custom data provider: the bytes of a text file are the tokens, `text://path/to/file.txt`.
 
-Only where the bytes come from is new here. The order, the fingerprint and the shape of the answer are Epochal's.
+Only the source of the bytes is new here. The order, the fingerprint and the shape of the answer are Epochal's.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class TextProvider:
 
 
 async def open_text(location: str, spec: DatasetSpec) -> DataProvider:
-    """What the entry point names: `location` is what follows `text://`."""
+    """Open a provider for the entry point; `location` is the part after `text://`."""
     path = Path(location)
     try:
         data = await asyncio.to_thread(path.read_bytes)

@@ -3,7 +3,7 @@
 epochal trainer-service --tinker --weights-dir weights
 python examples/tinker/train.py http://127.0.0.1:8100 [STEPS]
 
-Both take the service's token from EPOCHAL_TRAINER_TOKEN, where it has one.
+Both read the service's token from EPOCHAL_TRAINER_TOKEN, if it has one.
 """
 
 import os
@@ -21,7 +21,7 @@ DEFAULT_STEPS = 60
 
 
 def datum_of(text: bytes) -> types.Datum:
-    """After each byte, the next one is to be predicted."""
+    """Return a datum that predicts each byte from those before it."""
     tokens = list(text)
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),

@@ -41,6 +41,8 @@ class MeshCollectives:
             world_size=process_count,
             timeout=timedelta(seconds=timeout_s),
         )
+        self.layout = layout
+        self.process = process
         self.is_first = process == FIRST
         self._rows = RowBroadcast(layout, process)
 

@@ -46,42 +46,27 @@ class RoundEnd:
     rows_loaded: int
 
 
-@dataclass(frozen=True, slots=True)
-class MeshPlace:
-    """A process's place in its mesh.
-
-    Attributes:
-        layout: the mesh.
-        process: the process's number.
-        row_tokens: tokens of a row.
-    """
-
-    layout: MeshLayout
-    process: int
-    row_tokens: int
-
-
 class MeshRounds:
     """One process's part in the rounds of its mesh.
 
     Args:
-        place: the process's place.
+        collectives: connects the process to the others.
         model: the model to train.
         optimizer: None leaves the parameters as they are.
-        collectives: connects the process to the others.
+        row_tokens: number of tokens in a row.
         worker: runs whatever blocks.
     """
 
     def __init__(
-        self, place: MeshPlace, model: Model, optimizer: AdamW | None, collectives: MeshCollectives, worker: Worker
+        self, collectives: MeshCollectives, model: Model, optimizer: AdamW | None, row_tokens: int, worker: Worker
     ) -> None:
-        self._place = place
+        self._row_tokens = row_tokens
         self._shapes = model.shapes
         self._learner = model.learner()
         self._optimizer = optimizer
         self._collectives = collectives
         self._worker = worker
-        self._own_rows = computed_rows(place.layout, place.process)
+        self._own_rows = computed_rows(collectives.layout, collectives.process)
 
     async def train(
         self,
@@ -110,8 +95,8 @@ class MeshRounds:
             raise TrainerFailed("the processes of the mesh read different data, or another assignment")
         shared = await run(partial(self._shared, parameters))
         await run(partial(self._learner.load, shared, inner_state))
-        layout = self._place.layout
-        reader = RowReader(layout, self._place.process, self._place.row_tokens, batches)
+        layout = collectives.layout
+        reader = RowReader(layout, collectives.process, self._row_tokens, batches)
         sums = np.zeros(2)
         for number, group in itertools.groupby(
             global_batches(plan, layout.global_batch_size), key=lambda batch: batch.local_step

@@ -40,7 +40,7 @@ from trainers.mesh.messages import (
     read_frame,
     write_frame,
 )
-from trainers.mesh.rounds import CalledOff, MeshPlace, MeshRounds
+from trainers.mesh.rounds import CalledOff, MeshRounds
 
 
 class MeshWorker:
@@ -65,8 +65,7 @@ class MeshWorker:
             partial(MeshCollectives, self._layout, start.process, process_count, start.store, start.timeout_s)
         )
         optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
-        place = MeshPlace(self._layout, start.process, llm.max_seq_len)
-        self._rounds = MeshRounds(place, self._model, optimizer, collectives, self._worker)
+        self._rounds = MeshRounds(collectives, self._model, optimizer, llm.max_seq_len, self._worker)
 
     async def take_part(self, task: RoundTask, body: bytes) -> tuple[RoundDone | Failed, bytes]:
         """Take part in a round and return the answer."""

@@ -11,17 +11,17 @@ import numpy as np
 from state.config.model import AdamW
 from state.tensors import Tensors
 
+FIRST, SECOND = "first/", "second/"
 _NORM_EPSILON = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`."""
 
 
 @dataclass(slots=True)
 class AdamWState:
-    """Steps taken and both moments by name (float32); empty before the first step."""
+    """Steps taken, and both moments (float32) by `FIRST` or `SECOND` and the parameter's name; empty at first."""
 
     step_count: int = 0
-    first: Tensors = field(default_factory=dict)
-    second: Tensors = field(default_factory=dict)
+    moments: Tensors = field(default_factory=dict)
 
 
 def adamw_step(
@@ -43,9 +43,10 @@ def adamw_step(
     step_size = learning_rate / (1 - keep_first**state.step_count)
     correction = math.sqrt(1 - keep_second**state.step_count)
     for name, array in parameters.items():
-        if name not in state.first:
-            state.first[name], state.second[name] = np.zeros_like(array), np.zeros_like(array)
-        slope, first, second = gradient[name], state.first[name], state.second[name]
+        for key in (FIRST + name, SECOND + name):
+            if key not in state.moments:
+                state.moments[key] = np.zeros_like(array)
+        slope, first, second = gradient[name], state.moments[FIRST + name], state.moments[SECOND + name]
         first *= np.float32(keep_first)
         first += np.float32(1 - keep_first) * slope
         second *= np.float32(keep_second)

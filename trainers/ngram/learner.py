@@ -12,7 +12,7 @@ from state.config.model import AdamW, NgramConfig
 from state.errors import TrainerFailed
 from state.tensors import Float32Array, Tensors
 from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes
-from trainers.ngram.adamw import AdamWState, adamw_step
+from trainers.ngram.adamw import FIRST, SECOND, AdamWState, adamw_step
 from trainers.ngram.model import (
     VOCABULARY,
     Gradient,
@@ -22,8 +22,6 @@ from trainers.ngram.model import (
     padded_tokens,
     parameter_shapes,
 )
-
-_FIRST, _SECOND = "first/", "second/"
 
 
 class NgramModel:
@@ -57,21 +55,19 @@ class NgramLearner:
 
     @property
     def inner_state(self) -> InnerState:
-        first = {_FIRST + name: array for name, array in self._state.first.items()}
-        return InnerState(self._state.step_count, first | {_SECOND + n: a for n, a in self._state.second.items()})
+        return InnerState(self._state.step_count, self._state.moments)
 
     @property
     def gradient(self) -> Gradient:
         return self._gradient or {name: np.zeros_like(array) for name, array in self.parameters.items()}
 
     def load(self, parameters: Mapping[str, Float32Array], inner_state: InnerState = NO_INNER_STATE) -> None:
-        moments: dict[str, Tensors] = {_FIRST: {}, _SECOND: {}}
+        shapes = {prefix + name: array.shape for prefix in (FIRST, SECOND) for name, array in parameters.items()}
         for key, array in inner_state.tensors.items():
-            prefix, separator, name = key.partition("/")
-            if name not in parameters or prefix + separator not in moments or array.shape != parameters[name].shape:
+            if shapes.get(key) != array.shape:
                 raise TrainerFailed(f"{key!a} is not a moment of this model's optimizer")
-            moments[prefix + separator][name] = array.copy()
-        self._state = AdamWState(inner_state.step_count, moments[_FIRST], moments[_SECOND])
+        moments = {key: array.copy() for key, array in inner_state.tensors.items()}
+        self._state = AdamWState(inner_state.step_count, moments)
         self.parameters = {name: parameters[name].copy() for name in sorted(parameters)}
         self.discard()
 
