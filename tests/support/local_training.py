@@ -38,9 +38,9 @@ async def arriving(sequences: Sequence[np.ndarray[Any, Any]], group: int = 3) ->
         yield batch_of(sequences[start : start + group])
 
 
-def plan_of(sequence_count: int, local_steps: int = 2, learning_rate: float = 0.01) -> RoundPlan:
+def plan_of(sequence_count: int, local_steps: int = 2, learning_rate: float = 0.01, step: int = 1) -> RoundPlan:
     schedule = Constant(base_lr=learning_rate, warmup_init_lr=0.0, warmup_steps=0)
-    return plan_round(1, (BatchId(10, 9 + sequence_count),), 1, local_steps, schedule)
+    return plan_round(step, (BatchId(10, 9 + sequence_count),), 1, local_steps, schedule)
 
 
 def bytes_of(tensors: Tensors) -> dict[str, bytes]:

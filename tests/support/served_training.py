@@ -1,49 +1,50 @@
-"""A training service over a real socket, what a test does to its requests, and rounds to train on it."""
+"""A training service over a real socket, faults that a test injects into its requests, and rounds to train on it."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batching.round_plan import RoundPlan
+from batching.chunking.columns import Rows
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, WorkerThread
-from state.config.model import AdamW, Architecture, ModelSpec, NgramConfig
-from state.intervals import BatchId
+from state.config.model import Architecture, ModelSpec, NgramConfig
 from state.tensors import Tensors
+from tests.support.local_training import ADAMW, plan_of
 from trainers.architectures import open_model
 from trainers.learner_trainer import LearnerTrainer
-from trainers.protocol import TrainedRound
+from trainers.protocol import TrainedRound, Trainer
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer
-from trainers.remote.wire import (
-    ServiceLimits,
-    SessionRequest,
-)
+from trainers.remote.wire import ServiceLimits, SessionRequest
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
 
 SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM, ngram=NgramConfig(context=3, embedding=4, hidden=6))
 MODEL = open_model(SPEC)
-ADAMW = AdamW(betas=(0.9, 0.95), weight_decay=0.01, eps=1e-8, clip_grad_norm=1.0)
+START = MODEL.initial_parameters(bytes(32))
 BOUND_S = 20.0
 FEW = ServiceLimits(items=4, size=10_000, wire_bytes=100_000)
+
+Samples: TypeAlias = Sequence[tuple[Any, Any]]
+"""Tokens and labels (or None) of each sample."""
+Fault: TypeAlias = Callable[["Faults", Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass
 class Faults:
-    """An ASGI layer that does to each request of examples what a test says, once for each entry."""
+    """An ASGI layer that treats the requests of examples as the plan says, one entry for each."""
 
     app: ASGIApp
-    plan: list[Callable[["Faults", Scope, Receive, Send], Any] | None] = field(default_factory=list)
+    plan: list[Fault | None] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     """The idempotency key of each request of examples, in the order of their arrival."""
     started_s: list[float] = field(default_factory=list)
@@ -59,44 +60,32 @@ class Faults:
         await self.app(scope, receive, send)
 
 
-def answering(status: int, **headers: str) -> Any:
-    """Answers so instead of the service."""
+def answering(status: int, body: bytes = b"out of order", *, acts: bool = False, **headers: str) -> Fault:
+    """Give this answer instead of the service's, which acts on the request first or never sees it."""
 
     async def fault(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
+        if acts:
+            await faults.app(scope, receive, _nowhere)
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": named})
-        await send({"type": "http.response.body", "body": b"out of order"})
+        await send({"type": "http.response.body", "body": body})
 
     return fault
 
 
 async def losing_the_answer(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
     """The service acts; its answer never arrives."""
-
-    async def nowhere(message: Message) -> None:
-        pass
-
-    await faults.app(scope, receive, nowhere)
+    await faults.app(scope, receive, _nowhere)
     raise ConnectionAbortedError
 
 
-def acting_and_answering(body: bytes, *headers: tuple[bytes, bytes]) -> Any:
-    """The service acts; it answers so instead."""
-
-    async def fault(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
-        async def nowhere(message: Message) -> None:
-            pass
-
-        await faults.app(scope, receive, nowhere)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return fault
+async def _nowhere(message: Message) -> None:
+    pass
 
 
 @contextlib.asynccontextmanager
 async def service(**options: Any) -> AsyncIterator[tuple[str, Faults]]:
-    """A training service over a real socket; its URL, and what is done to its requests."""
+    """A training service over a real socket; its URL, and the faults of its requests."""
     worker = WorkerThread("test-service")
     faults = Faults(create_app(TrainingServiceOptions(**options), worker, SystemClock()))
     endpoint = Endpoint(port=0)
@@ -112,12 +101,27 @@ async def service(**options: Any) -> AsyncIterator[tuple[str, Faults]]:
                 await worker.aclose()
 
 
+@contextlib.asynccontextmanager
+async def remote(inner_state: Any = "reset", **options: Any) -> AsyncIterator[tuple[RemoteTrainer, Faults]]:
+    """A remote trainer, and the faults of its training service's requests."""
+    async with service(**options) as (url, faults), remote_at(client_of(url), inner_state) as trainer:
+        yield trainer, faults
+
+
+@contextlib.asynccontextmanager
+async def remote_at(
+    client: TrainingServiceClient, inner_state: Any = "reset", **options: Any
+) -> AsyncIterator[RemoteTrainer]:
+    """A remote trainer that uses this client."""
+    trainer = RemoteTrainer(client, MODEL, SessionRequest(SPEC, ADAMW, inner_state), InlineWorker(), **options)
+    try:
+        yield trainer
+    finally:
+        await trainer.aclose()
+
+
 def client_of(url: str, token: str | None = None, bound_s: float = BOUND_S) -> TrainingServiceClient:
     return TrainingServiceClient(url, RetryPolicy(SystemClock(), lambda: 0.0, bound_s), token)
-
-
-def remote(url: str, inner_state: Any = "reset", **options: Any) -> RemoteTrainer:
-    return RemoteTrainer(client_of(url), MODEL, SessionRequest(SPEC, ADAMW, inner_state), InlineWorker(), **options)
 
 
 def local(inner_state: Any = "reset") -> LearnerTrainer:
@@ -138,7 +142,7 @@ class HandClock:
 
 
 def samples(count: int, seed: int = 0) -> list[tuple[Any, Any]]:
-    """Documents of several lengths, every third one with labels."""
+    """Samples of several lengths, every third one with ignored labels."""
     generator = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -150,19 +154,20 @@ def samples(count: int, seed: int = 0) -> list[tuple[Any, Any]]:
     return found
 
 
-def rows_of(held: Sequence[tuple[Any, Any]]) -> Any:
-    from batching.chunking.columns import Rows
-
+def rows_of(held: Samples) -> list[Rows]:
     return [Rows(TokenBatch(tokens, np.array([0, len(tokens)]), labels), 0, 1) for tokens, labels in held]
 
 
-async def arriving(held: Sequence[tuple[Any, Any]]) -> AsyncIterator[TokenBatch]:
-    for tokens, labels in held:
-        yield TokenBatch(tokens, np.array([0, len(tokens)]), labels)
+async def train(
+    trainer: Trainer, held: Samples, local_steps: int = 3, step: int = 1, start: Tensors = START
+) -> TrainedRound:
+    """Train a round on these samples."""
 
+    async def arriving() -> AsyncIterator[TokenBatch]:
+        for row in rows_of(held):
+            yield row.batch
 
-def plan_of(count: int, local_steps: int = 3, step: int = 1) -> RoundPlan:
-    return RoundPlan(step, (BatchId(0, count - 1),), 1, (0.01,) * local_steps)
+    return await trainer.train(plan_of(len(held), local_steps, step=step), start, arriving())
 
 
 def assert_close(found: TrainedRound, expected: TrainedRound) -> None:
@@ -170,7 +175,3 @@ def assert_close(found: TrainedRound, expected: TrainedRound) -> None:
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     for name, values in expected.difference.items():
         np.testing.assert_allclose(found.difference[name], values, rtol=2e-3, atol=2e-5, err_msg=name)
-
-
-def same_bytes(one: Tensors, other: Tensors) -> bool:
-    return {n: v.tobytes() for n, v in one.items()} == {n: v.tobytes() for n, v in other.items()}

@@ -1,7 +1,6 @@
-"""Rounds trained on a training service over real HTTP: the same numbers as at home."""
+"""Rounds trained on a training service over real HTTP: the same numbers as on one machine."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,23 +9,23 @@ from starlette.types import Receive, Scope, Send
 from batching.chunking.policies import NUMBERS
 from runtime.worker_thread import InlineWorker
 from state.errors import TrainerFailed
+from tests.support.local_training import bytes_of
 from tests.support.served_training import (
     FEW,
+    START,
     Faults,
     HandClock,
-    arriving,
     assert_close,
+    client_of,
     local,
-    plan_of,
     remote,
-    same_bytes,
+    remote_at,
     samples,
     service,
+    train,
 )
 from trainers.remote import trainer as remote_trainer
-from trainers.remote.wire import (
-    ServiceLimits,
-)
+from trainers.remote.wire import ServiceLimits
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
 from training_service.sessions import SessionBounds
@@ -34,20 +33,15 @@ from training_service.sessions import SessionBounds
 
 @pytest.mark.parametrize("limits", [ServiceLimits(), FEW, ServiceLimits(1, 1, 100_000)])
 async def test_remote_round_is_the_local_one_however_it_is_cut(limits: ServiceLimits) -> None:
-    start = await local().initial_parameters(bytes(32))
     data = samples(40)
-    expected = await local().train(plan_of(40), start, arriving(data))
-    async with service(limits=limits) as (url, faults):
-        trainer = remote(url)
-        assert same_bytes(await trainer.initial_parameters(bytes(32)), start)
-        found = await trainer.train(plan_of(40), start, arriving(data))
-        await trainer.aclose()
-    assert_close(found, expected)
+    async with remote(limits=limits) as (trainer, faults):
+        assert bytes_of(await trainer.initial_parameters(bytes(32))) == bytes_of(START)
+        found = await train(trainer, data)
+    assert_close(found, await train(local(), data))
     chunks = {1024: 3, 4: 12, 1: 40}[limits.items]
     metrics = trainer.metrics
     assert (metrics.batches, metrics.items, metrics.chunks, metrics.splits) == (3, 40, chunks, 0)
-    assert len(faults.keys) == chunks
-    assert len(set(faults.keys)) == chunks
+    assert len(faults.keys) == len(set(faults.keys)) == chunks
     tokens = sum(len(tokens) for tokens, _ in data)
     assert metrics.estimated_bytes == 10 * 2 * tokens
     assert metrics.requests == 1 + 1 + chunks + 3 + 1
@@ -55,61 +49,44 @@ async def test_remote_round_is_the_local_one_however_it_is_cut(limits: ServiceLi
 
 
 async def test_older_policy_cuts_by_numbers() -> None:
-    start = await local().initial_parameters(bytes(32))
     data = samples(300)
-    async with service() as (url, _):  # the service takes 1,024 items, the policy 128
-        trainer = remote(url, policy=NUMBERS)
-        await trainer.train(plan_of(300, 1), start, arriving(data))
-        await trainer.aclose()
+    async with service() as (url, _), remote_at(client_of(url), policy=NUMBERS) as trainer:
+        await train(trainer, data, 1)  # the service takes 1,024 items, the policy 128
     assert trainer.metrics.chunks == 3
     assert trainer.metrics.estimated_bytes == 2 * sum(len(tokens) for tokens, _ in data)
 
 
 async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
     here = local("keep")
-    start = await here.initial_parameters(bytes(32))
-    async with service() as (url, _):
-        there = remote(url, "keep")
+    async with remote("keep") as (there, _):
         for number, counts in enumerate([True, False, True, True]):
             data = samples(9, number)
             for trainer in (here, there):
                 trainer.roll_back_inner_state()  # as a step does before it trains; what was committed stays
-            expected = await here.train(plan_of(9), start, arriving(data))
-            found = await there.train(plan_of(9), start, arriving(data))
-            assert_close(found, expected)
+            assert_close(await train(there, data), await train(here, data))
             for trainer in (here, there):
                 if counts:
                     trainer.commit_inner_state()
                 else:
                     trainer.roll_back_inner_state()
-        await there.aclose()
 
 
 async def test_inner_state_outlives_a_round_that_could_not_begin() -> None:
     here, bad = local("keep"), {"w": np.zeros(1, np.float32)}
-    start = await here.initial_parameters(bytes(32))
-    async with service() as (url, _):
-        there = remote(url, "keep")
+    async with remote("keep") as (there, _):
         for number in range(2):
             data = samples(9, number)
-            expected = await here.train(plan_of(9), start, arriving(data))
-            assert_close(await there.train(plan_of(9), start, arriving(data)), expected)
+            assert_close(await train(there, data), await train(here, data))
             here.commit_inner_state()
             there.commit_inner_state()
             with pytest.raises(TrainerFailed, match="tensors"):
-                await there.train(plan_of(9), bad, arriving(data))
-        await there.aclose()
+                await train(there, data, start=bad)
 
 
 async def test_chunk_that_is_too_large_for_the_wire_is_split_and_counted_once() -> None:
-    start = await local().initial_parameters(bytes(32))
     data = samples(20)
-    expected = await local().train(plan_of(20, 1), start, arriving(data))
-    async with service(limits=ServiceLimits(items=20, size=10**6, wire_bytes=600)) as (url, _):
-        trainer = remote(url)
-        found = await trainer.train(plan_of(20, 1), start, arriving(data))
-        await trainer.aclose()
-    assert_close(found, expected)
+    async with remote(limits=ServiceLimits(items=20, size=10**6, wire_bytes=600)) as (trainer, _):
+        assert_close(await train(trainer, data, 1), await train(local(), data, 1))
     assert trainer.metrics.splits > 1
 
 
@@ -124,49 +101,33 @@ async def test_requests_under_way_are_bounded_in_number(monkeypatch: pytest.Monk
         await faults.app(scope, receive, send)
         under_way -= 1
 
-    start = await local().initial_parameters(bytes(32))
-    async with service(limits=ServiceLimits(items=1)) as (url, faults):
+    async with remote(limits=ServiceLimits(items=1)) as (trainer, faults):
         faults.plan = [counting] * 40
-        trainer = remote(url)
-        trained = await trainer.train(plan_of(40, 1), start, arriving(samples(40)))
-        await trainer.aclose()
-    assert trained.token_count
+        assert (await train(trainer, samples(40), 1)).token_count
     assert len(faults.keys) == 40
     assert 1 <= most <= 3
 
 
-async def test_service_that_started_anew_gets_a_new_session() -> None:
-    start = await local().initial_parameters(bytes(32))
-    data = samples(5)
-    clock = HandClock()
-    async with service(sessions=SessionBounds(1, 10.0)) as (url, faults):
-        trainer = remote(url)
-        first = await trainer.train(plan_of(5), start, arriving(data))
-        app: Any = faults.app
-        faults.app = create_app(
-            TrainingServiceOptions(), InlineWorker(), clock
-        )  # the same address, and no session of before
-        second = await trainer.train(plan_of(5), start, arriving(data))
+async def test_service_that_was_restarted_gets_a_new_session() -> None:
+    async with remote(sessions=SessionBounds(1, 10.0)) as (trainer, faults):
+        first, app = await train(trainer, samples(5)), faults.app
+        faults.app = create_app(TrainingServiceOptions(), InlineWorker(), HandClock())  # at the same address
+        second = await train(trainer, samples(5))
         faults.app = app
-        assert same_bytes(first.difference, second.difference)
-        await trainer.aclose()
+    assert bytes_of(first.difference) == bytes_of(second.difference)
 
 
 async def test_cancelled_round_is_discarded_and_the_next_one_begins_anew() -> None:
-    start = await local().initial_parameters(bytes(32))
     reached = asyncio.Event()
 
     async def hanging(faults: Faults, scope: Scope, receive: Receive, send: Send) -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    async with service(limits=FEW) as (url, faults):
-        trainer = remote(url)
+    async with remote(limits=FEW) as (trainer, faults):
         faults.plan = [None, hanging]
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(trainer.train(plan_of(8, 1), start, arriving(samples(8))))
+            task = group.create_task(train(trainer, samples(8), 1))
             await reached.wait()
             task.cancel()
-        found = await trainer.train(plan_of(8, 1), start, arriving(samples(8)))
-        await trainer.aclose()
-    assert_close(found, await local().train(plan_of(8, 1), start, arriving(samples(8))))
+        assert_close(await train(trainer, samples(8), 1), await train(local(), samples(8), 1))

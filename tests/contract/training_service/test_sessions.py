@@ -7,13 +7,13 @@ import httpx
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
 from runtime.worker_thread import InlineWorker
 from state.config.model import NgramConfig
 from state.errors import Refused
 from state.refusals import Refusal
 from state.tensors import encode_tensor_file
-from tests.support.served_training import ADAMW, FEW, SPEC, HandClock, client_of, local, rows_of, samples, service
+from tests.support.local_training import ADAMW
+from tests.support.served_training import FEW, SPEC, START, HandClock, client_of, rows_of, samples, service
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.wire import (
     OptimStepRequest,
@@ -24,6 +24,8 @@ from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
 from training_service.sessions import SessionBounds
 
+ROUND_START = encode_tensor_file(START, {})
+EXAMPLES = encode_examples(rows_of(samples(3)))
 Opened = tuple[TrainingServiceClient, str]
 
 
@@ -45,16 +47,15 @@ async def opened(url: str) -> AsyncIterator[Opened]:
 async def begun(opened: Opened) -> Opened:
     """A client with a session in round `r`, in which three examples arrived."""
     client, session_id = opened
-    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
-    await client.begin_round(session_id, "r", start, keep_last=False)
-    assert (await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))).items == 3
+    await client.begin_round(session_id, "r", ROUND_START, keep_last=False)
+    assert (await client.forward_backward(session_id, "r", 0, EXAMPLES)).items == 3
     return opened
 
 
 async def test_examples_before_the_first_round_are_refused(opened: Opened) -> None:
     client, session_id = opened
     with pytest.raises(Refused, match="the session is at no round"):
-        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))
+        await client.forward_backward(session_id, "r", 0, EXAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ async def test_round_at_other_tensors_is_refused(opened: Opened, body: bytes, me
 async def test_examples_of_another_step_or_round_are_refused(begun: Opened, place: tuple[str, int]) -> None:
     client, session_id = begun
     with pytest.raises(Refused, match="the session is at round r, local step 0"):
-        await client.forward_backward(session_id, *place, encode_examples(rows_of(samples(3))))
+        await client.forward_backward(session_id, *place, EXAMPLES)
 
 
 async def test_step_for_more_examples_than_arrived_is_refused(begun: Opened) -> None:
@@ -96,20 +97,18 @@ async def test_more_examples_than_one_request_may_hold_are_refused(begun: Opened
 async def test_request_without_a_key_is_refused(url: str, begun: Opened, headers: dict[str, str]) -> None:
     async with httpx.AsyncClient(base_url=url) as http:
         path = f"/v1/sessions/{begun[1]}/rounds/r/steps/0/forward_backward"
-        answer = await http.post(path, content=encode_examples(rows_of(samples(3))), headers=headers)
+        answer = await http.post(path, content=EXAMPLES, headers=headers)
     assert answer.status_code == 422, "the next request without a key would get its answer"
     assert "Idempotency-Key" in answer.json()["detail"]
 
 
 async def test_key_names_a_request_of_its_route_only(url: str, opened: Opened) -> None:
     client, session_id = opened
-    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
-    await client.begin_round(session_id, "r", start, keep_last=False)
+    await client.begin_round(session_id, "r", ROUND_START, keep_last=False)
     named, step = {"Idempotency-Key": "once"}, {"round_key": "r", "local_step": 0, "items": 3, "learning_rate": 0.1}
     async with httpx.AsyncClient(base_url=f"{url}/v1/sessions/{session_id}", headers=named) as http:
-        path, examples = "/rounds/r/steps/0/forward_backward", encode_examples(rows_of(samples(3)))
         for _ in range(2):
-            assert (await http.post(path, content=examples)).json()["items"] == 3
+            assert (await http.post("/rounds/r/steps/0/forward_backward", content=EXAMPLES)).json()["items"] == 3
         assert "tokens:sum" in (await http.post("/optim_step", content=json.dumps(step))).json()["metrics"]
         assert (await http.get("/rounds/r/steps/1/parameters")).status_code == 200
 
@@ -161,25 +160,15 @@ async def test_token_is_asked_of_every_request() -> None:
         await client.aclose()
 
 
-async def test_examples_that_cannot_be_learnt_discard_the_local_step() -> None:
-    start = encode_tensor_file(await local().initial_parameters(bytes(32)), {})
-    bad = encode_examples(rows_of([Example(np.array([1, 300], "<u2"))]))
-    async with service() as (url, _):
-        client = client_of(url)
-        session_id = (await client.open(SessionRequest(SPEC, ADAMW))).session_id
-        await client.begin_round(session_id, "r", start, keep_last=False)
-        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of(samples(3))))
-        with pytest.raises(Refused, match="token 300"):
-            await client.forward_backward(session_id, "r", 0, bad)
-        with pytest.raises(Refused, match="0 examples arrived of the 3"):
-            await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
-        await client.aclose()
+async def test_examples_that_cannot_be_trained_on_discard_the_local_step(begun: Opened) -> None:
+    client, session_id = begun
+    with pytest.raises(Refused, match="token 300"):
+        await client.forward_backward(session_id, "r", 0, encode_examples(rows_of([(np.array([1, 300], "<u2"), None)])))
+    with pytest.raises(Refused, match="0 examples arrived of the 3"):
+        await client.optim_step(session_id, OptimStepRequest("r", 0, 3, 0.1))
 
 
-async def test_model_that_no_message_could_carry_is_refused() -> None:
-    async with service() as (url, _):
-        client = client_of(url)
-        huge = NgramConfig(context=1, embedding=65536, hidden=65536)
-        with pytest.raises(Refused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
-            await client.open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
-        await client.aclose()
+async def test_model_that_no_message_could_carry_is_refused(opened: Opened) -> None:
+    huge = NgramConfig(context=1, embedding=65536, hidden=65536)
+    with pytest.raises(Refused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
+        await opened[0].open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
