@@ -1,7 +1,7 @@
 """Rounds of one machine, small: byte sequences as they arrive, a plan for them, the trainer, and the loss itself."""
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from state.tensors import Tensors
 from trainers.learner_trainer import LearnerTrainer
 from trainers.ngram.learner import NgramModel
 from trainers.ngram.model import Gradient, Tokens, add_gradient
+from trainers.protocol import TrainedRound, Trainer
 
 SEED = bytes(range(32))
 TINY = NgramConfig(context=3, embedding=4, hidden=5)
@@ -41,6 +42,18 @@ async def arriving(sequences: Sequence[np.ndarray[Any, Any]], group: int = 3) ->
 def plan_of(sequence_count: int, local_steps: int = 2, learning_rate: float = 0.01, step: int = 1) -> RoundPlan:
     schedule = Constant(base_lr=learning_rate, warmup_init_lr=0.0, warmup_steps=0)
     return plan_round(step, (BatchId(10, 9 + sequence_count),), 1, local_steps, schedule)
+
+
+async def rounds(
+    trainer: Trainer, plan: RoundPlan, parameters: Tensors, data: Callable[[], AsyncIterator[TokenBatch]], count: int
+) -> tuple[list[TrainedRound], Tensors]:
+    """Train rounds, each from the end of the one before, keeping the inner state; the last parameters, too."""
+    found = []
+    for _ in range(count):
+        found.append(await trainer.train(plan, parameters, data()))
+        trainer.commit_inner_state()
+        parameters = {name: values - found[-1].difference[name] for name, values in parameters.items()}
+    return found, parameters
 
 
 def bytes_of(tensors: Tensors) -> dict[str, bytes]:

@@ -26,6 +26,7 @@ from state.replica import Replica
 from state.tensors import Tensors
 from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner, BagOfBytes
 from tests.support.heavy import need_module
+from tests.support.local_training import rounds
 from tests.support.states import state_file
 from trainers.architectures import ARCHITECTURES
 from trainers.learner_trainer import LearnerTrainer
@@ -63,15 +64,15 @@ async def samples(state: StateFile) -> AsyncIterator[TokenBatch]:
     await provider.aclose()
 
 
-async def rounds(trainer: Trainer, state: StateFile, count: int = 3) -> tuple[list[TrainedRound], Tensors]:
-    """As many rounds, each from the end of the one before, with the inner state kept; and the last parameters."""
-    parameters, found = await trainer.initial_parameters(SEED), []
-    for _ in range(count):
-        found.append(await trainer.train(PLAN, parameters, samples(state)))
-        trainer.commit_inner_state()
-        parameters = {name: values - found[-1].difference[name] for name, values in parameters.items()}
+async def trained(trainer: Trainer, state: StateFile) -> tuple[list[TrainedRound], Tensors]:
+    """Three rounds, and the last parameters."""
+    found = await rounds(trainer, PLAN, await trainer.initial_parameters(SEED), lambda: samples(state), 3)
     await trainer.aclose()
-    return found, parameters
+    return found
+
+
+def numpy_trainer(state: StateFile) -> Trainer:
+    return open_trainer("numpy", state, InlineWorker())
 
 
 def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
@@ -81,11 +82,9 @@ def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
 
 
 async def test_trainer_lowers_the_loss_and_keeps_the_inner_state(state: StateFile) -> None:
-    found, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
-    afresh, _ = await rounds(
-        open_trainer("numpy", state.model_copy(update={"merge": state_file().merge}), InlineWorker()), state
-    )
-    losses = [trained.loss or 0.0 for trained in found]
+    found, _ = await trained(numpy_trainer(state), state)
+    afresh, _ = await trained(numpy_trainer(state.model_copy(update={"merge": state_file().merge})), state)
+    losses = [one.loss or 0.0 for one in found]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0]
     assert found[0].difference[WEIGHT].tobytes() == afresh[0].difference[WEIGHT].tobytes()
@@ -102,22 +101,22 @@ async def test_loss_that_is_read_late_is_checked_all_the_same(state: StateFile) 
 async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
     monkeypatch.setattr(launcher, "MODULE", "tests.support.bag_worker")
-    wanted, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    wanted, _ = await trained(numpy_trainer(state), state)
     mesh = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
-    assert_same((await rounds(mesh, state))[0], wanted)
+    assert_same((await trained(mesh, state))[0], wanted)
 
 
 async def test_training_service_trains_it_as_one_process_does(state: StateFile) -> None:
-    wanted, _ = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    wanted, _ = await trained(numpy_trainer(state), state)
     options = TrainingServiceOptions(ServiceLimits(items=5))
     async with serving_training(Endpoint(port=0), options) as url:
         remote = RemoteOptions(url, RetryPolicy(SystemClock(), lambda: 0.0, 20.0))
-        found, _ = await rounds(open_trainer("remote", state, InlineWorker(), remote), state)
+        found, _ = await trained(open_trainer("remote", state, InlineWorker(), remote), state)
     assert_same(found, wanted)
 
 
 async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, parameters = await rounds(open_trainer("numpy", state, InlineWorker()), state)
+    found, parameters = await trained(numpy_trainer(state), state)
     monkeypatch.delattr(BagLearner, "accumulate")  # a loss alone needs no gradient
     replica = Replica(3, parameters, {WEIGHT: np.zeros_like(parameters[WEIGHT])})
     evaluated = await loss_of(replica, state, None, None, None)

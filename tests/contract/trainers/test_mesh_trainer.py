@@ -1,6 +1,7 @@
 """A client of several processes: real ones, over torch.distributed, against the trainer of one process."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
@@ -16,16 +17,19 @@ from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
 from runtime.worker_thread import InlineWorker
+from state.config.model import NgramConfig
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
+from state.tensors import Tensors
 from tests.support.heavy import need_module
+from tests.support.local_training import rounds
 from tests.support.states import state_file
-from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
 from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
 from trainers.mesh.options import MeshOptions
-from trainers.ngram.model import initial_parameters
+from trainers.mesh.trainer import MeshTrainer
+from trainers.ngram.learner import NgramModel
 from trainers.protocol import TrainedRound, Trainer
 from trainers.registry import open_mesh_trainer, open_trainer
 
@@ -33,6 +37,8 @@ SEQ_LEN = 16
 SEQUENCES = 200
 PLAN = RoundPlan(3, (BatchId(8, 12), BatchId(2, 3)), 3, (0.01, 0.02))
 """21 samples in two local steps, of 11 and of 10."""
+NGRAM = NgramConfig(context=2, embedding=4, hidden=8)
+START = NgramModel(NGRAM).initial_parameters(b"seed")
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -45,16 +51,36 @@ def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> S
     return state_file(
         config__data_indices_per_batch=3,
         model__LLM__data_location={"Local": str(folder / "tokens.bin")},
-        model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8},
+        model__LLM__ngram=NGRAM.model_dump(),
         **overrides,
     )
 
 
-async def whole(state: StateFile, plan: RoundPlan) -> AsyncIterator[TokenBatch]:
+async def data_of(state: StateFile) -> AsyncIterator[TokenBatch]:
     provider = await open_provider(state, lambda: "")
-    for interval in plan.assignment:
-        yield await provider.get_samples(interval.to_data_ids(plan.data_indices_per_batch))
+    for interval in PLAN.assignment:
+        yield await provider.get_samples(interval.to_data_ids(PLAN.data_indices_per_batch))
     await provider.aclose()
+
+
+async def rounds_alone(state: StateFile, count: int) -> tuple[list[TrainedRound], Tensors]:
+    """Rounds in one process."""
+    return await rounds(open_trainer("numpy", state, InlineWorker()), PLAN, START, lambda: data_of(state), count)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    state: StateFile, mesh: str = "data=2", process_count: int = 2, batch_size: int = 2
+) -> AsyncIterator[MeshTrainer]:
+    trainer = await open_mesh_trainer(MeshOptions(mesh, process_count, batch_size), state, lambda: "", InlineWorker())
+    try:
+        yield trainer
+    finally:
+        await trainer.aclose()
+
+
+async def train(trainer: Trainer, plan: RoundPlan = PLAN, start: Tensors = START) -> TrainedRound:
+    return await trainer.train(plan, start, nothing())
 
 
 async def nothing() -> AsyncIterator[TokenBatch]:
@@ -63,17 +89,9 @@ async def nothing() -> AsyncIterator[TokenBatch]:
         yield batch
 
 
-async def rounds(trainer: Trainer, state: StateFile, count: int = 2) -> list[TrainedRound]:
-    """As many rounds, each from the parameters that the one before came to; the inner state is kept."""
-    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-    found = []
-    for _ in range(count):
-        data = nothing() if trainer.loads_data else whole(state, PLAN)
-        trained = await trainer.train(PLAN, parameters, data)
-        trainer.commit_inner_state()
-        parameters = {name: parameters[name] - difference for name, difference in trained.difference.items()}
-        found.append(trained)
-    return found
+@pytest.fixture(autouse=True)
+def torch() -> None:
+    need_module("torch")
 
 
 @pytest.mark.parametrize(
@@ -94,18 +112,11 @@ async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
     batch_size: int,
     inner_state: str,
 ) -> None:
-    need_module("torch")
     state = run_state(tmp_path, merge__inner_state=inner_state)
-    alone = open_trainer("numpy", state, InlineWorker())
-    assert isinstance(alone, LearnerTrainer)
-    wanted = await rounds(alone, state)
-    options = MeshOptions(mesh, process_count, batch_size)
-    trainer = await open_mesh_trainer(options, state, lambda: "", InlineWorker())
-    try:
+    wanted, _ = await rounds_alone(state, 2)
+    async with opened(state, mesh, process_count, batch_size) as trainer:
         with caplog.at_level("INFO"):
-            found = await rounds(trainer, state)
-    finally:
-        await trainer.aclose()
+            found, _ = await rounds(trainer, PLAN, START, nothing, 2)
     for one, other in zip(found, wanted, strict=True):
         assert one.token_count == other.token_count == 21 * SEQ_LEN
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
@@ -113,104 +124,73 @@ async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
             np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
     loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
     assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
+    layout = MeshOptions(mesh, process_count, batch_size).layout
     for number in range(process_count):
-        assert (loaded[0][number] > 0) == options.layout.loading(number).should_load
+        assert (loaded[0][number] > 0) == layout.loading(number).should_load
 
 
 async def test_data_that_cannot_be_trained_on_name_their_batch(tmp_path: Path) -> None:
-    need_module("torch")
-    state = run_state(tmp_path, bad_index=28)
-    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
-    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-    try:
+    async with opened(run_state(tmp_path, bad_index=28)) as trainer:
         with pytest.raises(CorruptData, match="data index 28 has token 999") as failed:
-            await trainer.train(PLAN, parameters, nothing())
+            await train(trainer)
         assert failed.value.context["batch_id"] == BatchId(9, 9)
         pids = [process.pid for process in _processes_of(trainer)]
         without = RoundPlan(4, (BatchId(2, 3),), 3, (0.01,))
-        assert (await trainer.train(without, parameters, nothing())).token_count == 6 * SEQ_LEN
+        assert (await train(trainer, without)).token_count == 6 * SEQ_LEN
         assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
-    finally:
-        await trainer.aclose()
 
 
-async def test_process_that_dies_costs_its_round_and_others_take_its_place(tmp_path: Path) -> None:
-    need_module("torch")
+async def test_process_that_dies_costs_its_round_and_others_replace_it(tmp_path: Path) -> None:
     state = run_state(tmp_path, merge__inner_state="keep")
-    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
-    alone = open_trainer("numpy", state, InlineWorker())
-    wanted = await rounds(alone, state, 2)
-    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-    try:
-        first = await trainer.train(PLAN, parameters, nothing())
-        trainer.commit_inner_state()
-        after = {name: parameters[name] - difference for name, difference in first.difference.items()}
+    wanted, _ = await rounds_alone(state, 2)
+    async with opened(state) as trainer:
+        _, after = await rounds(trainer, PLAN, START, nothing, 1)
         running = _processes_of(trainer)
         os.kill(running[1].pid, signal.SIGKILL)
         with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
-            await trainer.train(PLAN, after, nothing())
+            await train(trainer, start=after)
         assert all(process.returncode is not None for process in running), "none is left"
         trainer.roll_back_inner_state()
-        second = await trainer.train(PLAN, after, nothing())
-        assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
-        for name, difference in wanted[1].difference.items():
-            np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
-    finally:
-        await trainer.aclose()
+        second = await train(trainer, start=after)
+    assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
+    for name, difference in wanted[1].difference.items():
+        np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
 
 
-async def test_round_that_is_called_off_leaves_no_process_and_the_next_one_works(tmp_path: Path) -> None:
-    need_module("torch")
-    state = run_state(tmp_path)
-    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
-    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-    try:
+async def test_cancelled_round_leaves_no_process_and_the_next_one_works(tmp_path: Path) -> None:
+    async with opened(run_state(tmp_path)) as trainer:
         running = _processes_of(trainer)
         os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await trainer.train(PLAN, parameters, nothing())
+                await train(trainer)
         assert all(process.returncode is not None for process in running)
-        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
+        assert (await train(trainer)).token_count == 21 * SEQ_LEN
         (*_, last) = _processes_of(trainer)
-    finally:
-        await trainer.aclose()
     assert last.returncode is not None
 
 
 async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_module("torch")
-    state = run_state(tmp_path)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    trainer = await open_mesh_trainer(MeshOptions("tensor=2,data=2", 3, 2), state, lambda: "", InlineWorker())
-    try:
+    async with opened(run_state(tmp_path), "tensor=2,data=2", 3) as trainer:
         assert os.listdir(tmp_path / "temporary") == []
-        parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-        assert (await trainer.train(PLAN, parameters, nothing())).token_count == 21 * SEQ_LEN
-    finally:
-        await trainer.aclose()
+        assert (await train(trainer)).token_count == 21 * SEQ_LEN
 
 
 async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("torch")
     monkeypatch.setattr(launcher, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
     monkeypatch.setattr(launcher, "MAX_DELAY_S", 0.0)
     state = run_state(tmp_path, client__fetch_timeout_s=0.1, client__fetch_attempts=1)
-    trainer = await open_mesh_trainer(MeshOptions("data=2", 2, 32), state, lambda: "", InlineWorker())
-    parameters = initial_parameters(state.model.LLM.ngram, b"seed")
-    try:
+    async with opened(state, batch_size=32) as trainer:
         os.kill(_processes_of(trainer)[1].pid, signal.SIGSTOP)
         with pytest.raises(TrainerFailed, match=r"step 3: the mesh fell apart"):
-            await trainer.train(PLAN, parameters, nothing())
-    finally:
-        await trainer.aclose()
+            await train(trainer)
 
 
 async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
-    need_module("torch")
     start = Start(
         state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),
         options=MeshOptions("data=2", 2, 1),  # the other process is never started
@@ -226,16 +206,18 @@ async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(t
         assert await process.wait() == ENDED_WITH_AGENT
 
 
-def test_mesh_that_cannot_be_is_said() -> None:
-    need_module("torch")
-    with pytest.raises(InvalidInput, match="5 processes for a mesh of 4 devices"):
-        MeshOptions("data=2,tensor=2", 5)
-    with pytest.raises(InvalidInput, match="one must be a batch axis"):
-        MeshOptions("tensor=2", 2)
-    with pytest.raises(InvalidInput, match="batch size of 0"):
-        MeshOptions("data=2", 2, 0)
-    with pytest.raises(InvalidInput, match="65 processes; allowed: 1 to 64"):
-        MeshOptions("data=128", 65)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("data=2,tensor=2", 5), "5 processes for a mesh of 4 devices"),
+        (("tensor=2", 2), "one must be a batch axis"),
+        (("data=2", 2, 0), "batch size of 0"),
+        (("data=128", 65), "65 processes; allowed: 1 to 64"),
+    ],
+)
+def test_impossible_mesh_is_refused(options: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        MeshOptions(*options)
 
 
 def test_mesh_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +227,6 @@ def test_mesh_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_mesh_refuses_data_that_are_packed(tmp_path: Path) -> None:
-    need_module("torch")
     state = run_state(tmp_path, model__LLM__data_type="Finetuning")
     with pytest.raises(Unsupported, match="Pretraining with a mesh"):
         await open_mesh_trainer(MeshOptions("data=2", 2), state, lambda: "", InlineWorker())
