@@ -1,4 +1,4 @@
-"""Local steps of the trainer on one machine: its loss falls, and it can be cancelled."""
+"""Local steps of the trainer on one machine, and its inner state, which is tentative until its result counts."""
 
 import asyncio
 import math
@@ -20,14 +20,13 @@ from tests.support.local_training import (
     loss_and_gradient,
     numpy_trainer,
     plan_of,
+    rounds,
     sequences_of,
 )
 from trainers.learner_trainer import LearnerTrainer
 from trainers.ngram import model as ngram
 from trainers.ngram.learner import NgramModel
-from trainers.ngram.model import (
-    padded_tokens,
-)
+from trainers.ngram.model import padded_tokens
 
 
 async def test_numpy_difference_has_the_sign_of_a_gradient() -> None:
@@ -42,25 +41,11 @@ async def test_numpy_difference_has_the_sign_of_a_gradient() -> None:
 
 
 async def test_numpy_loss_falls_over_rounds() -> None:
-    trainer = numpy_trainer()
-    parameters, losses = await trainer.initial_parameters(SEED), []
-    sequences = sequences_of(*[68] * 8)
-    for _ in range(15):
-        trained = await trainer.train(plan_of(8, 8), parameters, arriving(sequences))
-        trainer.commit_inner_state()
-        parameters = {name: parameters[name] - trained.difference[name] for name in parameters}
-        losses.append(trained.loss)
-    assert losses[-1] is not None
-    assert losses[-1] < 1.0
-
-
-async def test_numpy_without_an_optimizer_measures_the_loss_alone() -> None:
-    still, sequences = numpy_trainer(optimizer=None), sequences_of(*[68] * 8)
-    parameters = await still.initial_parameters(SEED)
-    measured = await still.train(plan_of(8, 8), parameters, arriving(sequences))
-    loss, token_count, _ = loss_and_gradient(parameters, padded_tokens(sequences, TINY.context))
-    assert measured.loss == pytest.approx(loss / token_count, rel=1e-5)
-    assert not any(array.any() for array in measured.difference.values())
+    trainer, sequences = numpy_trainer(), sequences_of(*[68] * 8)
+    start = await trainer.initial_parameters(SEED)
+    found, _ = await rounds(trainer, plan_of(8, 8), start, lambda: arriving(sequences), 15)
+    assert found[-1].loss is not None
+    assert found[-1].loss < 1.0
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
@@ -144,3 +129,42 @@ async def test_packed_documents_train_exactly_as_they_do_unpacked() -> None:
     assert apart.loss == together.loss
     assert apart.token_count == together.token_count
     assert bytes_of(apart.difference) == bytes_of(together.difference)
+
+
+async def difference(trainer: LearnerTrainer, planned: int = 4) -> dict[str, bytes]:
+    """The difference of a round over four samples."""
+    start = await trainer.initial_parameters(SEED)
+    return bytes_of((await trainer.train(plan_of(planned), start, arriving(sequences_of(*[16] * 4)))).difference)
+
+
+async def test_numpy_inner_state_is_tentative_until_committed() -> None:
+    trainer, twin = numpy_trainer(), numpy_trainer()
+    first = await difference(trainer)
+    trainer.roll_back_inner_state()
+    assert await difference(trainer) == first
+    assert await difference(trainer) == first  # the next `train` rolls back by itself
+    trainer.roll_back_inner_state()
+    trainer.commit_inner_state()
+    assert await difference(trainer) == first
+    trainer.commit_inner_state()
+    second = await difference(trainer)
+    assert second != first
+    await difference(twin)
+    twin.commit_inner_state()
+    assert await difference(twin) == second
+
+
+async def test_numpy_inner_state_reset_begins_every_round_without() -> None:
+    trainer = numpy_trainer("reset")
+    first = await difference(trainer)
+    trainer.commit_inner_state()
+    assert await difference(trainer) == first
+
+
+async def test_numpy_failed_round_leaves_the_inner_state_as_it_was() -> None:
+    trainer = numpy_trainer()
+    first = await difference(trainer)
+    with pytest.raises(TrainerFailed):
+        await difference(trainer, planned=5)
+    trainer.commit_inner_state()
+    assert await difference(trainer) == first

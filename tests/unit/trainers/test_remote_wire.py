@@ -61,13 +61,13 @@ def test_limits_are_the_services_as_the_policy_measures_them(
 def test_examples_survive_the_wire(shapes: list[tuple[int, bool]]) -> None:
     held = [(np.arange(n, dtype="<u2"), np.arange(n) if labelled else None) for n, labelled in shapes]
     back = decode_examples(encode_examples(rows_of(held)))
-    assert [document.tokens.tolist() for document in back] == [tokens.tolist() for tokens, _ in held]
-    for document, (tokens, labels) in zip(back, held, strict=True):
+    assert [example.tokens.tolist() for example in back] == [tokens.tolist() for tokens, _ in held]
+    for example, (tokens, labels) in zip(back, held, strict=True):
         if any(labelled for _, labelled in shapes):
-            assert document.labels is not None
-            assert document.labels.tolist() == (tokens if labels is None else labels).tolist()
+            assert example.labels is not None
+            assert example.labels.tolist() == (tokens if labels is None else labels).tolist()
         else:
-            assert document.labels is None
+            assert example.labels is None
 
 
 @pytest.mark.parametrize(

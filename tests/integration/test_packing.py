@@ -3,10 +3,13 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.audit import AuditReport
+from tests.support.cli import Ran
 from tests.support.heavy import need_module
 from tests.support.processes import real_run, run_command
 
@@ -18,6 +21,24 @@ FINETUNING = {
     "config__init_min_clients": 2,
     "config__total_steps": 10,
 }
+
+
+ENCODER = "tests.support.encoders:Chat"
+
+
+async def pack(folder: Path, out: Path, *arguments: str, oversized: str = "split") -> Ran:
+    """Run `epochal data pack` with the encoder of these tests, into rows of `ROW` tokens."""
+    rows = ("--seq-len", str(ROW), "--oversized", oversized, "--method", "encoder", "--task-encoder", ENCODER)
+    command = ("data", "pack", str(folder), "--out", str(out), "--json", *rows)
+    return await run_command(*command, *arguments, PYTHONPATH=ROOT)
+
+
+async def finished(folder: Path, **overrides: Any) -> AuditReport:
+    """Run to the end, and return the report."""
+    async with real_run(folder, **(FINETUNING | overrides)) as run:
+        for _ in range(2):
+            await run.start_client()
+        return await run.finish()
 
 
 def write_records(path: Path, count: int) -> None:
@@ -33,12 +54,7 @@ def write_records(path: Path, count: int) -> None:
 async def test_run_packs_records_with_a_user_s_encoder_and_every_sample_counts_once(tmp_path: Path) -> None:
     write_records(tmp_path / "data" / "train.jsonl", 90)
     write_records(tmp_path / "data" / "validation.jsonl", 20)
-    packing = {
-        "method": "encoder",
-        "pool_size": 8,
-        "oversized": "split",
-        "task_encoder": "tests.support.encoders:Chat",
-    }
+    packing = {"method": "encoder", "pool_size": 8, "oversized": "split", "task_encoder": ENCODER}
     location = {"Local": str(tmp_path / "data")}
     async with real_run(tmp_path / "run", **FINETUNING, model__LLM__data_location=location, packing=packing) as run:
         for _ in range(2):
@@ -46,13 +62,13 @@ async def test_run_packs_records_with_a_user_s_encoder_and_every_sample_counts_o
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied, report.applied) == (10, 0, 0, 120)
         evaluated = await run.command("evaluate", str(run.run_dir), "--json")
-        assert evaluated.code == 0, evaluated.err
+        evaluated.expect(0)
         found = json.loads(evaluated.out)
         assert (found["step"], found["split"], found["samples"]) == (10, "validation", 20)
         assert 2 < found["loss"] < 6
         assert 0 < found["tokens"] < 20 * 400
         ran = await run.command("evaluate", str(run.run_dir), "--json", "--split", "train")
-        assert ran.code == 0, ran.err
+        ran.expect(0)
         train = json.loads(ran.out)
         assert train["samples"] == 90
         assert train["tokens"] > found["tokens"]
@@ -84,37 +100,28 @@ async def test_parquet_rows_of_any_length_are_packed(tmp_path: Path) -> None:
     rows = [generator.integers(0, 256, int(length)).tolist() for length in generator.integers(1, 100, 80)]
     (tmp_path / "rows").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), tmp_path / "rows" / "train.parquet")
-    overrides = FINETUNING | {"model__LLM__data_location": {"Preprocessed": str(tmp_path / "rows")}}
-    async with real_run(tmp_path / "run", **overrides, packing={"oversized": "truncate"}) as run:
-        for _ in range(2):
-            await run.start_client()
-        report = await run.finish()
-        assert (report.rounds, report.quarantined, report.applied) == (10, 0, 120)
+    location = {"Preprocessed": str(tmp_path / "rows")}
+    report = await finished(tmp_path / "run", model__LLM__data_location=location, packing={"oversized": "truncate"})
+    assert (report.rounds, report.quarantined, report.applied) == (10, 0, 120)
 
 
 @pytest.mark.parametrize("oversized", ["split", "drop"])
 async def test_data_pack_shows_the_fill_and_keeps_rows_that_a_run_reads(tmp_path: Path, oversized: str) -> None:
     need_module("pyarrow")
     write_records(tmp_path / "data" / "train.jsonl", 300)
-    arguments = ("--seq-len", str(ROW), "--oversized", oversized, "--task-encoder", "tests.support.encoders:Chat")
-    pack = ("data", "pack", str(tmp_path / "data"), *arguments, "--method", "encoder", "--json")
-    ran = await run_command(*pack, "--out", str(tmp_path / "packed"), PYTHONPATH=ROOT)
-    assert ran.code == 0, ran.err
-    report = json.loads(ran.out)
-    counts = report["counts"]
+    ran = await pack(tmp_path / "data", tmp_path / "packed", oversized=oversized)
+    ran.expect(0)
+    found = json.loads(ran.out)
+    counts = found["counts"]
     assert counts["samples"] == 300 == counts["finished"] + counts["skipped"] + counts["dropped"]
     assert counts["skipped"] > 0
-    assert report["fill"] > 0.8
-    again = await run_command(*pack, "--out", str(tmp_path / "packed"), PYTHONPATH=ROOT)
-    assert json.loads(again.out) == report, "there was nothing left to do"
+    assert found["fill"] > 0.8
+    again = await pack(tmp_path / "data", tmp_path / "packed", oversized=oversized)
+    assert json.loads(again.out) == found, "there was nothing left to do"
 
     location = {"Preprocessed": str(tmp_path / "packed")}
-    overrides = FINETUNING | {"model__LLM__data_type": "Pretraining", "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(2):
-            await run.start_client()
-        report = await run.finish()
-        assert (report.rounds, report.quarantined) == (10, 0)
+    report = await finished(tmp_path / "run", model__LLM__data_type="Pretraining", model__LLM__data_location=location)
+    assert (report.rounds, report.quarantined) == (10, 0)
 
 
 async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
@@ -122,69 +129,56 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     import pyarrow.parquet
 
     write_records(tmp_path / "data" / "train.jsonl", 6000)
-    arguments = ("--seq-len", str(ROW), "--oversized", "split", "--task-encoder", "tests.support.encoders:Chat")
-    pack = ("data", "pack", str(tmp_path / "data"), *arguments, "--method", "encoder", "--json", "--out")
-    whole = json.loads((await run_command(*pack, str(tmp_path / "whole"), PYTHONPATH=ROOT)).out)
+    data, cut = tmp_path / "data", tmp_path / "cut"
+    whole = json.loads((await pack(data, tmp_path / "whole")).out)
     assert whole["parts"] > 2
-    path = tmp_path / "data" / "train.jsonl"
+    path = data / "train.jsonl"
     good = path.read_bytes()
     lines = good.split(b"\n")
     lines[5000] = lines[5000][:-1] + b"!"
     path.write_bytes(b"\n".join(lines))
-    stopped = await run_command(*pack, str(tmp_path / "cut"), PYTHONPATH=ROOT)
-    assert stopped.code == 1
-    assert "data index 5000 is not JSON" in stopped.err
-    kept = sorted(name for name in os.listdir(tmp_path / "cut") if name.endswith(".parquet"))
+    (await pack(data, cut)).expect(1, "data index 5000 is not JSON")
+    kept = sorted(name for name in os.listdir(cut) if name.endswith(".parquet"))
     assert 0 < len(kept) < whole["parts"]
-    (tmp_path / "cut" / f"train-{len(kept):05}.parquet").write_bytes(b"a part that was not finished")
+    (cut / f"train-{len(kept):05}.parquet").write_bytes(b"a part that was not finished")
 
     path.write_bytes(good)
-    ran = await run_command(*pack, str(tmp_path / "cut"), PYTHONPATH=ROOT)
-    assert ran.code == 0, ran.err
+    ran = await pack(data, cut)
+    ran.expect(0)
     assert json.loads(ran.out) == whole
-    assert sorted(os.listdir(tmp_path / "cut")) == sorted(os.listdir(tmp_path / "whole"))
+    assert sorted(os.listdir(cut)) == sorted(os.listdir(tmp_path / "whole"))
     for name in kept:
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for number in range(whole["parts"]):
         name = f"train-{number:05}.parquet"
         ours, theirs = (pyarrow.parquet.read_table(tmp_path / folder / name) for folder in ("cut", "whole"))
         assert ours.equals(theirs)
 
-    other = await run_command(*pack, str(tmp_path / "cut"), "--pool-size", "9", PYTHONPATH=ROOT)
-    assert other.code == 2
-    assert "pool_size was 256 and is 9" in other.err
+    (await pack(data, cut, "--pool-size", "9")).expect(2, "pool_size was 256 and is 9")
     path.write_text('{"question": "?", "answer": "!"}')
-    changed = await run_command(*pack, str(tmp_path / "cut"), PYTHONPATH=ROOT)
-    assert changed.code == 2
-    assert "is of other data" in changed.err
+    (await pack(data, cut)).expect(2, "is of other data")
 
 
-async def test_data_pack_goes_on_from_a_first_part_that_was_not_noted_and_misses_one_that_was(tmp_path: Path) -> None:
+async def test_data_pack_replaces_an_unnoted_part_and_misses_a_noted_one(tmp_path: Path) -> None:
     need_module("pyarrow")
     write_records(tmp_path / "data" / "train.jsonl", 60)
     path = tmp_path / "data" / "train.jsonl"
     good = path.read_bytes()
     path.write_bytes(b"!" + good[1:])
-    encoder = ("--method", "encoder", "--task-encoder", "tests.support.encoders:Chat")
-    pack = ("data", "pack", str(tmp_path / "data"), *encoder, "--json", "--out", str(tmp_path / "packed"))
-    stopped = await run_command(*pack, PYTHONPATH=ROOT)
-    assert stopped.code == 1
-    assert "data index 0 is not JSON" in stopped.err
-    part = tmp_path / "packed" / "train-00000.parquet"
-    part.write_bytes(b"what a command leaves that is interrupted before it has noted its first part")
+    data, packed = tmp_path / "data", tmp_path / "packed"
+    (await pack(data, packed)).expect(1, "data index 0 is not JSON")
+    part = packed / "train-00000.parquet"
+    part.write_bytes(b"left by a command that was interrupted before it noted its first part")
     path.write_bytes(good)
-    ran = await run_command(*pack, "--pool-size", "9", PYTHONPATH=ROOT)
-    assert ran.code == 0, ran.err
+    (await pack(data, packed, "--pool-size", "9")).expect(0)
     assert part.read_bytes().startswith(b"PAR1")
     part.unlink()
-    again = await run_command(*pack, "--pool-size", "9", PYTHONPATH=ROOT)
-    assert again.code == 2
-    assert "lacks train-00000.parquet, which was written before" in again.err
+    missing = "lacks train-00000.parquet, which was written before"
+    (await pack(data, packed, "--pool-size", "9")).expect(2, missing)
 
 
 async def test_samples_that_are_tolerated_are_named(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"text": "here"}\n{"text": 5}')
     ran = await run_command("data", "pack", str(tmp_path / "lines.jsonl"), "--max-failed-samples", "1", "--json")
-    assert ran.code == 0, ran.err
+    ran.expect(0, "sample_failed data_index=1 reason=data index 1 is a record of text")
     assert json.loads(ran.out)["counts"]["failed"] == 1
-    assert "sample_failed data_index=1 reason=data index 1 is a record of text" in ran.err
