@@ -32,7 +32,7 @@ class StepName(StrEnum):
 
 
 class News(StrEnum):
-    """What a run document says, seen from the round that this client saw last."""
+    """News of a run document, seen from the round that this client saw last."""
 
     WAITING = "waiting"
     WARMUP = "warmup"

@@ -60,7 +60,7 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
             await gone(pid)
 
 
-async def test_mesh_that_loses_a_process_costs_a_round_and_an_agent_that_is_killed_leaves_none(tmp_path: Path) -> None:
+async def test_lost_mesh_process_costs_a_round_a_killed_agent_leaves_none(tmp_path: Path) -> None:
     need_module("torch")
     overrides = {"config__init_min_clients": 2, "config__total_steps": 400}
     async with real_run(tmp_path, **overrides) as run:

@@ -51,7 +51,7 @@ def write_records(path: Path, count: int) -> None:
     path.write_text("\n".join(lines))
 
 
-async def test_run_packs_records_with_a_user_s_encoder_and_every_sample_counts_once(tmp_path: Path) -> None:
+async def test_run_packs_records_with_an_encoder_each_sample_counts_once(tmp_path: Path) -> None:
     write_records(tmp_path / "data" / "train.jsonl", 90)
     write_records(tmp_path / "data" / "validation.jsonl", 20)
     packing = {"method": "encoder", "pool_size": 8, "oversized": "split", "task_encoder": ENCODER}
@@ -159,7 +159,11 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     (await pack(data, cut)).expect(2, "is of other data")
 
 
+<<<<<<< HEAD:tests/integration/test_packing.py
 async def test_data_pack_replaces_an_unnoted_part_and_misses_a_noted_one(tmp_path: Path) -> None:
+=======
+async def test_data_pack_goes_on_from_an_unnoted_first_part(tmp_path: Path) -> None:
+>>>>>>> 2621e59 (Names of tests, and of a run document's news):tests/integration/test_packed_run.py
     need_module("pyarrow")
     write_records(tmp_path / "data" / "train.jsonl", 60)
     path = tmp_path / "data" / "train.jsonl"
