@@ -121,7 +121,7 @@ class Handlers:
         member = self.service.run.members.get(client_id)
         if member is None or member.nonce != request.nonce:
             # Two joins of one key were kept together: only the later one has a session.
-            raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this one")
+            raise Refused(Refusal.UNAUTHORIZED, "this key has joined again since; use the newer session")
         self.service.heard(client_id)
         return self.renew(client_id)
 

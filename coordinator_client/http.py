@@ -11,6 +11,7 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
 from runtime.http_client import (
     Trust,
+    is_temporary,
     open_client,
     raw_body,
     read_whole,
@@ -48,7 +49,6 @@ MAX_BLOB_ANSWERS = 64
 """Maximum number of answers for one blob: a broken body is continued as long as each answer brings some bytes."""
 MAX_CONNECTIONS = 32
 KEEP_ALIVE_S = 60.0
-TEMPORARY_STATUS = frozenset({408, 425, 429})
 
 
 class CoordinatorClient:
@@ -272,6 +272,6 @@ def _error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnre
     status = answer.status_code
     if refusal := refusal_in(answer):
         return refusal
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in TEMPORARY_STATUS:
+    if is_temporary(status):
         return CoordinatorUnreachable(f"{request} answered {status}", status=status)
     return InvalidDocument(f"{request} answered {status}, not as a coordinator would", status=status)

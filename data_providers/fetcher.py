@@ -20,7 +20,7 @@ from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejec
 from runtime.retry import Jitter, RetryPolicy
 from state.config.state_file import StateFile
 from state.errors import DataError
-from state.intervals import BatchId, DataIds
+from state.intervals import BatchId, DataIds, whole_batches
 from state.messages import FailureKind
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,8 @@ _Item: TypeAlias = TokenBatch | _End
 def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[DataIds]:
     """Yield the requests for an assignment in order, each of whole batches if a batch fits into a request."""
     k = settings.data_indices_per_batch
-    whole_batches = max(settings.samples_per_request // k, 1) * k
     for interval in data_assignments:
-        for group in interval.to_data_ids(k).pieces(whole_batches):
+        for group in interval.to_data_ids(k).pieces(whole_batches(settings.samples_per_request, k)):
             yield from group.pieces(settings.samples_per_request)
 
 

@@ -1,5 +1,6 @@
 """Writing files atomically and durably. Every write goes through a `Disk`, so that a test can let it fail."""
 
+import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -20,6 +21,8 @@ REAL_DISK = Disk()
 PUBLIC_MODE = 0o666
 PRIVATE_MODE = 0o600
 """For files that only their owner may read."""
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Errors of a file system without hard links."""
 
 
 def sync_folder(folder: Path, disk: Disk = REAL_DISK) -> None:
@@ -54,10 +57,11 @@ def create_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUB
         _write(fresh, data, disk, mode)
         try:
             os.link(fresh, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            fresh.rename(path)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+            fresh.replace(path)
         sync_folder(path.parent, disk)
     finally:
         fresh.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from state.refusals import PROBLEM_JSON, Refusal
 Trust: TypeAlias = bool | str | ssl.SSLContext
 """Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
 
+_TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
 _PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "message", "self"})
@@ -79,6 +80,11 @@ async def read_whole(answer: httpx.Response) -> httpx.Response:
     """Return a streamed answer with its body."""
     body = b"".join([piece async for piece in raw_body(answer)])
     return httpx.Response(answer.status_code, headers=answer.headers, content=body, request=answer.request)
+
+
+def is_temporary(status: int) -> bool:
+    """Return whether the same request may succeed later, by an answer's HTTP status."""
+    return status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TEMPORARY_STATUSES
 
 
 def reason_of(error: Exception, url: str) -> str:

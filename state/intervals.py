@@ -1,7 +1,7 @@
 """Closed intervals of batch numbers (`BatchId`) and of data indices (`DataIds`), and arithmetic on lists of them.
 
 Batch *b* covers the data indices `[b·k, (b+1)·k)`, where *k* is the run's `data_indices_per_batch`. The two kinds of
-interval are two types; only `BatchId.to_data_ids` and `DataIds.to_batches` apply the factor between them.
+interval are two types; the factor between them is applied in this module alone.
 The rule kept here: an interval is never empty, so "no batches" is always an empty tuple.
 """
 
@@ -159,3 +159,13 @@ def _without(interval: Kind, holes: Sequence[Kind]) -> Iterator[Kind]:
         start = hole.end + 1
     if start <= interval.end:
         yield type(interval)(start, interval.end)
+
+
+def data_index_count(batch_count: int, data_indices_per_batch: int) -> int:
+    """Return how many data indices this many batches cover."""
+    return batch_count * data_indices_per_batch
+
+
+def whole_batches(index_count: int, data_indices_per_batch: int) -> int:
+    """Return how many data indices the whole batches among so many cover; one batch at least."""
+    return max(index_count // data_indices_per_batch, 1) * data_indices_per_batch

@@ -18,7 +18,7 @@ class Retry(Enum):
     NEVER = "never"
     """The same request can never succeed."""
     LEAVE = "leave"
-    """The client can do nothing more in this run."""
+    """The client can do nothing more in this run; if it is unauthorized, not before it has joined again."""
 
 
 class Refusal(StrEnum):

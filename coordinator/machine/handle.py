@@ -102,7 +102,7 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
 
 def _pause(run: Run, *, pause: bool) -> Handled:
     if run.phase is RunState.FINISHED:
-        raise Refused(Refusal.NOT_NOW, "the run is finished")
+        raise Refused(Refusal.NOT_NOW, "the run is finished and cannot be paused or resumed")
     return run if run.pause_pending is pause else replace(run, pause_pending=pause), ()
 
 

@@ -38,7 +38,6 @@ def join(run: Run, event: ClientJoined) -> Handled:
         public_key=event.public_key,
         share=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
-        joined_s=run.now_s,
         nonce=event.nonce,
     )
     members = {**run.members, event.client_id: member}

@@ -1,7 +1,7 @@
-"""The end of a round: its outcome, the run with the outcome taken in, and the ledger over all outcomes.
+"""The end of a round: its outcome, and the run with the outcome taken in.
 
 The rule kept here ("exactly once"): every batch below the cursor is either applied, carried, suspected or quarantined.
-`ledger_gaps` states it; the simulation and the audit check it after every stimulus.
+Tests of the machine check it after every stimulus, and the audit (`coordinator/audit.py`) over the whole journal.
 """
 
 import math
@@ -14,7 +14,7 @@ from coordinator.machine.round import Round
 from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
 from coordinator.machine.work import blame_after
 from state.documents import Outcome, OutcomeEntry
-from state.intervals import BatchId, coalesce, first_overlap, subtract, total_batches
+from state.intervals import subtract, total_batches
 from state.wire import ClientId, Sha256
 
 
@@ -127,30 +127,3 @@ def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
         if client_id in members and loss is not None:
             members[client_id] = replace(members[client_id], last_loss=loss)
     return members
-
-
-def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
-    """Return a contradiction to "exactly once" in the run, or None.
-
-    Args:
-        run: the run, in any phase.
-        applied: the batches of every outcome since the run's first batch, in any order, coalesced or not.
-    """
-    in_round = () if run.round is None else run.round.work.shared
-    parts = (
-        *applied,
-        *run.carried,
-        *(item.batch_id for item in run.suspects),
-        *(item.batch_id for item in run.quarantined),
-        *in_round,
-    )
-    doubled = first_overlap(parts)
-    if doubled is not None:
-        return f"batches {doubled} are counted twice"
-    first = run.state_file.first_batch
-    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
-    missing = subtract(whole, parts)
-    if missing:
-        return f"batches {missing[0]} below the cursor are neither applied nor carried nor quarantined"
-    extra = subtract(coalesce(parts), whole)
-    return f"batches {extra[0]} lie outside [{first}, {run.cursor})" if extra else None

@@ -19,7 +19,7 @@ from state.config.state_file import StateFile
 from state.documents import CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
-from state.intervals import BatchId
+from state.intervals import BatchId, data_index_count
 from state.messages import CheckpointReport
 from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, WireDocument, document_digest
@@ -44,7 +44,6 @@ class Member:
     public_key: str
     share: int
     trainer: str
-    joined_s: float
     nonce: str
     ready_step: int | None = None
     last_loss: float | None = None
@@ -154,7 +153,7 @@ class Run(WireDocument):
     @property
     def data_indices_applied(self) -> int:
         """Number of samples that outcomes applied."""
-        return self.batches_applied * self.state_file.config.data_indices_per_batch
+        return data_index_count(self.batches_applied, self.state_file.config.data_indices_per_batch)
 
     @property
     def tokens_applied(self) -> int:

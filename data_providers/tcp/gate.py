@@ -1,4 +1,4 @@
-"""The protocol of gates, which decide what a client may read from a data server; `OpenGate` allows everything."""
+"""The protocol of gates, which decide what a client may read from a data server."""
 
 from typing import Protocol
 
@@ -24,13 +24,3 @@ class Gate(Protocol):
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now."""
         ...
-
-
-class OpenGate:
-    """A `Gate` for a data server without a coordinator: everyone may read everything."""
-
-    async def admit(self, run_id: str, ticket: str) -> ClientId:  # noqa: ARG002 - any will do
-        return ANYONE
-
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """Allow everything."""

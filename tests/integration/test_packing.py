@@ -159,11 +159,7 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     (await pack(data, cut)).expect(2, "is of other data")
 
 
-<<<<<<< HEAD:tests/integration/test_packing.py
 async def test_data_pack_replaces_an_unnoted_part_and_misses_a_noted_one(tmp_path: Path) -> None:
-=======
-async def test_data_pack_goes_on_from_an_unnoted_first_part(tmp_path: Path) -> None:
->>>>>>> 2621e59 (Names of tests, and of a run document's news):tests/integration/test_packed_run.py
     need_module("pyarrow")
     write_records(tmp_path / "data" / "train.jsonl", 60)
     path = tmp_path / "data" / "train.jsonl"

@@ -5,11 +5,12 @@ from contextlib import asynccontextmanager
 
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
-from data_providers.tcp.gate import ANYONE, Gate, OpenGate
+from data_providers.tcp.gate import ANYONE, Gate
 from data_providers.tcp.server import DataServer, ServerLimits
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC
+from tests.support.open_gate import OpenGate
 
 HOST = "127.0.0.1"
 

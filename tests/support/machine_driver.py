@@ -1,7 +1,7 @@
 """Drives the coordinator's machine by hand: members do exactly what a test tells them, and the test moves the clock."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,13 +9,12 @@ import pytest
 from coordinator.machine import stimuli
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
-from coordinator.machine.outcomes import ledger_gaps
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import Refused
-from state.intervals import BatchId
+from state.intervals import BatchId, coalesce, first_overlap, subtract
 from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
@@ -164,3 +163,30 @@ def in_round(*numbers: int, **overrides: Any) -> Driver:
     driver = in_warmup(*numbers, **overrides)
     driver.warm_up()
     return driver
+
+
+def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
+    """Return which batches are counted twice, missing or too many, as a message, or None.
+
+    Args:
+        run: the run, in any phase.
+        applied: the batches of every outcome since the run's first batch, in any order, coalesced or not.
+    """
+    in_round = () if run.round is None else run.round.work.shared
+    parts = (
+        *applied,
+        *run.carried,
+        *(item.batch_id for item in run.suspects),
+        *(item.batch_id for item in run.quarantined),
+        *in_round,
+    )
+    doubled = first_overlap(parts)
+    if doubled is not None:
+        return f"batches {doubled} are counted twice"
+    first = run.state_file.first_batch
+    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
+    missing = subtract(whole, parts)
+    if missing:
+        return f"batches {missing[0]} below the cursor are neither applied nor carried nor quarantined"
+    extra = subtract(coalesce(parts), whole)
+    return f"batches {extra[0]} lie outside [{first}, {run.cursor})" if extra else None

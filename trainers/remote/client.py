@@ -13,7 +13,7 @@ from dataclasses import replace
 import httpx
 from pydantic import TypeAdapter
 
-from runtime.http_client import open_client, reason_of, refusal_in, user_mistake, whole_answer
+from runtime.http_client import is_temporary, open_client, reason_of, refusal_in, user_mistake, whole_answer
 from runtime.retry import RetryPolicy, retry_after_s
 from state.errors import EpochalError, Refused, TrainerFailed
 from state.refusals import Refusal
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 300.0
 """Time limit for one answer; the service may be busy with other clients' requests."""
-RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_RETRY_AFTER_S = 60.0
 MAX_DETAIL_CHARACTERS = 500
 REFUSAL_OF_STATUS = {401: Refusal.UNAUTHORIZED, 413: Refusal.BODY_TOO_LARGE}
@@ -41,7 +40,7 @@ _SESSION_REQUEST = TypeAdapter(SessionRequest)
 
 
 class _Later(EpochalError):
-    """No answer, or one after which the request has to be repeated."""
+    """The request should be sent again later."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -147,7 +146,7 @@ class TrainingServiceClient:
         status, refusal = answer.status_code, refusal_in(answer)
         detail = answer.text or answer.reason_phrase if refusal is None else refusal.message
         message = f"{method} {path.partition('?')[0]}: {status} {detail[:MAX_DETAIL_CHARACTERS]}"
-        if status in RETRY_STATUSES:
+        if is_temporary(status) if refusal is None else refusal.kind.may_retry:
             raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
         kind = REFUSAL_OF_STATUS.get(status, Refusal.UNKNOWN) if refusal is None else refusal.kind
         raise Refused(kind, message)

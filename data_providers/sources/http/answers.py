@@ -11,14 +11,13 @@ from typing import NamedTuple
 import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
-from runtime.http_client import raw_body, reason_of, streamed
+from runtime.http_client import is_temporary, raw_body, reason_of, streamed
 from runtime.retry import retry_after_s
 
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
 MAX_WHOLE_FILE_BYTES = 1024**2
 """Maximum size of a file that a server may send as a whole, ignoring ranges."""
-TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _CONTENT_RANGE = re.compile(r"bytes (?:(?P<first>\d{1,18})-(?P<last>\d{1,18})|\*)/(?P<size>\d{1,18})")
 
 
@@ -60,7 +59,7 @@ def announced_range(answer: Opened) -> tuple[int, int, int]:
     """
     response, url = answer.response, answer.url
     status = response.status_code
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in TRANSIENT_STATUSES:
+    if is_temporary(status):
         raise SourceUnavailable(
             f"{url} answered {status} {response.reason_phrase}",
             url=url,

@@ -15,7 +15,6 @@ from data_providers.opening import OpenOptions, open_described, open_location, o
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer
 from state.config.data_file import parse_data_config
 from state.config.data_location import DummyData, Local, Server, SingleUrl
@@ -25,6 +24,7 @@ from state.intervals import DataIds
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
 from tests.support.heavy import need_module
+from tests.support.open_gate import OpenGate
 from tests.support.states import state_file
 
 DATA_TOML = 'dir = "tokens"\ntoken_size = "TwoBytes"\nseq_len = 16\nshuffle_seed = ' + str(list(SEED))

@@ -14,13 +14,13 @@ from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
-from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.server import DataServer, RequestEnded, ServerLimits
 from state.errors import DataError
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, HalfGate, open_client, serving
+from tests.support.open_gate import OpenGate
 from trainers.mesh.options import MAX_PROCESSES
 
 

@@ -16,7 +16,6 @@ from coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
 from data_providers.tcp.coordinator_gate import CoordinatorGate
-from data_providers.tcp.gate import OpenGate
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from docs.metrics_tables import PROGRAMS, table
@@ -28,6 +27,7 @@ from runtime.metrics import METHODS, new_registry, serving_metrics
 from state.errors import InvalidInput
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
+from tests.support.open_gate import OpenGate
 from tests.support.scraping import OPENMETRICS, Scrape, scrape
 from tests.support.states import state_file
 from training_service.service import TrainingServiceOptions

@@ -1,5 +1,6 @@
 """`runtime/durable_files.py`: files that are whole or not there, and durable with their names."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,13 +57,33 @@ def test_file_that_is_there_is_not_created_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_created_file_needs_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def no_links(*paths: Path) -> None:
-        raise OSError("no links on this file system")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", no_links)
+
+
+def test_created_file_needs_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_links(monkeypatch, errno.EPERM)
     create_file(tmp_path / "file", b"data")
+    assert (tmp_path / "file").read_bytes() == b"data"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_file_without_links_is_not_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_links(monkeypatch, errno.EPERM)
+    create_file(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+
+
+def test_full_disk_is_not_taken_for_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_links(monkeypatch, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        create_file(tmp_path / "file", b"data")
+    assert os.listdir(tmp_path) == []
 
 
 def test_new_folders_are_durable_by_name(tmp_path: Path) -> None:
