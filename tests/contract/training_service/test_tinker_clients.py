@@ -1,7 +1,8 @@
 """The `tinker` SDK's own clients against a training service: what they train is what the embedded model learns."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,18 +16,11 @@ from epochal.commands.trainer_service import serving_training
 from run_manager.steps.warmup import load_parameters
 from runtime.http_server import Endpoint
 from state.config.model import AdamW, NgramConfig
-from state.tensors import Tensors
+from state.tensors import Float32Array, Tensors
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
 from trainers.ngram.adamw import AdamWState, adamw_step
-from trainers.ngram.model import (
-    Gradient,
-    add_gradient,
-    initial_parameters,
-    padded_targets,
-    padded_tokens,
-    parameter_shapes,
-)
+from trainers.ngram.learner import NgramModel
 from trainers.remote.wire import ServiceLimits
 from training_service.service import TrainingServiceOptions
 from training_service.sessions import SessionBounds
@@ -35,6 +29,7 @@ MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
 KEY = "tml-only-for-us"
 SEED = 7
+START = NgramModel(MODEL).initial_parameters(str(SEED).encode())
 SMALL = ServiceLimits(items=3, size=400, wire_bytes=10_000)
 BOUND_S = 60.0
 REFUSED_S = 15.0
@@ -66,6 +61,17 @@ def client_of(url: str, key: str = KEY) -> Iterator[Any]:
         client.close("success").result(timeout=BOUND_S)
 
 
+@contextlib.contextmanager
+def training_of(url: str) -> Iterator[Any]:
+    """A training client of the SDK, whose model has the seed `SEED`."""
+    with client_of(url) as client:
+        yield client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+
+
+def loss_of(future: Any) -> float:
+    return float(future.result(timeout=BOUND_S).metrics["loss:sum"])
+
+
 def texts(count: int, seed: int = 1) -> list[Text]:
     generator = np.random.default_rng(seed)
     return [generator.integers(0, 256, generator.integers(2, 12)) for _ in range(count)]
@@ -80,14 +86,16 @@ def datum_of(text: Text, weights: list[float] | None = None) -> Any:
     return types.Datum(model_input=types.ModelInput.from_ints(text[:-1].tolist()), loss_fn_inputs=inputs)
 
 
-def learnt(parameters: Tensors, text: list[Text], weight: float = 1.0) -> tuple[float, Gradient]:
+def forward_backward(training: Any, texts_: list[Text]) -> Any:
+    return training.forward_backward([datum_of(text) for text in texts_], "cross_entropy")
+
+
+def loss_and_gradient(parameters: Tensors, texts_: list[Text]) -> tuple[float, Mapping[str, Float32Array]]:
     """The summed loss of the texts after their first tokens, and its gradient, without the SDK."""
-    documents = [Example(one.astype(np.uint16), np.where(np.arange(one.size) == 0, -100, one)) for one in text]
-    padded = padded_tokens([document.tokens for document in documents], MODEL.context)
-    gradient: Gradient = {name: np.zeros_like(array) for name, array in parameters.items()}
-    targets = padded_targets(documents, MODEL.context)
-    loss, _ = add_gradient(parameters, padded, targets, gradient, lambda: None, np.full(padded.size, weight, "f4"))
-    return loss, gradient
+    learner = NgramModel(MODEL).learner()
+    learner.load(parameters)
+    examples = [Example(one.astype(np.uint16), np.where(np.arange(one.size) == 0, -100, one)) for one in texts_]
+    return float(learner.accumulate(examples).nats), learner.gradient
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +115,7 @@ def sdk_trains(url: str, data: list[list[Text]]) -> dict[str, Any]:
         info = training.get_info().model_data.model_name
         futures = []
         for texts_ in data:  # all submitted before anything is waited for
-            futures.append(training.forward_backward([datum_of(text) for text in texts_], "cross_entropy"))
-            futures.append(training.optim_step(params))
+            futures += [forward_backward(training, texts_), training.optim_step(params)]
         results = [future.result(timeout=BOUND_S) for future in futures]
         forward = [training.forward([datum_of(text) for text in data[0]], "cross_entropy") for _ in range(2)]
         return {
@@ -128,19 +135,19 @@ async def test_sdk_trains_in_chunks_as_the_model_does_alone(
     data = [texts(11, seed) for seed in (1, 2)]
     found = await elsewhere.ask(sdk_trains, service_url, data)
     assert (found["models"], found["info"]) == (["epochal-ngram"], BASE_MODEL)
-    parameters = initial_parameters(MODEL, str(SEED).encode())
+    parameters = {name: values.copy() for name, values in START.items()}
     state = AdamWState()
     optimizer = AdamW(betas=(0.9, 0.99), weight_decay=0.1, eps=1e-8, clip_grad_norm=5.0)
     for number, texts_ in enumerate(data):
-        loss, gradient = learnt(parameters, texts_)
+        loss, gradient = loss_and_gradient(parameters, texts_)
         metrics, logprobs = found["losses"][number], found["logprobs"][number]
         assert metrics["loss:sum"] == pytest.approx(loss, rel=1e-5)
         assert metrics["tokens:sum"] == sum(text.size - 1 for text in texts_)
         assert [len(one) for one in logprobs] == [text.size - 1 for text in texts_]
         assert -sum(sum(one) for one in logprobs) == pytest.approx(loss, rel=1e-5)
         assert found["steps"][number]["grad_norm:mean"] > 0
-        adamw_step(parameters, {name: array.astype("f4") for name, array in gradient.items()}, state, optimizer, 0.02)
-    loss, _ = learnt(parameters, data[0])
+        adamw_step(parameters, dict(gradient), state, optimizer, 0.02)
+    loss, _ = loss_and_gradient(parameters, data[0])
     forward, again = found["forward"]
     assert forward == again, "a forward pass changes nothing"
     assert forward["loss:sum"] == pytest.approx(loss, rel=1e-4)
@@ -148,28 +155,26 @@ async def test_sdk_trains_in_chunks_as_the_model_does_alone(
     (file,) = (tmp_path / "weights").glob("*/after-two.safetensors")
     assert found["saved"] == f"tinker://{file.parent.name.replace('-', ':train:')}/weights/after-two"
     kept = load_parameters(file)  # as a run's own `checkpoint` would
-    assert {name: array.shape for name, array in kept.items()} == parameter_shapes(MODEL)
+    assert {name: array.shape for name, array in kept.items()} == NgramModel(MODEL).shapes
     for name, array in parameters.items():
         np.testing.assert_allclose(kept[name], array, rtol=1e-3, atol=1e-5)
 
 
 def sdk_weighs(url: str, texts_: list[Text]) -> tuple[float, float]:
-    with client_of(url) as client:
-        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+    with training_of(url) as training:
         halves = [datum_of(text, [0.5] * (text.size - 1)) for text in texts_]
-        weighted = training.forward_backward(halves, "cross_entropy").result(timeout=BOUND_S)
+        weighted = loss_of(training.forward_backward(halves, "cross_entropy"))
 
         def loss(data: Any, logprobs: Any) -> Any:
             return -sum((values * 2).sum() for values in logprobs), {"seen": float(len(data))}
 
-        own = training.forward_backward_custom(halves, loss).result(timeout=BOUND_S)
-        return weighted.metrics["loss:sum"], own.metrics["loss:sum"]
+        return weighted, loss_of(training.forward_backward_custom(halves, loss))
 
 
 async def test_weights_and_a_loss_of_ones_own(service_url: str, elsewhere: OtherProcess) -> None:
     need_module("torch")
     weighted, own = await elsewhere.ask(sdk_weighs, service_url, texts(5))
-    loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), texts(5))
+    loss, _ = loss_and_gradient(START, texts(5))
     assert weighted == pytest.approx(loss / 2, rel=1e-5)
     assert own == pytest.approx(loss * 2, rel=1e-5)
 
@@ -178,19 +183,16 @@ def sdk_fails(url: str, good: list[Text], bad: list[Text]) -> tuple[float, float
     import tinker
     from tinker import types
 
-    with client_of(url) as client:
-        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
-        failing = training.forward_backward([datum_of(text) for text in bad], "cross_entropy")
+    with training_of(url) as training:
+        failing = forward_backward(training, bad)
         step = training.optim_step(types.AdamParams(learning_rate=1.0))
         with pytest.raises(tinker.RequestFailedError, match=r"t(oken|arget) 300; the model knows 0 to 255"):
             failing.result(timeout=BOUND_S)
         with pytest.raises(tinker.RequestFailedError, match="gradient was discarded"):
             step.result(timeout=BOUND_S)
-        first = training.forward_backward([datum_of(text) for text in good], "cross_entropy")
+        before = forward_backward(training, good)
         training.optim_step(types.AdamParams(learning_rate=0.01)).result(timeout=BOUND_S)
-        second = training.forward([datum_of(text) for text in good], "cross_entropy")
-        before, after = (one.result(timeout=BOUND_S).metrics["loss:sum"] for one in (first, second))
-        return before, after
+        return loss_of(before), loss_of(training.forward([datum_of(text) for text in good], "cross_entropy"))
 
 
 async def test_chunk_that_fails_discards_the_step_and_the_client_stays_usable(
@@ -199,7 +201,7 @@ async def test_chunk_that_fails_discards_the_step_and_the_client_stays_usable(
     good, bad = texts(6), texts(6)
     bad[4][1] = 300
     before, after = await elsewhere.ask(sdk_fails, service_url, good, bad)
-    loss, _ = learnt(initial_parameters(MODEL, str(SEED).encode()), good)
+    loss, _ = loss_and_gradient(START, good)
     assert before == pytest.approx(loss, rel=1e-5), "the failed step changed nothing"
     assert after < before
 
@@ -207,15 +209,12 @@ async def test_chunk_that_fails_discards_the_step_and_the_client_stays_usable(
 def sdk_goes_on(url: str, texts_: list[Text]) -> tuple[list[float], list[float], list[float]]:
     from tinker import types
 
-    data = [datum_of(text) for text in texts_]
-
     def step(training: Any) -> float:
-        done = training.forward_backward(data, "cross_entropy")
+        done = forward_backward(training, texts_)
         training.optim_step(types.AdamParams(learning_rate=0.05)).result(timeout=BOUND_S)
-        return float(done.result(timeout=BOUND_S).metrics["loss:sum"])
+        return loss_of(done)
 
-    with client_of(url) as client:
-        training = client.create_lora_training_client(BASE_MODEL, seed=SEED).result(timeout=BOUND_S)
+    with training_of(url) as training:
         step(training)
         path = training.save_state("one").result(timeout=BOUND_S).path
         alone = [step(training), step(training)]
@@ -332,13 +331,14 @@ async def test_requests_out_of_order_and_repeated_happen_once_and_in_order(by_ha
     for future in futures.values():
         answer = await by_hand.post("/retrieve_future", **future)
         assert answer.headers["Content-Type"] == "application/x-protobuf"
-    _, gradient = learnt(initial_parameters(MODEL, str(SEED).encode()), texts_)
+    _, gradient = loss_and_gradient(START, texts_)
     wanted = np.sqrt(sum(float(np.vdot(array, array)) for array in gradient.values()))
     assert norm == pytest.approx(float(wanted), rel=1e-4), "each text once"
 
 
 DIGITS = "9" * 5000
-"""More than Python makes a number of."""
+"""More than Python converts to a number."""
+CREATE = {"session_id": "SESSION", "model_seq_id": 0}
 
 
 @pytest.mark.parametrize(
@@ -351,23 +351,14 @@ DIGITS = "9" * 5000
         ("/retrieve_future", {"request_id": f"SESSION:train:{DIGITS}/1"}, {404, 410}),
         ("/get_info", {"model_id": f"SESSION:train:{DIGITS}"}, {404}),
         ("/get_info", {"model_id": "SESSION:train:5"}, {404}),
-        (
-            "/create_model",
-            {"session_id": "SESSION", "model_seq_id": 0, "base_model": f"epochal-ngram:hidden={DIGITS}"},
-            {422},
-        ),
+        ("/create_model", CREATE | {"base_model": f"epochal-ngram:hidden={DIGITS}"}, {422}),
     ],
 )
 async def test_message_about_what_is_not_there_is_refused(
     by_hand: TinkerByHand, path: str, content: dict[str, Any], statuses: set[int]
 ) -> None:
-    named = {
-        key: value.replace("SESSION", by_hand.session_id).replace("MODEL", by_hand.model_id)
-        if isinstance(value, str)
-        else value
-        for key, value in content.items()
-    }
-    assert (await by_hand.post(path, **named)).status_code in statuses
+    body = json.dumps(content).replace("SESSION", by_hand.session_id).replace("MODEL", by_hand.model_id)
+    assert (await by_hand.http.post(path, content=body)).status_code in statuses
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"\xff", 422), (b"0" * 20_000, 413)])
