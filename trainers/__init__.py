@@ -1,1 +1,1 @@
-"""Who computes a client's local steps: one protocol, several implementations."""
+"""Trainers, which compute a client's local steps: one protocol, several implementations."""

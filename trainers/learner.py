@@ -30,7 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerState:
-    """State that an optimizer keeps from step to step.
+    """The state that an optimizer keeps from step to step.
 
     Attributes:
         step_count: optimizer steps taken.

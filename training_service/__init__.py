@@ -1,1 +1,1 @@
-"""A machine that trains for light clients."""
+"""A service that trains for clients without a device of their own."""

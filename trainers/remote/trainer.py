@@ -46,7 +46,7 @@ MAX_BYTES_IN_FLIGHT = 4
 MAX_REQUESTS_IN_FLIGHT = 32
 """Maximum number of requests in flight, however small."""
 LOSS_INPUTS = 1
-"""Number of arrays that an example has beside its tokens: its labels."""
+"""Number of an example's arrays in addition to its tokens: the labels."""
 GONE = frozenset({Refusal.UNKNOWN_SESSION, Refusal.STALE_STEP, Refusal.INCOMPLETE_STEP})
 """Refusals after which the client leaves its session: it is gone, or in another state than the client believes."""
 

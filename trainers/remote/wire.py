@@ -32,7 +32,7 @@ MAX_PARAMETERS_BYTES = 2**30
 MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 """Maximum size of a request of examples; they are smaller than estimated, unless labels are many bytes wide."""
 FRAME_BYTES = 64 * 1024
-"""Room in a request beside its examples, so that one example fits however low the limit of their size is."""
+"""Room in a request in addition to its examples, so that one example fits even if the limit is very low."""
 TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
 
 
@@ -56,7 +56,7 @@ class SessionRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(WireDocument):
-    """An open session. Its id is secret: it is all that is needed to use the session. It expires when idle so long."""
+    """An open session. Its id is secret: whoever knows it can use the session. `expires_s`: idle time allowed."""
 
     session_id: str
     limits: ServiceLimits
@@ -129,7 +129,7 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
 
 
 def batch_of(examples: Sequence[Example]) -> TokenBatch:
-    """Return examples in columns."""
+    """Return the examples as one batch."""
     offsets = np.concatenate(([0], np.cumsum([example.tokens.size for example in examples]))).astype(np.int64)
     labels = None
     if any(example.labels is not None for example in examples):

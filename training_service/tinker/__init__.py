@@ -1,1 +1,1 @@
-"""The training service as the tinker SDK's clients see it."""
+"""The training service for clients of the tinker SDK."""

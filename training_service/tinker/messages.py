@@ -62,20 +62,23 @@ class LoadWeights(TinkerMessage):
     optimizer: bool
 
 
-class SaveWeights(TinkerMessage):
-    """Save a model's weights under a name."""
+class AboutModel(TinkerMessage):
+    """A question about a model."""
 
     model_id: str
-    path: str | None = None
-    seq_id: int
-    overwrite: bool = False
 
 
-class SaveForSampler(TinkerMessage):
+class SaveForSampler(AboutModel):
     """Save a model's weights for sampling."""
 
-    model_id: str
     seq_id: int
+
+
+class SaveWeights(SaveForSampler):
+    """Save a model's weights under a name."""
+
+    path: str | None = None
+    overwrite: bool = False
 
 
 class AdamParams(TinkerMessage):
@@ -103,18 +106,11 @@ class AdamParams(TinkerMessage):
             raise _refusal_of(error, "the optimizer") from error
 
 
-class OptimStep(TinkerMessage):
+class OptimStep(AboutModel):
     """Take an optimizer step."""
 
     adam_params: AdamParams
-    model_id: str
     seq_id: int
-
-
-class AboutModel(TinkerMessage):
-    """A question about a model."""
-
-    model_id: str
 
 
 class AboutSession(TinkerMessage):
