@@ -24,7 +24,7 @@ demo: $(STAMP)  ## a real training run on this machine: coordinator, data server
 	$(BIN)/epochal up
 
 test: $(STAMP)  ## every test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: lint types layers docs test  ## what CI runs
 
