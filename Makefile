@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-peers clean
+.PHONY: help setup demo test check lint types layers docs bench bench-peers mutants clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ docs: $(STAMP)  ## the documentation, warnings as errors
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks
+
+mutants: $(STAMP)  ## do the core's unit tests notice a changed comparison, operator or constant?
+	$(BIN)/python -m tests.mutation
 
 PEERS := .bench-peers
 
