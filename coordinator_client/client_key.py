@@ -3,11 +3,12 @@
 The rule kept here: a private key never leaves this module except as a signature.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from runtime.key_file import load_or_create_private_key
+from runtime.key_file import load_or_create_private_key, load_private_key
 from state.errors import InvalidInput
 from state.wire import ClientId, client_id_of
 
@@ -36,17 +37,35 @@ class ClientKey:
         return self._private.sign(message).hex()
 
 
-def load_or_create_key(path: Path) -> ClientKey:
-    """Return the key in the file. If there is no file, write a fresh key to it first (PEM, mode 0600).
+def load_key(path: Path) -> ClientKey:
+    """Return the key in the file.
 
     Args:
         path: a PEM file (PKCS #8), or one of 32 raw bytes.
 
     Raises:
-        InvalidInput: the file cannot be read or written, or holds no key; the user's fault.
+        InvalidInput: there is no such file, it cannot be read, or it holds no key; the user's fault.
     """
+    return _as_client_key(load_private_key, path)
+
+
+def load_or_create_key(path: Path) -> ClientKey:
+    """Return the key in the file. If there is no file, write a fresh key to it first (PEM, mode 0600).
+
+    The folder must exist, because a path in a missing folder is more likely mistyped than meant. Raises as `load_key`,
+    and `InvalidInput` if the file cannot be written.
+    """
+    if not path.parent.is_dir():
+        raise InvalidInput(f"key file {path}: there is no folder {path.parent}; make it first", path=str(path))
+    return _as_client_key(load_or_create_private_key, path)
+
+
+def _as_client_key(read: Callable[[Path], Ed25519PrivateKey], path: Path) -> ClientKey:
     try:
-        return ClientKey(load_or_create_private_key(path))
+        return ClientKey(read(path))
+    except FileNotFoundError as error:
+        hint = "check the path, or add --new-key to make a key there"
+        raise InvalidInput(f"key file {path} does not exist; {hint}", path=str(path)) from error
     except OSError as error:
         raise InvalidInput(f"key file {path} cannot be read or written: {error.strerror}", path=str(path)) from error
     except ValueError as error:

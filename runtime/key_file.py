@@ -22,7 +22,7 @@ def load_or_create_private_key(path: Path) -> Ed25519PrivateKey:
         ValueError: it holds something else.
     """
     try:
-        return _load(path)
+        return load_private_key(path)
     except FileNotFoundError:
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -30,11 +30,17 @@ def load_or_create_private_key(path: Path) -> Ed25519PrivateKey:
         try:
             create_file(path, pem, mode=PRIVATE_MODE)
         except FileExistsError:
-            return _load(path)
+            return load_private_key(path)
         return private
 
 
-def _load(path: Path) -> Ed25519PrivateKey:
+def load_private_key(path: Path) -> Ed25519PrivateKey:
+    """Return the key in the file, PEM (PKCS #8) or 32 raw bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+    """
     with path.open("rb") as file:
         data = file.read(MAX_KEY_FILE_BYTES)
     if len(data) == RAW_KEY_BYTES:

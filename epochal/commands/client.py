@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from batching.mesh.layout import parse_mesh
-from coordinator_client.client_key import ClientKey, load_or_create_key
+from coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import ClientProfile
 from data_providers.locations import parse_location
@@ -63,10 +63,11 @@ class DataChoice:
 KeyOption = Annotated[
     Path | None,
     typer.Option(
-        help="File with this client's private key, created if missing. A client that returns with its key keeps its"
-        " place in the run. Default: a new key each time."
+        help="File with this client's private key. A client that returns with its key keeps its place in the run."
+        " Default: a new key each time, which is kept nowhere."
     ),
 ]
+NewKeyOption = Annotated[bool, typer.Option("--new-key", help="Make the file of --key, unless it exists already.")]
 TrainerOption = Annotated[
     str, typer.Option(help="What computes: numpy, remote (a training service), or null (nothing; for tests).")
 ]
@@ -125,6 +126,7 @@ MetricsPortOption = Annotated[
 def client(
     url: UrlArgument,
     key: KeyOption = None,
+    new_key: NewKeyOption = False,
     trainer: TrainerOption = "numpy",
     trainer_url: TrainerUrlOption = None,
     chunk_policy: ChunkPolicyOption = "bytes",
@@ -156,9 +158,20 @@ def client(
         open_trainer=_trainer_opener(trainer, remote, _mesh_options(trainer, mesh, processes, batch_size, data_choice)),
         observer=log_event,
     )
-    identity = ClientKey.ephemeral() if key is None else load_or_create_key(key)
-    profile = ClientProfile(identity, Capabilities(batches_per_round=share, trainer=trainer), invitation)
+    profile = ClientProfile(_identity(key, new_key), Capabilities(batches_per_round=share, trainer=trainer), invitation)
     run_to_end(_run(url, verify, profile, dependencies, None if metrics_port is None else (metrics_port, metrics_host)))
+
+
+def _identity(path: Path | None, may_make: bool) -> ClientKey:
+    if path is None:
+        if may_make:
+            raise InvalidInput("--new-key goes with --key PATH, which says where to keep the key")
+        return ClientKey.ephemeral()
+    if not may_make or path.exists():
+        return load_key(path)
+    made = load_or_create_key(path)
+    say(f"made a key: {path}, with public key {made.public_key}")
+    return made
 
 
 def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | str) -> RemoteOptions | None:

@@ -40,12 +40,21 @@ def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) ->
     try:
         tree = tomli.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
-        mistake = Mistake("", f"not TOML: {error}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
+        mistake = Mistake("", f"not TOML: {error}{_line_of(error)}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
         raise InvalidConfig(source, (mistake,)) from error
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         raise InvalidConfig(source, _mistakes(known_places(model), rules, tree, error)) from error
+
+
+def _line_of(error: Exception) -> str:
+    """Return the line at which the text stops being TOML, as the end of a message; "" where it is not known."""
+    if not isinstance(error, tomli.TOMLDecodeError):
+        return ""
+    line = error.doc.split("\n")[error.lineno - 1].strip()
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line[:MAX_VALUE_CHARS])
+    return f": `{shown}`" if shown else ""
 
 
 def broken_rules(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator_client.client_key import load_or_create_key
+from coordinator_client.client_key import load_key, load_or_create_key
 from state.errors import InvalidInput
 from state.messages import join_message
 from tests.support.simulated_client import key_of
@@ -18,8 +18,20 @@ def test_join_signs_what_the_coordinator_asks_for() -> None:
 
 
 def test_key_file_is_made_once(tmp_path: Path) -> None:
-    path = tmp_path / "keys" / "client.pem"
-    assert load_or_create_key(path).client_id == load_or_create_key(path).client_id
+    path = tmp_path / "client.pem"
+    assert load_or_create_key(path).client_id == load_or_create_key(path).client_id == load_key(path).client_id
+
+
+def test_missing_key_file_is_not_made_unless_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"typo\.key does not exist; check the path, or add --new-key"):
+        load_key(tmp_path / "typo.key")
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_of_a_new_key_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no folder"):
+        load_or_create_key(tmp_path / "typo" / "client.pem")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["junk", "folder"])

@@ -261,6 +261,11 @@ def test_text_that_is_not_toml_names_the_place(text: str, place: str) -> None:
     assert place in mistake.value
 
 
+def test_line_that_is_not_toml_is_shown() -> None:
+    with pytest.raises(InvalidConfig, match=r"Invalid value \(at line 2, column 15\): `total_steps = yes`"):
+        parse_state("a = 1\ntotal_steps = yes\n", "state.toml")
+
+
 def test_data_file_mistakes_are_reported_together() -> None:
     with pytest.raises(InvalidConfig) as caught:
         parse_data_config("token_size = 3\nseq_len = 0\nshufle_seed = []\n", "some/data.toml")
