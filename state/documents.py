@@ -17,6 +17,9 @@ DOCUMENT_FORMAT = 1
 MAX_RUN_DOCUMENT_BYTES = 4096
 MAX_REASON_CHARS = 240
 MAX_SHARE = 1_000_000
+"""Maximum number of batches that a client may claim to take in a round."""
+SHARE_UNITS_PER_BATCH = 8
+"""Units of a roster's share for one claimed batch: fine enough for clients that have earned a part of it only."""
 MAX_ROSTER = 100_000
 
 HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -27,10 +30,10 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry(WireDocument):
-    """One client of a round and its share of the work (`capabilities.batches_per_round`)."""
+    """One client of a round and its share of the work, in units that only compare with those of the other clients."""
 
     client_id: HexId
-    share: Annotated[int, Field(ge=1, le=MAX_SHARE)]
+    share: Annotated[int, Field(ge=1, le=MAX_SHARE * SHARE_UNITS_PER_BATCH)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator.machine.conduct import NEWCOMER, Conduct
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
@@ -36,8 +37,11 @@ class Member:
     """A client that has joined.
 
     Attributes:
+        share: the batches that it claims to take in a round: an upper bound of what it is given.
         nonce: of its last join; session tokens of earlier joins are superseded.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
+        was_late: whether the last Warmup that it saw ended before it was ready.
+        conduct: how it did in the rounds so far.
     """
 
     client_id: ClientId
@@ -47,6 +51,8 @@ class Member:
     nonce: str
     ready_step: int | None = None
     last_loss: float | None = None
+    was_late: bool = False
+    conduct: Conduct = NEWCOMER
 
 
 @dataclass(frozen=True, slots=True)

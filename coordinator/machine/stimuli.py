@@ -16,7 +16,7 @@ from state.documents import CheckpointRef
 from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Version of the machine's rules. A journal that was written under another version is refused."""
 
 
