@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ REAL_DISK = Disk()
 PUBLIC_MODE = 0o666
 PRIVATE_MODE = 0o600
 """For files that only their owner may read."""
+PRIVATE_FOLDER_MODE = 0o700
+"""For folders that only their owner may enter."""
+OTHERS_MODE = 0o077
+"""The permissions of everybody but the owner."""
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of a file system without hard links."""
 
@@ -40,6 +45,24 @@ def make_folder(folder: Path, disk: Disk = REAL_DISK, mode: int = 0o777) -> None
     for path in reversed(missing):
         path.mkdir(mode, exist_ok=True)
         sync_folder(path.parent, disk)
+
+
+def open_private(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a file that only its owner may read, to read and write it; create it if it does not exist.
+
+    Args:
+        path: the file.
+        flags: further flags of `os.open`, such as `os.O_TRUNC`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, PRIVATE_MODE)
+    return open(descriptor, "r+b")
+
+
+def make_private(path: Path) -> None:
+    """Take every permission on a file or folder from all but its owner. A link is left alone."""
+    found = path.lstat().st_mode
+    if not stat.S_ISLNK(found) and found & OTHERS_MODE:
+        path.chmod(stat.S_IMODE(found) & ~OTHERS_MODE)
 
 
 def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:

@@ -1,5 +1,7 @@
 """The journal of a run: numbered records, cut into segments, each of which begins with a snapshot of the whole run.
 
+Each segment names the one that follows it, so that a missing newest one is noticed.
+
 The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
 raises `StoreFailed`, the caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
 """
@@ -41,12 +43,20 @@ class Segment:
 class JournalReader(Protocol):
     """A journal that is only read; meanwhile a coordinator may append to it.
 
-    Reading raises `StoreFailed` if a record is damaged, or the medium cannot be read.
+    Reading raises `StoreFailed` if a record other than the last is damaged, a segment is missing, or the medium cannot
+    be read.
     """
 
     @property
     def torn_bytes(self) -> int:
-        """Size of an incomplete last record that the latest reading found and left out."""
+        """Size of an incomplete last record that the latest reading left out: nobody was told that it was kept."""
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Size of a complete last record with a wrong checksum that the latest reading left out.
+
+        Somebody may have been told that it was kept.
+        """
 
     def history(self) -> AsyncIterator[Segment]:
         """Return all segments, oldest first."""
@@ -63,8 +73,12 @@ class Journal(JournalReader, Protocol):
     def size_bytes(self) -> int:
         """Size of all segments."""
 
-    async def load(self) -> Segment | None:
-        """Return the newest segment, or None if the run was never started."""
+    async def load(self, *, is_restored: bool = False) -> Segment | None:
+        """Return the newest segment, or None if the run was never started.
+
+        Args:
+            is_restored: the journal is a copy that may lack later segments; go on with the newest one that it has.
+        """
 
     async def append(self, record: JournalRecord) -> None:
         """Keep one record durably; it must directly follow the last one."""

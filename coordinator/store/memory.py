@@ -14,6 +14,7 @@ class MemoryJournal:
     """The `Journal` protocol over a list of segments, which a simulated restart finds again."""
 
     torn_bytes = 0
+    damaged_bytes = 0
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -23,7 +24,8 @@ class MemoryJournal:
         snapshots = sum(len(segment.snapshot.body) for segment in self.segments)
         return snapshots + sum(len(record.body) for segment in self.segments for record in segment.records)
 
-    async def load(self) -> Segment | None:
+    async def load(self, *, is_restored: bool = False) -> Segment | None:
+        del is_restored
         return self.segments[-1] if self.segments else None
 
     @property

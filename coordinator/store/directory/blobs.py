@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
-from runtime.durable_files import REAL_DISK, Disk, make_folder, sync_folder
+from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
 from state.errors import StoreFailed
 from state.wire import Sha256
 
@@ -81,7 +82,7 @@ class DirectoryBlobs:
                 digest.update(piece)
                 waiting += piece
                 if len(waiting) > MAX_IN_MEMORY_BYTES:
-                    file = file or await _in_thread(partial.open, "wb")
+                    file = file or await _in_thread(_create, partial)
                     await _in_thread(self._disk.write, file, bytes(waiting))
                     waiting.clear()
             check_content(sha256, size_bytes, received, Sha256(digest.hexdigest()))
@@ -92,13 +93,13 @@ class DirectoryBlobs:
 
     def _finish(self, sha256: Sha256, partial: Path, file: BinaryIO | None, rest: bytes) -> bool:
         """Write the rest, name the blob durably, and return whether it is new."""
-        with file or partial.open("wb") as opened:
+        with file or _create(partial) as opened:
             self._disk.write(opened, rest)
             opened.flush()
             self._disk.sync(opened.fileno())
         path = self._path(sha256)
         with self._naming:
-            make_folder(path.parent, self._disk)
+            make_folder(path.parent, self._disk, PRIVATE_FOLDER_MODE)
             is_new = not path.exists()
             partial.replace(path)
         sync_folder(path.parent, self._disk)
@@ -146,11 +147,15 @@ def _blob_paths(folder: Path) -> list[Path]:
 
 def _prepare(folder: Path, disk: Disk) -> int:
     partial = folder / _PARTIAL
-    make_folder(partial, disk)
+    make_folder(partial, disk, PRIVATE_FOLDER_MODE)
     sync_folder(folder, disk)  # a killed process may have made folders in it just before
     for stale in partial.iterdir():
         stale.unlink()
     return sum(path.stat().st_size for path in _blob_paths(folder))
+
+
+def _create(partial: Path) -> BinaryIO:
+    return open_private(partial, os.O_TRUNC)
 
 
 def _discard(partial: Path, file: BinaryIO | None) -> None:

@@ -2,13 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from coordinator.store.directory.segments import MAGIC, ParsedSegment, encode_entry, parse_segment
+from coordinator.store.directory.segments import (
+    ParsedSegment,
+    encode_entry,
+    encode_mark,
+    encode_segment,
+    parse_segment,
+)
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from runtime.durable_files import Disk, replace_file
+from runtime.durable_files import PRIVATE_MODE, Disk, replace_file, sync_folder
 from runtime.worker_thread import WorkerThread
 from state.errors import StoreConflict, StoreFailed
 
@@ -70,50 +77,84 @@ class DirectoryHistory:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self.torn_bytes = 0
+        self.damaged_bytes = 0
 
     async def history(self) -> AsyncIterator[Segment]:
         paths = segment_paths(self._run_dir)
-        for path in paths:
-            parsed = await asyncio.to_thread(_read_segment, path, is_last=path == paths[-1])
-            self.torn_bytes = parsed.torn_bytes
-            yield parsed.as_segment(int(path.stem))
+        number = _number_of(paths[0]) if paths else None
+        while number is not None:
+            parsed = await asyncio.to_thread(_read_in_order, self._run_dir, number)
+            self.torn_bytes, self.damaged_bytes = parsed.torn_bytes, parsed.damaged_bytes
+            yield parsed.as_segment(number)
+            number = parsed.successor
 
 
 class DirectoryJournal(DirectoryHistory):
-    """The `Journal` protocol over a locked run directory."""
+    """The `Journal` protocol over a locked run directory.
+
+    A new segment is made durable before the mark that names it, and the mark before the segment's first record. So a
+    segment that is named exists unless somebody took it away, and one that holds records is named.
+    """
 
     def __init__(self, run_dir: Path, thread: WritingThread, disk: Disk) -> None:
         super().__init__(run_dir)
         self._thread = thread
         self._disk = disk
         self._file: BinaryIO | None = None
+        self._number = 0
         self._sequence = 0
+        self._end = 0
+        """Where the next record begins in the last segment's file."""
+        self._rest_end = 0
+        """Where bytes end that follow the last record and are to be overwritten; `_end` or less if there are none."""
         self._is_opening = False
         """Whether the last segment has no record yet."""
         self.size_bytes = sum(path.stat().st_size for path in segment_paths(run_dir))
 
-    async def load(self) -> Segment | None:
-        return await self._thread.run(self._load)
+    async def load(self, *, is_restored: bool = False) -> Segment | None:
+        return await self._thread.run(self._load, is_restored)
 
-    def _load(self) -> Segment | None:
+    def _load(self, is_restored: bool) -> Segment | None:
         paths = segment_paths(self._run_dir)
         if not paths:
             return None
-        path = paths[-1]
+        path, number = paths[-1], _number_of(paths[-1])
         parsed = _read_segment(path, is_last=True)
+        if parsed.successor is not None and not is_restored:
+            raise _missing(self._run_dir, number, parsed.successor)
+        if parsed.is_opening and number:
+            self._mark_the_one_before(number)
         file = path.open("r+b")
-        self.torn_bytes = parsed.torn_bytes
-        if parsed.torn_bytes:
-            file.truncate(parsed.kept_bytes)
-            self._disk.sync(file.fileno())
-            self.size_bytes -= parsed.torn_bytes
-        file.seek(parsed.kept_bytes)
-        self._take_over(file, parsed.entries[-1][0], is_opening=len(parsed.entries) == 1)
-        return parsed.as_segment(int(path.stem))
+        self.torn_bytes, self.damaged_bytes = parsed.torn_bytes, parsed.damaged_bytes
+        self._take_over(file, number, parsed.entries[-1][0], parsed.kept_bytes)
+        self._rest_end = path.stat().st_size
+        self._is_opening = parsed.is_opening
+        return parsed.as_segment(number)
 
-    def _take_over(self, file: BinaryIO, sequence: int, *, is_opening: bool) -> None:
+    def _take_over(self, file: BinaryIO, number: int, sequence: int, end: int) -> None:
         self.close()
-        self._file, self._sequence, self._is_opening = file, sequence, is_opening
+        self._file, self._number, self._sequence = file, number, sequence
+        self._end = self._rest_end = end
+
+    def _mark_the_one_before(self, number: int) -> None:
+        """Write the mark that names segment `number`, if the machine stopped before it was durable."""
+        path = _path_of(self._run_dir, number - 1)
+        if not path.exists():
+            return
+        parsed = _read_segment(path, is_last=True)
+        if parsed.successor is None:
+            with path.open("r+b") as file:
+                self._write_mark(file, parsed.kept_bytes, number)
+
+    def _write_mark(self, file: BinaryIO, end: int, successor: int) -> int:
+        """Write a mark at the end of a segment; return its size."""
+        mark = encode_mark(successor)
+        file.seek(end)
+        self._disk.write(file, mark)
+        file.flush()
+        file.truncate(end + len(mark))
+        self._disk.sync(file.fileno())
+        return len(mark)
 
     async def append(self, record: JournalRecord) -> None:
         await self._thread.run(self._append, record)
@@ -122,32 +163,89 @@ class DirectoryJournal(DirectoryHistory):
         if self._file is None or record.sequence != self._sequence + 1:
             raise StoreConflict(f"record {record.sequence} does not follow record {self._sequence}")
         entry = encode_entry(record.sequence, record.body)
+        self._file.seek(self._end)
         self._disk.write(self._file, entry)
         self._file.flush()
         self._disk.sync(self._file.fileno())
+        end = self._end + len(entry)
+        if self._rest_end > end:  # only now: until the record is kept, these bytes tell that one was damaged
+            self._file.truncate(end)
+            self._disk.sync(self._file.fileno())
+        self.size_bytes += end - max(self._end, self._rest_end)
+        self._end = self._rest_end = end
         self._sequence, self._is_opening = record.sequence, False
-        self.size_bytes += len(entry)
 
     async def open_segment(self, snapshot: Snapshot) -> None:
         await self._thread.run(self._open_segment, snapshot)
 
     def _open_segment(self, snapshot: Snapshot) -> None:
-        paths = segment_paths(self._run_dir)
-        if paths and (self._file is None or self._is_opening or snapshot.sequence != self._sequence):
+        before = self._file
+        if before is None and segment_paths(self._run_dir):
+            raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow a record that was loaded")
+        if before is not None and (self._is_opening or snapshot.sequence != self._sequence):
             raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow record {self._sequence}")
-        number = int(paths[-1].stem) + 1 if paths else 0
-        path = self._run_dir / JOURNAL_FOLDER / f"{number:08d}.log"
-        content = MAGIC + encode_entry(snapshot.sequence, snapshot.body)
-        replace_file(path, content, self._disk)
-        file = path.open("r+b")
-        file.seek(len(content))
-        self._take_over(file, snapshot.sequence, is_opening=True)
+        number = 0 if before is None else self._number + 1
+        path = _path_of(self._run_dir, number)
+        content = encode_segment(Segment(number, snapshot, ()))
+        replace_file(path, content, self._disk, PRIVATE_MODE)
+        if before is not None:
+            try:
+                self.size_bytes += self._write_mark(before, self._end, number)
+            except OSError:
+                self._undo(before, path)
+                raise
+        self._take_over(path.open("r+b"), number, snapshot.sequence, len(content))
+        self._is_opening = True
         self.size_bytes += len(content)
+
+    def _undo(self, before: BinaryIO, path: Path) -> None:
+        """Remove a mark that may not be kept, and then the segment that it names."""
+        before.truncate(self._end)
+        self._disk.sync(before.fileno())
+        path.unlink()
+        sync_folder(path.parent, self._disk)
 
     def close(self) -> None:
         """Close the file that is appended to."""
         if self._file is not None:
             self._file.close()
+
+
+def _path_of(run_dir: Path, number: int) -> Path:
+    return run_dir / JOURNAL_FOLDER / f"{number:08d}.log"
+
+
+def _number_of(path: Path) -> int:
+    return int(path.stem)
+
+
+def _read_in_order(run_dir: Path, number: int) -> ParsedSegment:
+    """Return a segment that a coordinator may be writing, with its successor if there is one.
+
+    A segment that is followed by one with records has a mark. Before that, the mark may be missing or torn.
+    """
+    path, following = _path_of(run_dir, number), _path_of(run_dir, number + 1)
+    is_followed = following.exists()
+    parsed = _read_segment(path, is_last=True)
+    if is_followed and parsed.successor is None:
+        if _read_segment(following, is_last=True).is_opening:
+            return replace(parsed, successor=number + 1, torn_bytes=0, damaged_bytes=0)
+        parsed = _read_segment(path, is_last=False)  # again, because the mark may have been written meanwhile
+        if parsed.successor is None:
+            raise StoreFailed(f"{path} does not end with the name of {following.name}: records may be missing")
+    if parsed.successor is None:
+        return _read_in_order(run_dir, number) if following.exists() else parsed
+    if not _path_of(run_dir, parsed.successor).exists():
+        raise _missing(run_dir, number, parsed.successor)
+    return parsed
+
+
+def _missing(run_dir: Path, number: int, successor: int) -> StoreFailed:
+    path, missing = _path_of(run_dir, number), _path_of(run_dir, successor)
+    return StoreFailed(
+        f"{missing} is missing: {path.name} names it as the segment that follows. Put it back, or restore a backup; "
+        f"without it the run can only return to the end of {path.name}, by a start with --restored"
+    )
 
 
 def _read_segment(path: Path, *, is_last: bool) -> ParsedSegment:

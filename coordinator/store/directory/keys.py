@@ -1,19 +1,19 @@
 """The coordinator's secrets as files that only their owner can read."""
 
 import asyncio
-import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.durable_files import PRIVATE_MODE, make_folder, replace_file
+from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE, make_folder, replace_file
 from runtime.key_file import load_or_create_private_key
 from state.errors import StoreFailed
 
 KEYS_FOLDER = "keys"
 KEY_FILE = "coordinator.key"
 ADMIN_FILE = "admin-token.sha256"
-PRIVATE_FOLDER_MODE = 0o700
+MAX_ADMIN_FILE_BYTES = 4096
 
 T = TypeVar("T")
 
@@ -47,7 +47,10 @@ class DirectoryKeys:
 def _read_digest(path: Path) -> bytes | None:
     if not path.exists():
         return None
-    digest = bytes.fromhex(path.read_text(encoding="ascii").strip())
-    if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"it holds {len(digest)} bytes, not a SHA-256")
-    return digest
+    text = path.read_bytes()[:MAX_ADMIN_FILE_BYTES].strip()
+    if re.fullmatch(rb"[0-9a-fA-F]{64}", text) is None:
+        raise ValueError(
+            "it does not hold the admin token's SHA-256 as 64 hexadecimal digits; restore it from a backup, or replace "
+            "the token: start with --new-admin-token"
+        )
+    return bytes.fromhex(text.decode("ascii"))

@@ -10,8 +10,10 @@ RUN_DIR/
 ```
 """
 
+import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -25,8 +27,19 @@ from coordinator.store.directory.journal import (
     segment_paths,
 )
 from coordinator.store.directory.keys import DirectoryKeys
-from runtime.durable_files import REAL_DISK, Disk, make_folder, replace_file
+from runtime.durable_files import (
+    PRIVATE_FOLDER_MODE,
+    PRIVATE_MODE,
+    REAL_DISK,
+    Disk,
+    make_folder,
+    make_private,
+    open_private,
+    replace_file,
+)
 from state.errors import StoreFailed
+
+log = logging.getLogger(__name__)
 
 STATE_FILE = "state.toml"
 LOCK_FILE = "lock"
@@ -60,11 +73,13 @@ class RunDirectory:
             StoreFailed: it cannot be created or written, or another coordinator serves it.
         """
         try:
-            make_folder(run_dir / JOURNAL_FOLDER, disk)
+            make_folder(run_dir.parent, disk)
+            make_folder(run_dir / JOURNAL_FOLDER, disk, PRIVATE_FOLDER_MODE)
             with contextlib.ExitStack() as on_failure:
                 lock = on_failure.enter_context(_take_lock(run_dir))
                 for stale in (run_dir / JOURNAL_FOLDER).glob("*.new"):
                     stale.unlink()
+                await asyncio.to_thread(_make_all_private, run_dir)
                 blobs = await DirectoryBlobs.open(run_dir, max_blob_bytes, disk)
                 on_failure.pop_all()
         except OSError as error:
@@ -72,7 +87,7 @@ class RunDirectory:
         return cls(run_dir, lock, blobs, disk)
 
     async def save_state_file(self, text: str) -> None:
-        await self._thread.run(replace_file, self._run_dir / STATE_FILE, text.encode(), self._disk)
+        await self._thread.run(replace_file, self._run_dir / STATE_FILE, text.encode(), self._disk, PRIVATE_MODE)
 
     async def aclose(self) -> None:
         lock, self._lock = self._lock, None
@@ -89,8 +104,17 @@ class RunDirectoryReader:
         self.blobs = DirectoryBlobs.for_reading(run_dir)
 
 
+def _make_all_private(run_dir: Path) -> None:
+    """Keep others out of a run directory, which may have been made with wider permissions."""
+    try:
+        for path in (run_dir, *run_dir.rglob("*")):
+            make_private(path)
+    except OSError as error:
+        log.warning("run_directory_not_private", extra={"path": str(run_dir), "reason": error.strerror or str(error)})
+
+
 def _take_lock(run_dir: Path) -> BinaryIO:
-    file = (run_dir / LOCK_FILE).open("a+b")
+    file = open_private(run_dir / LOCK_FILE, os.O_APPEND)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

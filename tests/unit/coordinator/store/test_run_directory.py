@@ -45,6 +45,139 @@ async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: P
     assert [record.body for record in found.records] == [b"one", b"two"]
 
 
+async def two_segments(run_dir: Path) -> tuple[Path, Path]:
+    """Make segments with one record each, close the run directory, and return their files."""
+    store = await begun(run_dir)
+    await store.journal.append(JournalRecord(1, b"one"))
+    await store.journal.open_segment(Snapshot(1, b"again"))
+    await store.journal.append(JournalRecord(2, b"two"))
+    await store.aclose()
+    first, second = sorted((run_dir / "journal").iterdir())
+    return first, second
+
+
+async def history(run_dir: Path) -> list[list[int]]:
+    """Return the sequence numbers of each segment's records, as a reader sees them."""
+    segments = [item async for item in RunDirectoryReader(run_dir).journal.history()]
+    return [[record.sequence for record in segment.records] for segment in segments]
+
+
+async def test_newest_segment_that_is_missing_is_named_at_a_start_and_in_reading(tmp_path: Path) -> None:
+    _, newest = await two_segments(tmp_path)
+    newest.unlink()
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    with pytest.raises(StoreFailed, match=r"00000001\.log is missing.*--restored"):
+        await store.journal.load()
+    await store.aclose()
+    with pytest.raises(StoreFailed, match="is missing"):
+        await history(tmp_path)
+
+
+async def test_restored_journal_goes_on_without_a_segment_that_it_names(tmp_path: Path) -> None:
+    _, newest = await two_segments(tmp_path)
+    newest.unlink()
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    loaded = await store.journal.load(is_restored=True)
+    assert loaded is not None
+    await store.journal.append(JournalRecord(2, b"another two, longer than the mark that it replaces"))
+    await store.journal.open_segment(Snapshot(2, b"once more"))
+    await store.aclose()
+    assert await history(tmp_path) == [[1, 2], []]
+
+
+async def test_mark_that_a_crash_took_is_written_by_the_next_start(tmp_path: Path) -> None:
+    for kept in (0, 5):  # nothing of the mark, and a torn one
+        run_dir = tmp_path / str(kept)
+        store = await begun(run_dir)
+        await store.journal.append(JournalRecord(1, b"one"))
+        first = run_dir / "journal" / "00000000.log"
+        end = first.stat().st_size
+        await store.journal.open_segment(Snapshot(1, b"again"))
+        await store.aclose()
+        os.truncate(first, end + kept)
+        assert await history(run_dir) == [[1], []]
+        store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES)
+        await store.journal.load()
+        await store.journal.append(JournalRecord(2, b"two"))
+        await store.aclose()
+        assert await history(run_dir) == [[1], [2]]
+        (run_dir / "journal" / "00000001.log").unlink()
+        with pytest.raises(StoreFailed, match="is missing"):
+            await history(run_dir)
+
+
+async def test_segment_cut_between_two_records_is_noticed_once_another_follows(tmp_path: Path) -> None:
+    first, _ = await two_segments(tmp_path)
+    os.truncate(first, first.stat().st_size - 20 - 8)  # without its mark
+    with pytest.raises(StoreFailed, match="does not end with the name"):
+        await history(tmp_path)
+
+
+async def test_mark_that_cannot_be_written_leaves_no_segment_behind(tmp_path: Path) -> None:
+    failing = False
+
+    def sync(descriptor: int) -> None:
+        nonlocal failing
+        if failing and os.fstat(descriptor).st_ino == first.stat().st_ino:
+            failing = False
+            raise OSError(28, "No space left on device")
+        os.fsync(descriptor)
+
+    store = await begun(tmp_path, Disk(sync=sync))
+    first = tmp_path / "journal" / "00000000.log"
+    await store.journal.append(JournalRecord(1, b"one"))
+    failing = True
+    with pytest.raises(StoreFailed, match="No space"):
+        await store.journal.open_segment(Snapshot(1, b"again"))
+    await store.aclose()
+    assert await history(tmp_path) == [[1]]
+
+
+async def test_damaged_last_record_is_told_at_each_start_until_another_is_kept(tmp_path: Path) -> None:
+    store = await begun(tmp_path)
+    await store.journal.append(JournalRecord(1, b"one" * 100))
+    await store.aclose()
+    path = tmp_path / "journal" / "00000000.log"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):
+        store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+        await store.journal.load()
+        assert (store.journal.torn_bytes, store.journal.damaged_bytes) == (0, 20 + 300)
+        await store.aclose()
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.load()
+    await store.journal.append(JournalRecord(1, b"another"))
+    assert store.journal.size_bytes == path.stat().st_size
+    await store.aclose()
+    assert await history(tmp_path) == [[1]]
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """Return what others than the owner may read or enter, the folder included."""
+    return [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+
+
+async def test_run_directory_is_private_also_if_it_was_not(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    await two_segments(run_dir)
+    await DirectoryKeys(run_dir).private_key()
+    assert open_to_others(run_dir) == []
+    for path in (run_dir, *run_dir.rglob("*")):
+        path.chmod(0o755)
+    store = await RunDirectory.open(run_dir, MAX_BLOB_BYTES)
+    await store.journal.load()
+    await store.save_state_file("text")
+    await store.blobs.receive(sha256_hex(b"a result"), 8, pieces(b"a result"))
+    assert open_to_others(run_dir) == []
+    await store.aclose()
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 async def test_run_directory_read_meanwhile_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
     store = await begun(tmp_path)
     path = tmp_path / "journal" / "00000000.log"
@@ -77,11 +210,8 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
     recording = RecordingDisk()
     blobs = await DirectoryBlobs.open(tmp_path, 1000, recording.disk)
 
-    async def body() -> AsyncIterator[bytes]:
-        yield b"a result"
-
     digest = sha256_hex(b"a result")
-    await blobs.receive(digest, 8, body())
+    await blobs.receive(digest, 8, pieces(b"a result"))
     folder = tmp_path / "blobs"
     assert recording.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
 
@@ -103,11 +233,11 @@ async def test_key_is_readable_by_its_owner_alone_and_checked(tmp_path: Path) ->
         await keys.private_key()
 
 
-@pytest.mark.parametrize("kept", ["", "ab", "junk"])
+@pytest.mark.parametrize("kept", ["", "ab", "junk", "g" * 64, "\u00e9" * 32])
 async def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kept: str) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "admin-token.sha256").write_text(kept)
-    with pytest.raises(StoreFailed, match="admin-token"):
+    with pytest.raises(StoreFailed, match=r"admin-token.*64 hexadecimal digits.*--new-admin-token"):
         await DirectoryKeys(tmp_path).admin_token_sha256()
 
 
