@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-peers mutants clean
+.PHONY: help setup demo test check lint types layers docs bench bench-peers chaos mutants clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,11 @@ docs: $(STAMP)  ## the documentation, warnings as errors
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks
+
+CHAOS := --seconds 180
+
+chaos: $(STAMP)  ## a real run whose processes, network, disk and clocks fail: CHAOS="--hours 2 --seed 7"
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 mutants: $(STAMP)  ## do the core's unit tests notice a changed comparison, operator or constant?
 	$(BIN)/python -m tests.mutation

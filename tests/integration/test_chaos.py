@@ -1,0 +1,36 @@
+"""A short chaos run (`make chaos` plays longer ones): nothing is lost, and the run moves on after it."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 240
+
+
+@pytest.mark.timeout(TIMEOUT_S + 20)
+async def test_run_under_faults_of_every_kind_loses_nothing(tmp_path: Path) -> None:
+    options = ("--seconds", "8", "--every", "0.8", "--seed", "5", "--keep", str(tmp_path), "--json")
+    chaos = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.chaos", *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            out, err = await chaos.communicate()
+    except TimeoutError:
+        chaos.send_signal(signal.SIGINT)  # it ends its processes and removes its namespaces
+        await chaos.wait()
+        raise
+    assert chaos.returncode == 0, err.decode()
+    figures = json.loads(out)
+    assert figures["problems"] == []
+    assert sum(figures["faults"].values()) >= 3
+    assert figures["rounds"] >= 8
+    assert (figures["duplicates"], figures["missing"], figures["digests_differing"]) == (0, 0, 0)
+    assert figures["recomputed"]
+    assert figures["recovered_s"] is not None
