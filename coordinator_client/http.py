@@ -1,6 +1,5 @@
 """`CoordinatorClient`: the requests of `coordinator_client/api.py`, and those of an operator, over HTTP."""
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Self
@@ -36,7 +35,7 @@ from state.messages import (
     Session,
     Standing,
 )
-from state.wire import ClientId, Sha256, canonical_json, parse_document
+from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +261,7 @@ class CoordinatorClient:
 
 def _json_of(answer: httpx.Response) -> Any:
     try:
-        return json.loads(answer.content)
+        return strict_json(answer.content)
     except ValueError as error:
         raise InvalidDocument(f"{answer.request.url} does not answer as a coordinator does; is it one?") from error
 

@@ -6,7 +6,7 @@ JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), or `
 package registers (`data_providers/opening.py`).
 """
 
-import json
+import codecs
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -32,6 +32,7 @@ from state.config.data_location import (
 )
 from state.config.schema import Section
 from state.errors import InvalidInput
+from state.wire import strict_json
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
@@ -102,7 +103,7 @@ def parse_mix(text: bytes, place: str) -> list[MixEntry]:
         InvalidInput: it is not such a list; the fault of its author.
     """
     try:
-        entries = _MIX.validate_python(json.loads(text))
+        entries = _MIX.validate_python(strict_json(text.removeprefix(codecs.BOM_UTF8)))
     except ValidationError as error:
         mistakes = "; ".join(
             f"{'.'.join(str(part) for part in mistake['loc']) or 'the list'}: {mistake['msg']}"

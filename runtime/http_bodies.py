@@ -95,38 +95,6 @@ def json_response(body: bytes, cache: str = "no-store") -> Response:
     return Response(body, headers={"Cache-Control": cache}, media_type="application/json")
 
 
-def whole_number(request: Request, name: str, default: int) -> int:
-    """Return a query parameter, parsed by `parse_whole`."""
-    return parse_whole(name, request.query_params.get(name, str(default)))
-
-
-def parse_whole(name: str, text: str) -> int:
-    """Return a whole number from -1, the version before the first; raise `Refused` for any other text."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -2
-    if not -1 <= number < 2**63:
-        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a whole number of at least -1")
-    return number
-
-
-def parse_seconds(name: str, text: str) -> float:
-    """Return a number of seconds from 0 to 10⁹; raise `Refused` for any other text."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise Refused(Refusal.INVALID_PARAMETER, f"{name}={text[:40]} is not a number of seconds, at least 0")
-    return seconds
-
-
-def seconds(request: Request, name: str, default: float) -> float:
-    """Return a query parameter, parsed by `parse_seconds`."""
-    return parse_seconds(name, request.query_params.get(name, str(default)))
-
-
 def openapi_body(kind: Any) -> dict[str, Any]:
     """Return the OpenAPI description of a request's message."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}

@@ -6,7 +6,6 @@ answer is streamed, and closed under a shield.
 """
 
 import asyncio
-import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from runtime.retry import retry_after_s
 from state.config.data_location import MAX_PORT
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
+from state.wire import strict_json
 
 Trust: TypeAlias = bool | str | ssl.SSLContext
 """Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
@@ -118,7 +118,7 @@ def refusal_in(answer: httpx.Response) -> Refused | None:
     if answer.headers.get("Content-Type", "").partition(";")[0].strip() != PROBLEM_JSON:
         return None
     try:
-        problem = json.loads(answer.content)
+        problem = strict_json(answer.content)
     except ValueError:
         return None
     if not isinstance(problem, dict) or not isinstance(problem.get("type"), str):

@@ -7,16 +7,19 @@ The rule kept here: an interval is never empty, so "no batches" is always an emp
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
+
+from pydantic import Field
 
 from state.errors import InvalidInput
+from state.wire import WireDocument
 
 MAX_INDEX = 2**63 - 1
 """The largest batch number, and the largest data index: both fit a signed 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Interval:
+class Interval(WireDocument):
     """A closed interval `[start, end]` of numbers from 0. Use one of the two kinds below.
 
     Raises:
@@ -25,8 +28,8 @@ class Interval:
 
     noun: ClassVar[str] = "interval"
 
-    start: int
-    end: int
+    start: Annotated[int, Field(ge=0, le=MAX_INDEX)]
+    end: Annotated[int, Field(ge=0, le=MAX_INDEX)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end <= MAX_INDEX:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from state.errors import EpochalError, InternalError
+from state.wire import unique_keys
 
 Float32Array = npt.NDArray[np.float32]
 Tensors = dict[str, Float32Array]
@@ -189,16 +190,9 @@ def _refuse(rule: str, message: str) -> NoReturn:
     raise InvalidTensorFile(rule, message)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
-
-
 def _parse_json(text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidTensorFile("header", f"the header is not JSON: {error!a}") from error
     if not isinstance(header, dict):

@@ -6,12 +6,15 @@ JSON has sorted keys, no spaces, ASCII only and no NaN; floats appear only in do
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import fields
 from functools import cache
 from typing import Any, NewType, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from state.errors import InvalidDocument
 
@@ -25,6 +28,8 @@ Seed = NewType("Seed", str)
 """32 random bytes as 64 lowercase hex characters."""
 
 MAX_REASONS_IN_ERROR = 5
+MAX_SHOWN_CHARS = 80
+"""Maximum length of a sender's own text in an error about it."""
 
 T = TypeVar("T")
 
@@ -67,10 +72,49 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 class WireDocument:
-    """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN."""
+    """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN.
+
+    A number is a JSON number: neither `"1"` nor `true` is one, nor is `1.0` a whole one.
+    """
 
     __slots__ = ()
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def strict_json(data: bytes | str) -> Any:
+    """Return the plain values in the JSON bytes.
+
+    Raises:
+        ValueError: the bytes are not JSON by RFC 8259, hold NaN, a number beyond a float's or half a surrogate pair,
+            are nested too deeply, or give a key twice in one object.
+    """
+    from_json(data, allow_inf_nan=False)
+    return _unambiguous(data)
+
+
+def _unambiguous(data: bytes | str) -> Any:
+    """Return the values in the bytes, which a stricter reader has taken; `ValueError` if another might read others.
+
+    JSON readers differ in which value of a doubled key they take, and in what they make of 1e999.
+    """
+    return json.loads(data, object_pairs_hook=unique_keys, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:MAX_SHOWN_CHARS]} is too large")
+    return number
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dictionary; `ValueError` if a key occurs twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        doubled = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"the key {doubled[:MAX_SHOWN_CHARS]!r} occurs twice")
+    return found
 
 
 def parse_document(kind: type[T], data: bytes | str) -> T:
@@ -81,12 +125,15 @@ def parse_document(kind: type[T], data: bytes | str) -> T:
     """
     try:
         document: T = _adapter(cast("Hashable", kind)).validate_json(data)
+        _unambiguous(data)
     except ValidationError as error:
         places = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or '(document)'}: {problem['msg']}"
             for problem in error.errors(include_url=False, include_input=False)[:MAX_REASONS_IN_ERROR]
         )
         raise InvalidDocument(f"not a valid {kind.__name__}: {places}", document=kind.__name__) from error
+    except ValueError as error:
+        raise InvalidDocument(f"not a valid {kind.__name__}: {error}", document=kind.__name__) from error
     return document
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from runtime.http_bodies import bearer_token, read_body
+from runtime.http_parameters import Query, parse_whole
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
@@ -55,10 +56,9 @@ class SessionRoutes:
         self._service.sessions.close(session_id)
         return Response(status_code=204)
 
-    async def begin_round(
-        self, session_id: str, round_key: str, request: Request, key: IdempotencyKey, keep_last: bool = False
-    ) -> Response:
+    async def begin_round(self, session_id: str, round_key: str, request: Request, key: IdempotencyKey) -> Response:
         """Begin a round at the parameters in the body."""
+        keep_last = Query(request.scope["query_string"]).flag("keep_last")
         body = await read_body(request, MAX_PARAMETERS_BYTES)
 
         def act(session: TrainingSession) -> bytes:
@@ -68,14 +68,15 @@ class SessionRoutes:
         return await self._once(session_id, request, key, act)
 
     async def forward_backward(
-        self, session_id: str, round_key: str, local_step: int, request: Request, key: IdempotencyKey
+        self, session_id: str, round_key: str, local_step: str, request: Request, key: IdempotencyKey
     ) -> Response:
         """Add the gradient of the examples in the body to the local step's."""
+        number = parse_whole("local_step", local_step)
         limits = self._service.options.limits
         examples = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
 
         def act(session: TrainingSession) -> bytes:
-            answer = session.forward_backward(round_key, local_step, examples)
+            answer = session.forward_backward(round_key, number, examples)
             self._service.metrics.count_examples(answer.items, int(answer.metrics["tokens:sum"]))
             return canonical_json(answer)
 
@@ -91,9 +92,10 @@ class SessionRoutes:
         await self._service.run(session_id, TrainingSession.discard)
         return _json(b"{}")
 
-    async def parameters(self, session_id: str, round_key: str, local_step: int) -> Response:
+    async def parameters(self, session_id: str, round_key: str, local_step: str) -> Response:
         """Return the parameters after this number of local steps, as a tensor file."""
-        data = await self._service.run(session_id, lambda session: session.parameters(round_key, local_step))
+        number = parse_whole("local_step", local_step)
+        data = await self._service.run(session_id, lambda session: session.parameters(round_key, number))
         return Response(data, media_type="application/octet-stream")
 
     async def _check_token(self, request: Request) -> None:

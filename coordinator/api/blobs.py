@@ -12,6 +12,9 @@ from runtime.http_bodies import IMMUTABLE, body_pieces, content_length
 from state.errors import Refused
 from state.refusals import Refusal
 
+MAX_RANGE_DIGITS = 18
+"""Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
+
 
 def blob_routes(handlers: Handlers) -> APIRouter:
     """Return the routes by which blobs are delivered and read."""
@@ -50,8 +53,11 @@ def _range(header: str | None, size: int) -> tuple[int, int, bool]:
     """Return (start, stop, whether it is a part) of a Range header; a header with several ranges is ignored."""
     unit, _, spec = (header or "").partition("=")
     first, dash, last = spec.strip().partition("-")
-    if unit.strip() != "bytes" or not dash or not (first + last).isdecimal() or not (first + last).isascii():
+    digits = first + last
+    if unit.strip() != "bytes" or not dash or not (digits.isascii() and digits.isdigit()):
         return 0, size, False
+    if max(len(first), len(last)) > MAX_RANGE_DIGITS:
+        raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"the blob has {size} bytes", size_bytes=size)
     if first:
         start, stop = int(first), min(size, int(last) + 1 if last else size)
     else:

@@ -7,7 +7,6 @@ dependency in between.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -16,12 +15,15 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.publication import Published
-from runtime.http_bodies import bearer_token, parse_seconds, parse_whole
+from runtime.http_bodies import bearer_token
+from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
 from state.errors import EpochalError, Refused
 from state.refusals import Refusal
 from state.wire import ClientId
 
+BEFORE_THE_FIRST = -1
+"""The version that a reader names who has seen no document."""
 MAX_LONG_POLLS = 20_000
 """Maximum number of requests that wait for news."""
 MAX_ANONYMOUS_LONG_POLLS = 2_000
@@ -87,11 +89,11 @@ class RunDocumentEndpoint:
         headers = Headers(scope=scope)
         token = bearer_token(headers)
         client_id = None if token is None else handlers.authenticate(token)
-        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-        after = parse_whole("after", query.get("after", "-1"))
-        wait_s = parse_seconds("wait_s", query.get("wait_s", "0"))
+        query = Query(scope["query_string"])
+        after, lineage = query.whole("after", BEFORE_THE_FIRST, BEFORE_THE_FIRST), query.text("lineage")
+        wait_s = query.seconds("wait_s")
         with self._polls.place(client_id):
-            published = await handlers.wait_published(after, query.get("lineage"), wait_s)
+            published = await handlers.wait_published(after, lineage, wait_s)
         if client_id is not None:
             handlers.service.heard(client_id)
         return published, headers.get("if-none-match")

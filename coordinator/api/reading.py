@@ -13,9 +13,8 @@ from runtime.http_bodies import (
     document_response,
     json_response,
     openapi_answer,
-    seconds,
-    whole_number,
 )
+from runtime.http_parameters import Query, parse_whole
 from state.documents import CheckpointRef, Outcome, Roster, WorkList
 from state.messages import ResultsPage
 
@@ -38,22 +37,23 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
 
     @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
-    async def outcome(run_id: str, step: int) -> Response:
+    async def outcome(run_id: str, step: str) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.outcome(step), IMMUTABLE)
+        return document_response(handlers.outcome(parse_whole("step", step)), IMMUTABLE)
 
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
         summary="Verified results of the round under way, as they arrive; long poll",
         responses=openapi_answer(ResultsPage),
     )
-    async def results(run_id: str, step: int, request: Request) -> Response:
+    async def results(run_id: str, step: str, request: Request) -> Response:
         handlers.check_run(run_id)
         token = bearer_token(request.headers)
         client_id = None if token is None else handlers.authenticate(token)
-        attempt, after = whole_number(request, "attempt", 0), max(0, whole_number(request, "after", 0))
+        query, number = Query(request.scope["query_string"]), parse_whole("step", step)
+        attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
         with polls.place(client_id):
-            page = await handlers.results(step, attempt, after, seconds(request, "wait_s", 0.0))
+            page = await handlers.results(number, attempt, after, wait_s)
         if client_id is not None:
             handlers.service.heard(client_id)
         return document_response(page)

@@ -17,6 +17,7 @@ from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
 from data_providers.sources.protocol import ByteSource, SourceFile, read
 from state.errors import InvalidInput
+from state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024**2
@@ -52,7 +53,7 @@ def block_hash(block: bytes | memoryview) -> bytes:
 def parse_manifest(text: bytes, place: str) -> Manifest:
     """Parse a manifest; `CorruptData` if the text is something else. `place` is its path or URL, for messages."""
     try:
-        found = json.loads(text)
+        found = strict_json(text)
         if found["format"] != _FORMAT:
             raise CorruptData(f"{place} is a manifest of format {found['format']!r}; allowed: {_FORMAT}")
         block_bytes = found["block_bytes"]

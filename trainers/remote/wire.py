@@ -9,6 +9,7 @@ arrives; examples name their round and local step, so that late ones are refused
 optimizer step names the number of its examples, so that the step is taken on all of them or not at all.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,7 +25,7 @@ from data_providers.protocol import CorruptData, TokenBatch
 from state.config.model import AdamW, ModelSpec
 from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.refusals import Refusal
-from state.wire import WireDocument
+from state.wire import WireDocument, strict_json
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -34,6 +35,7 @@ MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 FRAME_BYTES = 64 * 1024
 """Room in a request in addition to its examples, so that one example fits even if the limit is very low."""
 TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
         Refused: `body-too-large`.
     """
     try:
+        strict_json(body[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(body)[0]])  # the library is not strict
         arrays = safetensors.numpy.load(body)
         tokens, offsets = arrays[TOKENS], arrays[OFFSETS]
         labels = arrays.get(LABELS)
@@ -123,7 +126,7 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
         if offsets.size > most + 1:  # a million empty examples fit into a request, and each takes time
             raise Refused(Refusal.BODY_TOO_LARGE, f"{offsets.size - 1} examples; at most {most} in one request")
         batch = TokenBatch(tokens, offsets, labels)
-    except (safetensors.SafetensorError, CorruptData, KeyError, TypeError, ValueError) as error:
+    except (safetensors.SafetensorError, struct.error, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are not encoded examples: {type(error).__name__}: {error}") from error
     return [example for sample in examples_of(batch) for example in sample]
 

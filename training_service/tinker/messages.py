@@ -9,6 +9,7 @@ from runtime.http_bodies import read_body
 from state.config.model import AdamW
 from state.errors import Refused
 from state.refusals import Refusal
+from state.wire import strict_json
 
 MAX_MODELS_PER_SESSION = 16
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -18,7 +19,7 @@ ADAMW = "adamw"
 class TinkerMessage(BaseModel):
     """A request's JSON."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
 M = TypeVar("M", bound=TinkerMessage)
@@ -128,9 +129,11 @@ class RetrieveFuture(TinkerMessage):
 async def read_message(request: Request, kind: type[M]) -> M:
     """Return a request's message. Raise `Refused`: `body-too-large`, `invalid-body`."""
     try:
-        return kind.model_validate_json(await read_body(request, MAX_MESSAGE_BYTES))
+        return kind.model_validate(strict_json(await read_body(request, MAX_MESSAGE_BYTES)))
     except ValidationError as error:
         raise _refusal_of(error, "the message") from error
+    except ValueError as error:
+        raise Refused(Refusal.INVALID_BODY, f"the message is not JSON: {error}") from error
 
 
 def _refusal_of(error: ValidationError, whole: str) -> Refused:

@@ -23,7 +23,7 @@ from trainers.learner import NO_INNER_STATE, InnerState, LossOptions
 from training_service.sessions import open_served_model
 from training_service.tinker.examples import WeightedExamples, encode_output
 
-_SIZES = re.compile(r"\w+=\d{1,9}(?:,\w+=\d{1,9})*")
+_SIZES = re.compile(r"\w+=[0-9]{1,9}(?:,\w+=[0-9]{1,9})*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WEIGHTS_SUFFIX, OPTIMIZER_SUFFIX = ".safetensors", ".optimizer.safetensors"
 MAX_SAVED = 256

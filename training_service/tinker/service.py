@@ -74,7 +74,7 @@ class TinkerService:
         if self.options.weights_dir is None:
             raise Refused(Refusal.NOT_SAVED, "this service saves no weights; start it with --weights-dir DIR")
         session_id, _, number = model_id.partition(_BETWEEN)
-        if not session_id.isalnum() or not number.isdecimal():
+        if not session_id.isalnum() or not (number.isascii() and number.isdecimal()):
             raise Refused(Refusal.NOT_SAVED, f"there are no weights of a model {model_id!r}")
         return self.options.weights_dir / f"{session_id}-{number}"
 
@@ -86,4 +86,4 @@ class TinkerService:
 
 def number_of(text: str) -> int:
     """Return the number in a client's text; −1 if it holds none."""
-    return int(text) if text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS else -1

@@ -30,6 +30,20 @@ async def test_what_the_framework_refuses_is_a_problem_too(coordinator: Served) 
     assert problem(await http.get("/v2/runs")) == "not-found"
 
 
+@pytest.mark.parametrize(
+    "query", ["after=1_0", "after=-2", "after=", "after=1&after=1", "wait_s=nan", "wait_s=", "lineage="]
+)
+async def test_parameter_that_is_not_one_value_is_refused(coordinator: Served, query: str) -> None:
+    assert problem(await coordinator.http.get(f"{coordinator.run_url}?{query}")) == "invalid-parameter"
+
+
+async def test_key_given_twice_in_a_body_is_refused(coordinator: Served) -> None:
+    body = b'{"public_key":"%s","public_key":"%s"}' % (b"a" * 64, b"b" * 64)
+    answer = await coordinator.http.post(f"{coordinator.run_url}/clients/challenge", content=body)
+    assert problem(answer) == "invalid-body"
+    assert "'public_key' occurs twice" in answer.json()["detail"]
+
+
 async def test_range_beyond_the_blob_says_how_long_it_is(coordinator: Served) -> None:
     client, _ = await training(coordinator)
     checkpoint = coordinator.service.run.checkpoint

@@ -54,6 +54,7 @@ async def exchange(address: DataServerAddress, *sent: bytes) -> bytes:
         writer.close()
 
 
+DOUBLED = b'{"run_id":"another","run_id":"a-run","ticket":"good"}'
 HELLO = json_frame(FrameKind.HELLO, 0, Hello("a-run", "good"))
 
 NONSENSE = {
@@ -63,6 +64,7 @@ NONSENSE = {
     "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
     "get before hello": [get_frame(1, DataIds(0, 0))],
     "hello of nonsense": [frame_header(FrameKind.HELLO, 0, 4) + b"\xff{}x"],
+    "hello with a doubled key": [frame_header(FrameKind.HELLO, 0, len(DOUBLED)) + DOUBLED],
     "hello twice": [HELLO, HELLO],
     "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
     "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 9, 8)],

@@ -123,6 +123,14 @@ async def test_step_that_is_no_message_is_refused(url: str, begun: Opened, wrong
     assert answer.status_code == 422
 
 
+@pytest.mark.parametrize("path", ["/rounds/r/steps/1_0/parameters", "/rounds/r/steps/%201/parameters"])
+async def test_local_step_has_one_spelling(url: str, begun: Opened, path: str) -> None:
+    async with httpx.AsyncClient(base_url=f"{url}/v1/sessions/{begun[1]}") as http:
+        answer = await http.get(path)
+    assert answer.status_code == 422
+    assert "not a whole number" in answer.json()["detail"]
+
+
 async def test_unknown_route_is_a_problem_and_the_known_are_documented(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/nowhere")).json()["type"] == "urn:epochal:problem:not-found"

@@ -361,6 +361,14 @@ async def test_message_about_what_is_not_there_is_refused(
     assert (await by_hand.http.post(path, content=body)).status_code in statuses
 
 
+@pytest.mark.parametrize("path", ["", '"path":"a",'])
+async def test_message_with_a_key_given_twice_is_refused(by_hand: TinkerByHand, path: str) -> None:
+    body = f'{{{path}"path":"b","model_id":"{by_hand.model_id}","seq_id":1}}'
+    answer = await by_hand.http.post("/save_weights", content=body)
+    assert answer.status_code == (422 if path else 200)
+    assert ("'path' occurs twice" in answer.text) == bool(path)
+
+
 @pytest.mark.parametrize(("body", "status"), [(b"\xff", 422), (b"0" * 20_000, 413)])
 async def test_body_that_holds_no_examples_is_refused(by_hand: TinkerByHand, body: bytes, status: int) -> None:
     assert (await by_hand.http.post("/forward_backward", content=body)).status_code == status

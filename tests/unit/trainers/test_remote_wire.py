@@ -89,6 +89,13 @@ def test_bytes_that_are_no_examples_are_refused(arrays: dict[str, Any]) -> None:
             decode_examples(damaged)
 
 
+def test_examples_under_a_name_given_twice_are_refused() -> None:
+    entry = '"tokens":{"dtype":"U16","shape":[2],"data_offsets":[0,4]}'
+    header = f"{{{entry},{entry}}}"
+    with pytest.raises(InvalidDocument, match="'tokens' occurs twice"):
+        decode_examples(len(header).to_bytes(8, "little") + header.encode() + bytes(4))
+
+
 def test_examples_are_counted_before_they_are_looked_at() -> None:
     arrays = {"tokens": np.zeros(0, "<u2"), "offsets": np.zeros(5, "<i8")}
     body = safetensors.numpy.save(arrays)
