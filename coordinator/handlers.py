@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.machine import stimuli
 from coordinator.machine.run import Member
 from coordinator.publication import Published, standing_of
@@ -103,10 +104,11 @@ class Handlers:
         """Make the key's owner a member.
 
         Raises:
-            Refused: `nonce-*`, `unauthorized`, and the reasons of `coordinator.machine.membership.join`.
+            Refused: `nonce-*`, `unauthorized`, `key-in-use`, and the reasons of `coordinator.machine.membership.join`.
         """
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
+        self._check_key_is_free(client_id, request.instance)
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
             stimuli.ClientJoined(
@@ -116,6 +118,7 @@ class Handlers:
                 nonce=request.nonce,
                 nonce_expires_s=expires_s,
                 invitation_sha256=invitation,
+                instance=request.instance,
             )
         )
         member = self.service.run.members.get(client_id)
@@ -124,6 +127,20 @@ class Handlers:
             raise Refused(Refusal.UNAUTHORIZED, "this key has joined again since; use the newer session")
         self.service.heard(client_id)
         return self.renew(client_id)
+
+    def _check_key_is_free(self, client_id: ClientId, instance: str | None) -> None:
+        """Raise `Refused` (`key-in-use`) if another process is this member and was heard lately."""
+        member = self.service.run.members.get(client_id)
+        if member is None or member.instance == instance:
+            return
+        free_in_s = self.service.key_free_in_s(client_id)
+        if free_in_s > 0:
+            raise Refused(
+                Refusal.KEY_IN_USE,
+                f"another process takes part with the key of client {client_id}, and was heard less than "
+                f"{KEY_FREE_AFTER_S:g} s ago; end that one, or give this one a key of its own (--key FILE --new-key)",
+                retry_after_s=free_in_s,
+            )
 
     def renew(self, client_id: ClientId) -> messages.Session:
         """Return a fresh token and data ticket for a member's present session."""

@@ -1,12 +1,21 @@
-"""The time at which each member was last heard. It changes with every request, so it is not part of the run.
+"""The time at which each member was last heard, and where it waits. They change with every request, so they are not
+part of the run.
 
 The machine is only told the result: `ClientsFellSilent`. After a restart every member counts as heard at the start, so
 that an outage of the coordinator drops no member.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from state.wire import ClientId
+
+KEY_FREE_AFTER_S = 5.0
+"""Time after which another process may use the key of a member of which nothing is heard. It is longer than the pause
+between two attempts of a client whose requests fail, and than a coordinator's restart takes a client."""
+
+HasGone = Callable[[], bool]
+"""Returns whether the sender of a waiting request has closed the connection."""
 
 
 class Liveness:
@@ -15,10 +24,36 @@ class Liveness:
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._heard_s: dict[ClientId, float] = {}
+        self._waits: dict[ClientId, list[HasGone]] = {}
 
     def heard(self, client_id: ClientId, now_s: float) -> None:
         """Record that a request of this client arrived."""
         self._heard_s[client_id] = now_s
+
+    @contextmanager
+    def waiting(self, client_id: ClientId, has_gone: HasGone) -> Iterator[None]:
+        """Note that a request of this member waits for news, until the context is left."""
+        self._waits.setdefault(client_id, []).append(has_gone)
+        try:
+            yield
+        finally:
+            self._forget(client_id, has_gone)
+
+    def free_in_s(self, client_id: ClientId, now_s: float) -> float:
+        """Return the seconds until another process may use this member's key if nothing more is heard; 0 if it may."""
+        waits = self._waits.get(client_id, [])
+        if waits:
+            self.heard(client_id, now_s)  # even if all have gone: it may have closed its connections just now
+        for has_gone in [has_gone for has_gone in waits if has_gone()]:
+            self._forget(client_id, has_gone)
+        return max(0.0, KEY_FREE_AFTER_S - self.silent_s(client_id, now_s))
+
+    def _forget(self, client_id: ClientId, has_gone: HasGone) -> None:
+        waits = self._waits.get(client_id, [])
+        if has_gone in waits:
+            waits.remove(has_gone)
+            if not waits:
+                del self._waits[client_id]
 
     def silent_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the number of seconds since the client was last heard."""

@@ -11,11 +11,12 @@ Readers and their waiting are in `coordinator/publication.py`.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator.liveness import Liveness
+from coordinator.liveness import HasGone, Liveness
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import (
     BatchesQuarantined,
@@ -294,6 +295,24 @@ class CoordinatorService:
     def heard(self, client_id: ClientId) -> None:
         """Record that a request of this member arrived."""
         self._liveness.heard(client_id, self._clock.now_s())
+
+    @contextmanager
+    def waiting(self, client_id: ClientId | None, has_gone: HasGone) -> Iterator[None]:
+        """Note that a member's request waits for news; for a stranger's (None), do nothing.
+
+        The member was heard when the wait ends, unless it has closed the connection.
+        """
+        if client_id is None:
+            yield
+            return
+        with self._liveness.waiting(client_id, has_gone):
+            yield
+        if not has_gone():
+            self.heard(client_id)
+
+    def key_free_in_s(self, client_id: ClientId) -> float:
+        """Return the seconds until another process may use this member's key, as `Liveness.free_in_s`."""
+        return self._liveness.free_in_s(client_id, self._clock.now_s())
 
     def status(self) -> RunStatus:
         """Return the run as an operator sees it."""

@@ -8,9 +8,11 @@ or was superseded, or the coordinator dropped this client) it joins again first.
 
 import asyncio
 import logging
+import math
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from coordinator_client.api import CoordinatorApi, ForwardedRequests
@@ -27,8 +29,14 @@ log = logging.getLogger(__name__)
 MAX_JOINS_IN_WINDOW = 20
 JOINS_WINDOW_S = 60.0
 """A client that joins `MAX_JOINS_IN_WINDOW` times in this time shares its key with another process, and must stop."""
+KEY_IN_USE_BOUND_S = 30.0
+"""Time to wait for another process with the same key to end: longer than a coordinator needs to notice that one is gone
+whose machine lost its network (`MAX_WAIT_S`, and `coordinator.liveness.KEY_FREE_AFTER_S`)."""
+INSTANCE_BYTES = 16
 MIN_RENEWAL_S = 1.0
 MAX_WAIT_S = 20.0
+WARN_AGAIN_AFTER_S = 60.0
+"""Time for which a warning that requests are refused for now is not repeated."""
 WITHDRAW_TIMEOUT_S = 2.0
 UNREACHABLE = "unreachable"
 
@@ -69,11 +77,16 @@ SessionObserver = Callable[[SessionEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ClientProfile:
-    """A client's key, and the capabilities and invitation that it sends when it joins."""
+    """A client's key, and what it sends when it joins.
+
+    Attributes:
+        instance: names this process, so that a second one with the same key can be told apart.
+    """
 
     key: ClientKey
     capabilities: Capabilities = field(default_factory=Capabilities)
     invitation: str | None = None
+    instance: str = field(default_factory=lambda: secrets.token_hex(INSTANCE_BYTES))
 
 
 class CoordinatorSession(ForwardedRequests):
@@ -101,6 +114,7 @@ class CoordinatorSession(ForwardedRequests):
         self._joining = asyncio.Lock()
         self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
         self._lost = False
+        self._warned_s: dict[Refusal, float] = {}
         self._news = Broadcast()
         self.session_number = 0
 
@@ -153,6 +167,7 @@ class CoordinatorSession(ForwardedRequests):
                 if refusal.kind is Refusal.UNAUTHORIZED:
                     await self._join_after(number)
                 elif refusal.kind.retry is Retry.LATER:
+                    self._note_refused(refusal)
                     await self._wait(backoff, refusal)
                 else:
                     raise
@@ -191,7 +206,9 @@ class CoordinatorSession(ForwardedRequests):
         async with self._joining:
             if self.session_number > number:
                 return
-            backoff = self._retry_policy.begin()
+            policy = self._retry_policy
+            backoff = policy.begin()
+            for_key = replace(policy, bound_s=min(policy.bound_s, KEY_IN_USE_BOUND_S)).begin()
             while True:
                 try:
                     session = await self._join_once()
@@ -201,7 +218,8 @@ class CoordinatorSession(ForwardedRequests):
                 except Refused as refusal:
                     if not refusal.kind.may_retry:
                         raise
-                    await self._wait(backoff, refusal)
+                    self._note_refused(refusal)
+                    await self._wait(for_key if refusal.kind is Refusal.KEY_IN_USE else backoff, refusal)
                 else:
                     break
             self._count_join()
@@ -216,8 +234,11 @@ class CoordinatorSession(ForwardedRequests):
         public_key = self._profile.key.public_key
         challenge = await self._api.challenge(ChallengeRequest(public_key))
         signature = self._profile.key.sign(join_message(self._api.run_id, challenge.nonce, public_key))
+        profile = self._profile
         return await self._api.join(
-            JoinRequest(public_key, challenge.nonce, signature, self._profile.capabilities, self._profile.invitation)
+            JoinRequest(
+                public_key, challenge.nonce, signature, profile.capabilities, profile.invitation, profile.instance
+            )
         )
 
     async def _wait(self, backoff: Backoff, error: CoordinatorUnreachable | Refused) -> None:
@@ -243,8 +264,22 @@ class CoordinatorSession(ForwardedRequests):
     def _note_lost(self, error: CoordinatorUnreachable) -> None:
         if not self._lost:
             self._lost = True
-            log.warning("coordinator_unreachable", extra={"reason": str(error)})
+            fields = {"reason": str(error), "goes_on_trying_for_s": self._retry_policy.bound_s}
+            log.warning("coordinator_unreachable", extra=fields)
             self._observer(CoordinatorLost(str(error)))
+
+    def _note_refused(self, refusal: Refused) -> None:
+        """Warn that a request will be repeated, for each kind of refusal once in `WARN_AGAIN_AFTER_S`."""
+        now_s = self._retry_policy.clock.monotonic_s()
+        warned_s = self._warned_s.get(refusal.kind, -math.inf)
+        if refusal.kind.retry is not Retry.LATER or now_s < warned_s + WARN_AGAIN_AFTER_S:
+            return
+        self._warned_s[refusal.kind] = now_s
+        bound_s = self._retry_policy.bound_s
+        if refusal.kind is Refusal.KEY_IN_USE:
+            bound_s = min(bound_s, KEY_IN_USE_BOUND_S)
+        fields = {"kind": refusal.kind.value, "reason": refusal.message, "goes_on_trying_for_s": bound_s}
+        log.warning("coordinator_refuses_for_now", extra=fields)
 
     def _note_found(self) -> None:
         if self._lost:

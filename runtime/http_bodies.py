@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from state.errors import Refused
 from state.refusals import Refusal
@@ -49,6 +50,21 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
         if piece is None:
             return
         yield piece
+
+
+def has_gone(receive: Receive) -> bool:
+    """Return at once whether the sender of a request without a body has closed the connection."""
+    for _ in range(2):  # the first message may be the end of the empty body
+        waiting = receive().__await__()
+        try:
+            next(waiting)
+        except StopIteration as arrived:
+            if arrived.value["type"] == "http.disconnect":
+                return True
+        else:
+            waiting.close()
+            return False
+    return False
 
 
 def content_length(request: Request) -> int | None:

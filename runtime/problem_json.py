@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -65,6 +66,8 @@ def problem_response(error: Exception) -> Response:
         **{key: value for key, value in refused.context.items() if isinstance(value, str | int | float | bool)},
     }
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    if isinstance(asked_s := refused.context.get("retry_after_s"), float):
+        headers["Retry-After"] = str(math.ceil(asked_s))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if refused.kind == Refusal.BODY_TIMEOUT:

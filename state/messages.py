@@ -21,6 +21,8 @@ MAX_CLAIMED_TOKENS = 2**63 - 1
 PROTOCOL_VERSION = 1
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+"""Random digits that name one process of a client."""
 HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Step = Annotated[int, Field(ge=1)]
 FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
@@ -52,13 +54,18 @@ class Capabilities(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest(WireDocument):
-    """The second half of a join: the signature is over `join_message(run_id, nonce, public_key)`."""
+    """The second half of a join: the signature is over `join_message(run_id, nonce, public_key)`.
+
+    Attributes:
+        instance: the same in every join of one process, so that a second process with the same key can be told apart.
+    """
 
     public_key: HexKey
     nonce: Annotated[str, Field(max_length=256)]
     signature: HexSignature
     capabilities: Capabilities
     invitation: Annotated[str, Field(max_length=256)] | None = None
+    instance: Instance | None = None
 
 
 DATA_TICKET_AUDIENCE = "epochal-data"

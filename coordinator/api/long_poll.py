@@ -7,6 +7,7 @@ dependency in between.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.publication import Published
-from runtime.http_bodies import bearer_token
+from runtime.http_bodies import bearer_token, has_gone
 from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
 from state.errors import EpochalError, Refused
@@ -70,9 +71,8 @@ class RunDocumentEndpoint:
         self._polls = polls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del receive
         try:
-            published, seen = await self._published(scope)
+            published, seen = await self._published(scope, receive)
         except EpochalError as error:
             await problem_response(error)(scope, _no_body, send)
             return
@@ -83,7 +83,7 @@ class RunDocumentEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": _headers(published)})
         await send({"type": "http.response.body", "body": published.body})
 
-    async def _published(self, scope: Scope) -> tuple[Published | None, str | None]:
+    async def _published(self, scope: Scope, receive: Receive) -> tuple[Published | None, str | None]:
         handlers = self._handlers
         handlers.check_run(scope["path_params"]["run_id"])
         headers = Headers(scope=scope)
@@ -92,10 +92,8 @@ class RunDocumentEndpoint:
         query = Query(scope["query_string"])
         after, lineage = query.whole("after", BEFORE_THE_FIRST, BEFORE_THE_FIRST), query.text("lineage")
         wait_s = query.seconds("wait_s")
-        with self._polls.place(client_id):
+        with self._polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, receive)):
             published = await handlers.wait_published(after, lineage, wait_s)
-        if client_id is not None:
-            handlers.service.heard(client_id)
         return published, headers.get("if-none-match")
 
 

@@ -1,5 +1,7 @@
 """Routes that anyone may read: round documents, results as they arrive, outcomes, the last checkpoint."""
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +13,7 @@ from runtime.http_bodies import (
     IMMUTABLE,
     bearer_token,
     document_response,
+    has_gone,
     json_response,
     openapi_answer,
 )
@@ -52,10 +55,8 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         client_id = None if token is None else handlers.authenticate(token)
         query, number = Query(request.scope["query_string"]), parse_whole("step", step)
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
-        with polls.place(client_id):
+        with polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, request.receive)):
             page = await handlers.results(number, attempt, after, wait_s)
-        if client_id is not None:
-            handlers.service.heard(client_id)
         return document_response(page)
 
     @router.get(

@@ -39,6 +39,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
         share=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
         nonce=event.nonce,
+        instance=event.instance,
     )
     members = {**run.members, event.client_id: member}
     run = gathered(replace(run, members=members, used_nonces=used, invitations_used=invitations))

@@ -39,6 +39,7 @@ class Member:
     Attributes:
         share: the batches that it claims to take in a round: an upper bound of what it is given.
         nonce: of its last join; session tokens of earlier joins are superseded.
+        instance: the process that joined; None if it did not name itself.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
         was_late: whether the last Warmup that it saw ended before it was ready.
         conduct: how it did in the rounds so far.
@@ -49,6 +50,7 @@ class Member:
     share: int
     trainer: str
     nonce: str
+    instance: str | None = None
     ready_step: int | None = None
     last_loss: float | None = None
     was_late: bool = False

@@ -55,6 +55,7 @@ class ClientJoined:
     nonce: str
     nonce_expires_s: float
     invitation_sha256: Sha256 | None = None
+    instance: str | None = None
     type: Literal["client_joined"] = "client_joined"
 
 

@@ -56,12 +56,11 @@ class InProcessCoordinator:
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token) if self._token else None
-            if after is None:
-                published = await handlers.wait_published(-1, None, 0.0)
-            else:
-                published = await handlers.wait_published(after.version, after.lineage, wait_s)
-            if client_id is not None:
-                handlers.service.heard(client_id)
+            with handlers.service.waiting(client_id, lambda: False):
+                if after is None:
+                    published = await handlers.wait_published(-1, None, 0.0)
+                else:
+                    published = await handlers.wait_published(after.version, after.lineage, wait_s)
         return None if published is None else parse_document(RunDocument, published.body)
 
     async def challenge(self, request: ChallengeRequest) -> Challenge:
@@ -96,9 +95,8 @@ class InProcessCoordinator:
     async def results(self, query: ResultsQuery) -> ResultsPage:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token) if self._token else None
-            page = await handlers.results(query.step, query.attempt, query.after, query.wait_s)
-            if client_id is not None:
-                handlers.service.heard(client_id)
+            with handlers.service.waiting(client_id, lambda: False):
+                page = await handlers.results(query.step, query.attempt, query.after, query.wait_s)
         return page
 
     async def report(self, report: Report) -> Standing:

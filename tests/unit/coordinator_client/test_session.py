@@ -7,9 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from coordinator.auth.tokens import SESSION_LIFETIME_S
-from coordinator_client.session import ClientProfile, CoordinatorSession, Joined, SessionEvent
+from coordinator.liveness import KEY_FREE_AFTER_S
+from coordinator_client.follow import DocumentFeed
+from coordinator_client.session import KEY_IN_USE_BOUND_S, ClientProfile, CoordinatorSession, Joined, SessionEvent
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
+from state.refusals import Refusal
 from tests.support.simulated_client import key_of
 from tests.support.simulated_network import Faults, no_faults
 from tests.support.simulated_run import SimulatedRun, simulated_run
@@ -17,11 +20,18 @@ from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock, in_virtual_time
 
 
-def session_of(run: SimulatedRun, faults: Faults = no_faults) -> tuple[CoordinatorSession, list[SessionEvent]]:
-    """Return a session of client 1, not yet joined, and its events. Requests are repeated for at most 30 s."""
+def session_of(
+    run: SimulatedRun, faults: Faults = no_faults, instance: str | None = None
+) -> tuple[CoordinatorSession, list[SessionEvent]]:
+    """Return a session of client 1, not yet joined, and its events. Requests are repeated for at most 30 s.
+
+    Args:
+        instance: of the client's process; a new one by default.
+    """
     events: list[SessionEvent] = []
     policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=30)
-    return CoordinatorSession(run.api(faults)[0], ClientProfile(key_of(1)), policy, events.append), events
+    profile = ClientProfile(key_of(1)) if instance is None else ClientProfile(key_of(1), instance=instance)
+    return CoordinatorSession(run.api(faults)[0], profile, policy, events.append), events
 
 
 @asynccontextmanager
@@ -62,9 +72,9 @@ async def test_request_without_an_answer_gives_up_after_the_bound() -> None:
 @in_virtual_time
 async def test_requests_after_a_superseded_session_join_once() -> None:
     async with waiting_run() as run:
-        session, _ = session_of(run)
+        session, _ = session_of(run, instance="a")
         await session.join()
-        await session_of(run)[0].join()
+        await session_of(run, instance="a")[0].join()
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(session.renew())
@@ -82,10 +92,64 @@ async def test_request_after_ejection_is_refused_for_good() -> None:
         assert caught.value.kind == "ejected"
 
 
+@asynccontextmanager
+async def following(session: CoordinatorSession) -> AsyncIterator[asyncio.Task[None]]:
+    """Yield a task in which the session follows the run document, as a client does all the time."""
+
+    async def follow() -> None:
+        feed = DocumentFeed(session)
+        while True:
+            await feed.poll(session.wait_s)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(follow())
+        yield task
+        task.cancel()
+
+
 @in_virtual_time
-async def test_two_processes_with_one_key_do_not_fight_for_ever() -> None:
+async def test_second_process_with_a_key_ends_and_the_first_does_not_notice(caplog: pytest.LogCaptureFixture) -> None:
     async with waiting_run() as run:
-        one, other = session_of(run)[0], session_of(run)[0]
+        first, second = session_of(run)[0], session_of(run)[0]
+        await first.join()
+        async with following(first):
+            started_s = asyncio.get_running_loop().time()
+            with pytest.raises(Refused, match="another process takes part with the key") as caught:
+                await second.join()
+            assert asyncio.get_running_loop().time() - started_s <= KEY_IN_USE_BOUND_S + 1
+        assert caught.value.kind is Refusal.KEY_IN_USE
+        assert first.session_number == 1
+    warned = [record for record in caplog.records if record.message == "coordinator_refuses_for_now"]
+    assert [vars(record)["goes_on_trying_for_s"] for record in warned] == [KEY_IN_USE_BOUND_S]
+
+
+@in_virtual_time
+async def test_client_that_crashed_returns_once_it_has_been_silent() -> None:
+    async with waiting_run() as run:
+        crashed, restarted = session_of(run)[0], session_of(run)[0]
+        await crashed.join()
+        async with following(crashed):
+            await asyncio.sleep(100)
+        started_s = asyncio.get_running_loop().time()
+        await restarted.join()
+        assert asyncio.get_running_loop().time() - started_s <= KEY_FREE_AFTER_S + 2
+
+
+@in_virtual_time
+async def test_key_is_free_at_once_after_its_client_has_left() -> None:
+    async with waiting_run() as run:
+        first, second = session_of(run)[0], session_of(run)[0]
+        await first.join()
+        await first.withdraw()
+        started_s = asyncio.get_running_loop().time()
+        await second.join()
+        assert asyncio.get_running_loop().time() - started_s < 1
+
+
+@in_virtual_time
+async def test_copies_of_one_process_do_not_fight_for_ever() -> None:
+    async with waiting_run() as run:
+        one, other = session_of(run, instance="a")[0], session_of(run, instance="a")[0]
 
         async def fight() -> None:
             while True:
