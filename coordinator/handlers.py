@@ -5,7 +5,7 @@ run is decided by the machine.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.auth.admin import AdminToken
@@ -15,6 +15,7 @@ from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.machine import stimuli
 from coordinator.machine.run import Member
 from coordinator.publication import Published, standing_of
+from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
@@ -50,6 +51,7 @@ class Handlers:
     tokens: SessionTokens
     admin: AdminToken
     uploads: Uploads
+    rates: MessageRates = field(default_factory=MessageRates)
 
     # Authentication
 
@@ -104,11 +106,13 @@ class Handlers:
         """Make the key's owner a member.
 
         Raises:
-            Refused: `nonce-*`, `unauthorized`, `key-in-use`, and the reasons of `coordinator.machine.membership.join`.
+            Refused: `nonce-*`, `unauthorized`, `rate-limited`, `key-in-use`, and the reasons of
+                `coordinator.machine.membership.join`.
         """
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
         self._check_key_is_free(client_id, request.instance)
+        self.rates.check_join(client_id, self.service.now_s())
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
             stimuli.ClientJoined(
@@ -205,15 +209,21 @@ class Handlers:
         """Pass a member's report on to the run, and return which of its messages have arrived.
 
         Raises:
-            Refused: `blob-too-large` for a result or checkpoint that is larger than the model implies, and for the
-                reasons of the machine (`coordinator/machine/reports.py`, `membership.py`, `checkpoints.py`).
+            Refused: `rate-limited`, `blob-too-large` for a result or checkpoint that is larger than the model implies,
+                and the reasons of the machine (`coordinator/machine/reports.py`, `membership.py`, `checkpoints.py`).
         """
+        self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
             self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout()))
         elif isinstance(report, messages.CheckpointReport):
             self._check_size("checkpoint", report.size_bytes, await self._max_checkpoint_bytes())
         await self._submit(_REPORTED[type(report)](client_id, report))
         return self.standing(client_id)
+
+    def check_rate(self, client_id: ClientId) -> None:
+        """Count a message of a member. Raise `Refused` (`rate-limited`) if it has sent too many in this phase."""
+        run = self.service.run
+        self.rates.check_report(client_id, self.service.now_s(), (run.epoch, run.step, run.attempt, run.phase))
 
     @staticmethod
     def _check_size(kind: str, size_bytes: int, max_bytes: int) -> None:

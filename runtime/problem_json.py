@@ -18,6 +18,7 @@ from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+"""Value of `Retry-After` where the refusal names no other (`retry_after_s` in its context)."""
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 """Refusals by the web framework."""
 MAX_REASONS = 5
@@ -65,7 +66,7 @@ def problem_response(error: Exception) -> Response:
         "retry": refused.kind.may_retry,
         **{key: value for key, value in refused.context.items() if isinstance(value, str | int | float | bool)},
     }
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
     if isinstance(asked_s := refused.context.get("retry_after_s"), float):
         headers["Retry-After"] = str(math.ceil(asked_s))
     if status == 401:

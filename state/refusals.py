@@ -90,6 +90,7 @@ class Refusal(StrEnum):
 
     # The service itself
     OVERLOADED = "overloaded", 503, Retry.LATER
+    RATE_LIMITED = "rate-limited", 429, Retry.LATER
     RUN_FULL = "run-full", 503, Retry.LATER
     STORE_FAILED = "store-failed", 503, Retry.LATER
     INTERNAL = "internal", 500, Retry.LATER

@@ -54,7 +54,9 @@ def membership_routes(handlers: Handlers) -> APIRouter:
     @router.post(f"{clients}/me/token", summary="Renew the token and the ticket", responses=openapi_answer(Session))
     async def renew(run_id: str, request: Request) -> Response:
         del run_id
-        return document_response(handlers.renew(caller(handlers, request)))
+        client_id = caller(handlers, request)
+        handlers.check_rate(client_id)
+        return document_response(handlers.renew(client_id))
 
     def add_report(kind: type[messages.Report], summary: str) -> None:
         place = messages.REPORT_PATHS[kind]

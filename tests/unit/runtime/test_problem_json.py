@@ -18,7 +18,9 @@ def as_client_sees(response: Response) -> httpx.Response:
     return httpx.Response(response.status_code, headers=dict(response.headers), content=bytes(response.body))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Refusal if kind.status != 503 and kind is not Refusal.INTERNAL])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Refusal if kind.status not in (429, 503) and kind is not Refusal.INTERNAL]
+)
 def test_refusal_survives_its_way_over_http(kind: Refusal) -> None:
     answer = as_client_sees(problem_response(Refused(kind, "so it is", step=12, size_bytes=7)))
     refused = refusal_in(answer)
@@ -42,13 +44,15 @@ def test_problem_names_type_title_status_and_detail() -> None:
     ("kind", "header", "value"),
     [
         (Refusal.OVERLOADED, "Retry-After", "1"),
+        (Refusal.RATE_LIMITED, "Retry-After", "5"),
         (Refusal.UNAUTHORIZED, "WWW-Authenticate", "Bearer"),
         (Refusal.BODY_TIMEOUT, "Connection", "close"),
         (Refusal.RANGE_NOT_SATISFIABLE, "Content-Range", "bytes */7"),
     ],
 )
 def test_problem_has_the_header_that_its_status_asks_for(kind: Refusal, header: str, value: str) -> None:
-    assert problem_response(Refused(kind, "no", size_bytes=7)).headers[header] == value
+    context = {"retry_after_s": 4.2} if kind is Refusal.RATE_LIMITED else {"size_bytes": 7}
+    assert problem_response(Refused(kind, "no", **context)).headers[header] == value
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""How often a member may report, and a key may join: token buckets, so that nobody fills the journal by repetition.
+
+A bucket holds up to `burst` tokens; each message takes one. It is refilled slowly as time passes, and at once when the
+run enters another phase, because a phase asks every member for new messages. Time is always an argument.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import ClientId
+
+REPORTS_PER_PHASE = 32
+"""Number of messages that a member may send at once. An honest one sends four a round, and repeats what was lost."""
+REPORT_PERIOD_S = 5.0
+"""A phase that lasts allows a further message in each period: at most 720 an hour, of less than 1 kB each."""
+JOINS_AT_ONCE = 50
+"""Number of times a key may join at once. A client gives up after 20 joins in a minute, because its key is shared."""
+JOIN_PERIOD_S = 20.0
+"""After them, a key may join once in each period."""
+MAX_BUCKETS = 65_536
+"""Number of senders that are remembered; the one that was silent for the longest time is forgotten first."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_s: float
+    occasion: object
+
+
+class TokenBuckets(Generic[K]):
+    """One token bucket for each sender.
+
+    Args:
+        burst: number of tokens in a full bucket.
+        period_s: time in which a bucket gains a token.
+    """
+
+    def __init__(self, burst: int, period_s: float) -> None:
+        self._burst = burst
+        self._period_s = period_s
+        self._buckets: OrderedDict[K, _Bucket] = OrderedDict()
+
+    def take(self, sender: K, now_s: float, occasion: object = None) -> float:
+        """Take a token; return 0, or, if there is none, the seconds until there is one.
+
+        Args:
+            sender: whose bucket it is.
+            now_s: seconds on a clock that never goes back.
+            occasion: the bucket is filled when this differs from the occasion of the last call.
+        """
+        bucket = self._buckets.get(sender)
+        if bucket is None or bucket.occasion != occasion:
+            bucket = self._buckets[sender] = _Bucket(self._burst, now_s, occasion)
+        gained = max(0.0, now_s - bucket.filled_s) / self._period_s
+        bucket.tokens, bucket.filled_s = min(self._burst, bucket.tokens + gained), now_s
+        self._buckets.move_to_end(sender)
+        if len(self._buckets) > MAX_BUCKETS:
+            self._buckets.popitem(last=False)
+        if bucket.tokens < 1:
+            return (1 - bucket.tokens) * self._period_s
+        bucket.tokens -= 1
+        return 0.0
+
+
+class MessageRates:
+    """The rates of one coordinator's members."""
+
+    def __init__(self) -> None:
+        self._reports = TokenBuckets[ClientId](REPORTS_PER_PHASE, REPORT_PERIOD_S)
+        self._joins = TokenBuckets[ClientId](JOINS_AT_ONCE, JOIN_PERIOD_S)
+
+    def check_report(self, client_id: ClientId, now_s: float, occasion: object) -> None:
+        """Raise `Refused` (`rate-limited`) if the member sends too many messages in this phase of the run."""
+        wait_s = self._reports.take(client_id, now_s, occasion)
+        if wait_s:
+            message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
+            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+
+    def check_join(self, client_id: ClientId, now_s: float) -> None:
+        """Raise `Refused` (`rate-limited`) if this key joins too often."""
+        wait_s = self._joins.take(client_id, now_s)
+        if wait_s:
+            message = f"client {client_id} has joined {JOINS_AT_ONCE} times in a short time; try again later"
+            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
