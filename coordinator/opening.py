@@ -5,14 +5,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.auth.signing_key import SigningKey
+from coordinator.kept_blobs import check_blobs_are_there
 from coordinator.machine.run import Run, lineage_of, new_run
-from coordinator.machine.stimuli import ConfigChanged, CoordinatorStarted, RunRestored, Stimulus
+from coordinator.machine.stimuli import ConfigChanged, CoordinatorKeyReplaced, CoordinatorStarted, RunRestored, Stimulus
 from coordinator.run_journal import RunJournal
+from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
 from runtime.clock import Clock
 from state.config.changes import runtime_changes
 from state.config.state_file import StateFile
-from state.errors import InvalidInput, StoreConflict
+from state.errors import InvalidInput, StoreConflict, StoreFailed
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,7 @@ class ServiceOptions:
     Attributes:
         source: the state file's name, for messages.
         coordinator_key: raw Ed25519 public key, hex.
+        replaces_key: whether this key replaces the run's.
         new_seed: fresh random bytes in hex; a simulation brings its own.
     """
 
@@ -31,7 +35,28 @@ class ServiceOptions:
     clock: Clock
     coordinator_key: str
     source: str = "state.toml"
+    replaces_key: bool = False
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
+
+
+async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
+    """Return the key of the store's coordinator; create it only for a run that was never started.
+
+    Args:
+        store: holds the key and perhaps a run.
+        anew: replace the key that is kept.
+
+    Raises:
+        StoreFailed: the store holds a run without its key, or with something else in its place.
+    """
+    if anew:
+        return SigningKey(await store.keys.replace_private_key())
+    kept = await store.keys.private_key()
+    if kept is None:
+        if await store.journal.load(is_restored=True) is not None:
+            raise StoreFailed(f"{store.name} holds a run, but not its coordinator's key; {KEY_LOST}")
+        kept = await store.keys.create_private_key()
+    return SigningKey(kept)
 
 
 async def open_run(
@@ -48,10 +73,11 @@ async def open_run(
     Raises:
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
             of blobs than are held; or there is no run to restore.
-        StoreFailed: the journal is damaged, or was written under other rules.
+        StoreFailed: the journal is damaged, or was written under other rules; the coordinator's key is not the run's;
+            or blobs are missing.
     """
     store = options.store
-    journal = await RunJournal.load(store.journal)
+    journal = await RunJournal.load(store.journal, is_restored=is_restored)
     if journal is None:
         if is_restored:
             raise InvalidInput("--restored: the store holds no run; restore the backup first")
@@ -67,16 +93,38 @@ async def open_run(
             return await open_run(options, state_file, is_restored=is_restored)
     if store.journal.torn_bytes:
         log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.journal.torn_bytes})
+    if store.journal.damaged_bytes:
+        log.warning(
+            "journal_damaged_record_dropped",
+            extra={
+                "damaged_bytes": store.journal.damaged_bytes,
+                "consequence": "clients return to the state before it",
+            },
+        )
     _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
+    _check_key(journal.run, options)
+    await check_blobs_are_there(journal.run, store.blobs, store.name)
     stimuli: list[Stimulus] = [CoordinatorStarted()]
-    if is_restored:
+    if is_restored or store.journal.damaged_bytes:  # clients may have seen what the damaged record said
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
+    if options.coordinator_key != journal.run.coordinator_key:
+        log.warning("coordinator_key_replaced", extra={"before": journal.run.coordinator_key})
+        stimuli.append(CoordinatorKeyReplaced(options.coordinator_key, lineage_of(options.new_seed())))
     applied, _ = runtime_changes(journal.run.state_file, state_file)
     if applied:
         stimuli.append(ConfigChanged(state_file))
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
     return journal, tuple(stimuli)
+
+
+def _check_key(run: Run, options: ServiceOptions) -> None:
+    """Raise `StoreFailed` unless the coordinator has the run's key, or is to replace it."""
+    if options.coordinator_key != run.coordinator_key and not options.replaces_key:
+        raise StoreFailed(
+            f"{options.store.name} holds the coordinator's key {options.coordinator_key}, but the run's is "
+            f"{run.coordinator_key}: nobody would believe what it signs; {KEY_LOST}"
+        )
 
 
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:

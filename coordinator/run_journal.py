@@ -36,13 +36,16 @@ class RunJournal:
         self.published = Published.of(found.document)
 
     @classmethod
-    async def load(cls, journal: Journal) -> "RunJournal | None":
+    async def load(cls, journal: Journal, *, is_restored: bool = False) -> "RunJournal | None":
         """Return the journal of a run that was started before, or None.
+
+        Args:
+            is_restored: the journal is a copy that may lack later segments.
 
         Raises:
             StoreFailed: the journal is damaged, or was written under other rules.
         """
-        segment = await journal.load()
+        segment = await journal.load(is_restored=is_restored)
         return None if segment is None else cls(journal, replay(segment), len(segment.records))
 
     @classmethod

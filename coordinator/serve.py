@@ -12,10 +12,9 @@ from coordinator.api.app import create_app
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
-from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.handlers import Handlers
-from coordinator.opening import ServiceOptions
+from coordinator.opening import ServiceOptions, signing_key_of
 from coordinator.service import CoordinatorService
 from coordinator.store.open import open_store
 from coordinator.uploads import Uploads
@@ -38,6 +37,7 @@ class ServeOptions:
         source: name of the state file in messages.
         is_restored: whether the store was restored from a backup.
         new_admin_token: whether to replace the admin token.
+        new_coordinator_key: whether to replace the key that signs tokens and tickets.
     """
 
     store: str
@@ -46,6 +46,7 @@ class ServeOptions:
     source: str = "state.toml"
     is_restored: bool = False
     new_admin_token: bool = False
+    new_coordinator_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     allow_connections()
     store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:
-        run_id, key = state_file.run_id, SigningKey(await store.keys.private_key())
-        service_options = ServiceOptions(store, SystemClock(), key.public_key_hex, options.source)
+        run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
+        service_options = ServiceOptions(
+            store, SystemClock(), key.public_key_hex, options.source, options.new_coordinator_key
+        )
         service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.

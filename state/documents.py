@@ -163,11 +163,12 @@ class RunDocument(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeEntry(WireDocument):
-    """One result that a quorum attested: who made it, over which batches, and the SHA-256 of its bytes."""
+    """One result that a quorum attested: who made it, over which batches, the SHA-256 of its bytes and their number."""
 
     client_id: HexId
     assignment: tuple[BatchId, ...]
     result_sha256: HexSha256
+    size_bytes: Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run, ()
         case stimuli.RunRestored():
             return replace(run, lineage=stimulus.lineage), ()
+        case stimuli.CoordinatorKeyReplaced():
+            return replace(run, coordinator_key=stimulus.coordinator_key, lineage=stimulus.lineage), ()
         case stimuli.ClientJoined():
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():

@@ -14,7 +14,8 @@ from coordinator.machine.round import Round
 from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
 from coordinator.machine.work import blame_after
 from state.documents import Outcome, OutcomeEntry
-from state.intervals import subtract, total_batches
+from state.intervals import BatchId, subtract, total_batches
+from state.messages import ResultCommitment
 from state.wire import ClientId, Sha256
 
 
@@ -44,7 +45,7 @@ def judge_round(run_id: str, current: Round) -> Verdict:
         return Verdict(None, reason, len(digests) > 1)
     received = [attested.received_bits() for attested in current.attestations.values()]
     entries = tuple(
-        OutcomeEntry(client_id, assignment, current.commitments[client_id].result_sha256)
+        _entry(client_id, assignment, current.commitments[client_id])
         for client_id, assignment in plan.assignments.items()
         if assignment and _is_included(current, client_id, agreed, received)
     )
@@ -61,6 +62,10 @@ def judge_round(run_id: str, current: Round) -> Verdict:
         entries=entries,
     )
     return Verdict(outcome, f"{len(entries)} results", False)
+
+
+def _entry(client_id: ClientId, assignment: tuple[BatchId, ...], bound: ResultCommitment) -> OutcomeEntry:
+    return OutcomeEntry(client_id, assignment, bound.result_sha256, bound.size_bytes)
 
 
 def _is_included(current: Round, client_id: ClientId, agreed: Sha256, received: Sequence[int]) -> bool:

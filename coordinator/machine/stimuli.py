@@ -36,6 +36,15 @@ class RunRestored:
 
 
 @dataclass(frozen=True, slots=True)
+class CoordinatorKeyReplaced:
+    """The operator gave the run a new coordinator's key (raw Ed25519 public key, hex); it continues as `lineage`."""
+
+    coordinator_key: str
+    lineage: str
+    type: Literal["coordinator_key_replaced"] = "coordinator_key_replaced"
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
@@ -204,8 +213,8 @@ class ConfigChanged:
 
 # fmt: off
 Stimulus: TypeAlias = (
-    CoordinatorStarted | RunRestored | Ticked | ClientJoined | ClientWithdrew | ClientsFellSilent
-    | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
+    CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
+    | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | PauseRequested | ResumeRequested | BlobsNearedBound | ConfigChanged
 )

@@ -88,6 +88,32 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBlob:
+    """A blob that a run relies on: what it is, its digest and its size."""
+
+    purpose: str
+    sha256: Sha256
+    size_bytes: int
+
+
+def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
+    """Return the blobs that have arrived and must be there, the newest checkpoint's first; each digest once."""
+    checkpoints = [*reversed(run.checkpoints), *(() if run.checkpointing is None else run.checkpointing.held.values())]
+    kept = [KeptBlob(f"the checkpoint of step {ref.step}", ref.blob_sha256, ref.size_bytes) for ref in checkpoints]
+    if run.round is not None:
+        for client_id in run.round.verified:
+            bound = run.round.commitments[client_id]
+            kept.append(KeptBlob(f"a result of step {run.round.step}", bound.result_sha256, bound.size_bytes))
+    for outcome in reversed(list(run.outcomes.values())):
+        purpose = f"a result of step {outcome.step}"
+        kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
+    once: dict[Sha256, KeptBlob] = {}
+    for blob in kept:
+        once.setdefault(blob.sha256, blob)
+    return tuple(once.values())
+
+
 def blobs_needed(run: Run) -> frozenset[Sha256]:
     """Return the blobs that must stay: those of kept checkpoints, of kept outcomes, and of the round under way."""
     needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}

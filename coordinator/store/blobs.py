@@ -20,6 +20,12 @@ class BlobReader(Protocol):
     async def read(self, sha256: Sha256) -> bytes:
         """Return the whole blob. Raise `Refused(Refusal.NOT_FOUND)` if it is not held."""
 
+    async def size(self, sha256: Sha256) -> int | None:
+        """Return the blob's size in bytes, or None if it is not held."""
+
+    def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
+        """Return the bytes `[start, stop)` in pieces. Raise `Refused(Refusal.NOT_FOUND)` if the blob is not held."""
+
 
 class BlobStore(BlobReader, Protocol):
     """Blobs that a coordinator receives, serves and deletes."""
@@ -37,12 +43,6 @@ class BlobStore(BlobReader, Protocol):
         Raises:
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
         """
-
-    async def size(self, sha256: Sha256) -> int | None:
-        """Return the blob's size in bytes, or None if it is not held."""
-
-    def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        """Return the bytes `[start, stop)` in pieces. Raise `Refused(Refusal.NOT_FOUND)` if the blob is not held."""
 
     async def delete(self, sha256: Sha256) -> None:
         """Delete the blob if it is held."""

@@ -2,6 +2,12 @@
 
 from typing import Protocol
 
+KEY_LOST = (
+    "restore it from a backup; if it is lost, start with --new-coordinator-key, which gives the run a new key, and "
+    "members join again by themselves"
+)
+"""What to do about a coordinator's key that is missing or wrong."""
+
 
 class CoordinatorKeys(Protocol):
     """Secrets kept with the run, so that tokens stay valid after a restart and at all coordinators of the run.
@@ -9,8 +15,14 @@ class CoordinatorKeys(Protocol):
     Every method raises `StoreFailed` if the medium fails or holds something else.
     """
 
-    async def private_key(self) -> bytes:
-        """Return the coordinator's Ed25519 private key (32 raw bytes), created at the first call."""
+    async def private_key(self) -> bytes | None:
+        """Return the coordinator's Ed25519 private key (32 raw bytes), or None before there is one."""
+
+    async def create_private_key(self) -> bytes:
+        """Return the coordinator's private key, created if there is none; several callers at once get the same one."""
+
+    async def replace_private_key(self) -> bytes:
+        """Return a new private key, which replaces the one that is kept, readable or not. The old one is set aside."""
 
     async def admin_token_sha256(self) -> bytes | None:
         """Return the SHA-256 of the operator's token, or None before there is one."""

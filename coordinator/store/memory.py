@@ -93,10 +93,17 @@ class MemoryKeys:
     """The `CoordinatorKeys` protocol over two attributes."""
 
     def __init__(self) -> None:
-        self._private_key = os.urandom(RAW_KEY_BYTES)
+        self._private_key: bytes | None = None
         self._admin_token_sha256: bytes | None = None
 
-    async def private_key(self) -> bytes:
+    async def private_key(self) -> bytes | None:
+        return self._private_key
+
+    async def create_private_key(self) -> bytes:
+        return self._private_key or await self.replace_private_key()
+
+    async def replace_private_key(self) -> bytes:
+        self._private_key = os.urandom(RAW_KEY_BYTES)
         return self._private_key
 
     async def admin_token_sha256(self) -> bytes | None:
@@ -108,6 +115,8 @@ class MemoryKeys:
 
 class MemoryStore:
     """The `Store` protocol in memory. Several may share one journal, as coordinators share a database."""
+
+    name = "memory"
 
     def __init__(self, max_blob_bytes: int, journal: MemoryJournal | None = None) -> None:
         self.journal = journal or MemoryJournal()

@@ -17,6 +17,10 @@ class StoreReader(Protocol):
     """A run that is only read; meanwhile a coordinator may serve it."""
 
     @property
+    def name(self) -> str:
+        """The store's name in messages."""
+
+    @property
     def journal(self) -> JournalReader: ...
 
     @property

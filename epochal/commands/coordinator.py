@@ -52,6 +52,13 @@ def coordinator(
     new_admin_token: Annotated[
         bool, typer.Option("--new-admin-token", help="Create and print a new admin token; the old one stops working.")
     ] = False,
+    new_coordinator_key: Annotated[
+        bool,
+        typer.Option(
+            "--new-coordinator-key",
+            help="Replace a key of the coordinator that was lost or stolen; members join again by themselves.",
+        ),
+    ] = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -70,6 +77,7 @@ def coordinator(
         source=str(state_path),
         is_restored=restored,
         new_admin_token=new_admin_token,
+        new_coordinator_key=new_coordinator_key,
     )
     run_to_end(_serve_run(state, options, data_config))
 

@@ -39,7 +39,7 @@ async def post(run: RealRun, place: str, token: str | None, content: bytes) -> d
 
 
 async def own_key(run: RealRun) -> SigningKey:
-    return SigningKey(await DirectoryKeys(run.run_dir).private_key())
+    return SigningKey(await DirectoryKeys(run.run_dir).create_private_key())
 
 
 async def test_invalid_tokens_are_unauthorized(tmp_path: Path) -> None:

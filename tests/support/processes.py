@@ -152,6 +152,13 @@ class RealRun:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
 
+    async def refused_start(self, *arguments: str) -> str:
+        """Start the coordinator, which must refuse what it finds kept; return what it says."""
+        where = ("--store", str(self.run_dir), "--port", "0")
+        ran = await self.command("coordinator", str(self.state_path), *where, *arguments)
+        ran.expect(1)
+        return ran.err
+
     async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:
         """Start a server; return it and the address that it prints. The lines that it prints are in `printed`."""
         child = await self.children.start(name, *arguments)

@@ -1,13 +1,15 @@
 """The coordinator's secrets as files that only their owner can read."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE, make_folder, replace_file
-from runtime.key_file import load_or_create_private_key
+from coordinator.store.keys import KEY_LOST
+from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE, make_folder, replace_file, sync_folder
+from runtime.key_file import load_or_create_private_key, load_private_key
 from state.errors import StoreFailed
 
 KEYS_FOLDER = "keys"
@@ -24,8 +26,14 @@ class DirectoryKeys:
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / KEYS_FOLDER
 
-    async def private_key(self) -> bytes:
+    async def private_key(self) -> bytes | None:
+        return await self._in_thread(KEY_FILE, _read_key)
+
+    async def create_private_key(self) -> bytes:
         return await self._in_thread(KEY_FILE, lambda path: load_or_create_private_key(path).private_bytes_raw())
+
+    async def replace_private_key(self) -> bytes:
+        return await self._in_thread(KEY_FILE, _replace_key)
 
     async def admin_token_sha256(self) -> bytes | None:
         return await self._in_thread(ADMIN_FILE, _read_digest)
@@ -42,6 +50,26 @@ class DirectoryKeys:
             return await asyncio.to_thread(work, path)
         except (OSError, ValueError) as error:
             raise StoreFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        return load_private_key(path).private_bytes_raw() if path.exists() else None
+    except ValueError as error:
+        raise ValueError(f"{error}; {KEY_LOST}") from error
+
+
+def _replace_key(path: Path) -> bytes:
+    """Set the kept file aside, numbered, and create a new key. A crash between the two leaves no key, which is told."""
+    if path.exists():
+        number = next(number for number in itertools.count(1) if not _aside(path, number).exists())
+        path.rename(_aside(path, number))
+        sync_folder(path.parent)
+    return load_or_create_private_key(path).private_bytes_raw()
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.old-{number}")
 
 
 def _read_digest(path: Path) -> bytes | None:

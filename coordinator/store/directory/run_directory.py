@@ -57,6 +57,7 @@ class RunDirectory:
     """The `Store` protocol over a run directory, locked."""
 
     def __init__(self, run_dir: Path, lock: BinaryIO, blobs: DirectoryBlobs, disk: Disk) -> None:
+        self.name = str(run_dir)
         self._run_dir = run_dir
         self._lock: BinaryIO | None = lock
         self._disk = disk
@@ -100,6 +101,7 @@ class RunDirectoryReader:
     """The `StoreReader` protocol over a run directory, which another process may be serving."""
 
     def __init__(self, run_dir: Path) -> None:
+        self.name = str(run_dir)
         self.journal = DirectoryHistory(run_dir)
         self.blobs = DirectoryBlobs.for_reading(run_dir)
 

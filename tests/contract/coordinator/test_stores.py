@@ -26,9 +26,16 @@ async def test_store_counts_the_journals_bytes(store: Store) -> None:
 
 
 async def test_store_makes_its_private_key_once(store: Store) -> None:
-    key = await store.keys.private_key()
+    assert await store.keys.private_key() is None
+    key = await store.keys.create_private_key()
     assert len(key) == 32
-    assert await store.keys.private_key() == key
+    assert await store.keys.create_private_key() == await store.keys.private_key() == key
+
+
+async def test_store_replaces_its_private_key(store: Store) -> None:
+    keys = [await store.keys.replace_private_key() for _ in range(3)]
+    assert len(set(keys)) == 3
+    assert await store.keys.private_key() == keys[-1]
 
 
 async def test_store_keeps_the_newest_admin_tokens_hash(store: Store) -> None:

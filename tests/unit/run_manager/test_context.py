@@ -23,7 +23,7 @@ class _CountingTrainer(NullTrainer):
 
 
 def _outcome(*results: str) -> Outcome:
-    entries = tuple(OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64)) for result in results)
+    entries = tuple(OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64), 1) for result in results)
     digest = Sha256("00" * 32)
     return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
 

@@ -2,12 +2,18 @@
 
 from coordinator.machine.instructions import SweepBlobs
 from coordinator.machine.run import current_checkpointer
-from coordinator.machine.stimuli import BlobsNearedBound, CheckpointHeld, CheckpointReported, ClientWithdrew
-from coordinator.machine.views import blobs_needed
+from coordinator.machine.stimuli import (
+    BlobsNearedBound,
+    CheckpointHeld,
+    CheckpointReported,
+    ClientWithdrew,
+    ResultCommitted,
+)
+from coordinator.machine.views import blobs_kept, blobs_needed
 from state.documents import CheckpointRef
-from state.messages import CheckpointReport
+from state.messages import CheckpointReport, ResultCommitment
 from state.phases import RunState
-from tests.support.machine_driver import digest_of, in_round, in_warmup
+from tests.support.machine_driver import METRICS, digest_of, in_round, in_warmup
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
@@ -49,6 +55,29 @@ def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
     assert set(driver.run.outcomes) == {1, 2}
     results = {entry.result_sha256 for outcome in driver.run.outcomes.values() for entry in outcome.entries}
     assert results <= blobs_needed(driver.run)
+
+
+def test_blobs_that_must_be_there_are_those_that_arrived_newest_checkpoint_first() -> None:
+    driver = in_round(1, 2, config__total_steps=1)
+    driver.play_round()
+    driver.make_checkpoint()
+    kept = blobs_kept(driver.run)
+    (outcome,) = driver.run.outcomes.values()
+    checkpoints = [(ref.blob_sha256, ref.size_bytes) for ref in reversed(driver.run.checkpoints)]
+    results = [(entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
+    assert [(blob.sha256, blob.size_bytes) for blob in kept] == [*checkpoints, *results]
+    assert kept[0].purpose == "the checkpoint of step 1"
+    assert {blob.sha256 for blob in kept} == blobs_needed(driver.run)
+
+
+def test_blob_that_was_announced_need_not_be_there_before_it_arrives() -> None:
+    driver = in_round(1, 2)
+    before = {blob.sha256 for blob in blobs_kept(driver.run)}
+    writer, other = (entry.client_id for entry in driver.round.roster.clients)
+    driver.deliver(writer)
+    commitment = ResultCommitment(driver.round.step, driver.round.attempt, digest_of("announced"), 10, METRICS)
+    driver.send(ResultCommitted(other, commitment))
+    assert {blob.sha256 for blob in blobs_kept(driver.run)} - before == {driver.round.commitments[writer].result_sha256}
 
 
 def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> None:

@@ -162,7 +162,7 @@ def open_to_others(folder: Path) -> list[Path]:
 async def test_run_directory_is_private_also_if_it_was_not(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     await two_segments(run_dir)
-    await DirectoryKeys(run_dir).private_key()
+    await DirectoryKeys(run_dir).create_private_key()
     assert open_to_others(run_dir) == []
     for path in (run_dir, *run_dir.rglob("*")):
         path.chmod(0o755)
@@ -225,11 +225,11 @@ async def test_run_directory_that_is_closed_keeps_nothing_more(tmp_path: Path) -
 
 async def test_key_is_readable_by_its_owner_alone_and_checked(tmp_path: Path) -> None:
     keys = DirectoryKeys(tmp_path)
-    await keys.private_key()
+    await keys.create_private_key()
     path = tmp_path / "keys" / "coordinator.key"
     assert path.stat().st_mode & 0o077 == 0
     path.write_bytes(b"short")
-    with pytest.raises(StoreFailed, match="it is neither"):
+    with pytest.raises(StoreFailed, match=r"it is neither.*--new-coordinator-key"):
         await keys.private_key()
 
 

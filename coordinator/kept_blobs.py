@@ -1,0 +1,54 @@
+"""Are the blobs that a run relies on in its store, whole and undamaged?"""
+
+import hashlib
+from collections.abc import AsyncIterator
+
+from coordinator.machine.run import Run
+from coordinator.machine.views import KeptBlob, blobs_kept
+from coordinator.store.blobs import BlobReader
+from state.errors import Refused, StoreFailed
+
+MAX_NAMED = 5
+"""Number of blobs that a message names; it counts the others."""
+WHAT_TO_DO = "put them back from a backup, or restore a whole backup and start with --restored"
+
+
+async def check_blobs_are_there(run: Run, blobs: BlobReader, store_name: str) -> None:
+    """Raise `StoreFailed` unless each blob that the run relies on is held and has its size; do not read any."""
+    wrong = [text for blob in blobs_kept(run) if (text := await wrong_size(blob, blobs)) is not None]
+    if wrong:
+        more = f"\n  and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        listed = "".join(f"\n  {text}" for text in wrong[:MAX_NAMED])
+        raise StoreFailed(f"{store_name} lacks {len(wrong)} blobs that the run needs; {WHAT_TO_DO}:{listed}{more}")
+
+
+async def wrong_size(blob: KeptBlob, blobs: BlobReader) -> str | None:
+    """Return a description of the blob if it is missing or has another size, else None."""
+    found = await blobs.size(blob.sha256)
+    if found is None:
+        return f"blob {blob.sha256} ({blob.purpose}) is missing"
+    if found != blob.size_bytes:
+        return f"blob {blob.sha256} ({blob.purpose}) has {found} bytes, not {blob.size_bytes}"
+    return None
+
+
+async def wrong_content(blob: KeptBlob, blobs: BlobReader) -> str | None:
+    """Return a description of the blob if it is missing or its bytes have another digest, else None."""
+    wrong = await wrong_size(blob, blobs)
+    if wrong is not None:
+        return wrong
+    try:
+        found = hashlib.sha256()
+        async for piece in blobs.stream(blob.sha256, 0, blob.size_bytes):
+            found.update(piece)
+    except (Refused, StoreFailed) as error:
+        return f"blob {blob.sha256} ({blob.purpose}) cannot be read: {error}"
+    if found.hexdigest() != blob.sha256:
+        return f"blob {blob.sha256} ({blob.purpose}) is damaged: its bytes hash to {found.hexdigest()}"
+    return None
+
+
+async def wrong_blobs(run: Run, blobs: BlobReader) -> AsyncIterator[str | None]:
+    """Read every blob that the run relies on, the newest checkpoint first; yield what is wrong with each, or None."""
+    for blob in blobs_kept(run):
+        yield await wrong_content(blob, blobs)

@@ -1,0 +1,73 @@
+"""Parts of what a coordinator keeps are missing or damaged: a start and the audit say which, and what to do."""
+
+from pathlib import Path
+
+from state.documents import RunDocument
+from state.phases import RunState
+from tests.support.processes import RealRun, in_training, real_run
+
+SHORT_EPOCHS = {
+    "config__warmup_time": 2,
+    "config__max_round_train_time": 2,
+    "config__epoch_time": 2.1,
+    "config__total_steps": 100_000,
+}
+
+
+async def trained(run: RealRun, steps: int = 3) -> None:
+    """Let a run take some steps, and stop its coordinator."""
+    await run.until(in_training(steps))
+    await run.stop_coordinator()
+
+
+def newest_checkpoint(document: RunDocument, run: RealRun) -> Path:
+    assert document.checkpoint is not None
+    sha256 = document.checkpoint.blob_sha256
+    return run.run_dir / "blobs" / sha256[:2] / sha256
+
+
+async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+        await trained(run)
+        checkpoint = newest_checkpoint(run.watch.seen[-1], run)
+        kept = checkpoint.read_bytes()
+        for left, wrong in ((None, "is missing"), (kept[:10], f"has 10 bytes, not {len(kept)}")):
+            checkpoint.unlink(missing_ok=True)
+            if left is not None:
+                checkpoint.write_bytes(left)
+            said = await run.refused_start()
+            assert f"blob {checkpoint.name} (the checkpoint of step 0) {wrong}" in said
+            assert "put them back from a backup" in said
+        checkpoint.write_bytes(kept)
+        await run.start_coordinator()
+        assert (await run.finish()).rounds == 20
+
+
+async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
+        await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
+        await run.stop_coordinator()
+        newest = max((run.run_dir / "journal").glob("*.log"))
+        newest.unlink()
+        said = await run.refused_start()
+        assert f"{newest} is missing" in said
+        assert "--restored" in said
+        audited = await run.command("audit", str(run.run_dir))
+        audited.expect(1, newest.name)
+
+
+async def test_damaged_last_record_is_told_and_clients_return_to_the_state_before(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+        await trained(run)
+        before = run.watch.seen[-1]
+        newest = max((run.run_dir / "journal").glob("*.log"))
+        data = bytearray(newest.read_bytes())
+        data[-1] ^= 1
+        newest.write_bytes(data)
+        await run.start_coordinator()
+        (dropped,) = run.events(run.coordinator, "journal_damaged_record_dropped")
+        assert dropped["level"] == "warning"
+        run.watch.seen.clear()
+        after = await run.watch.next()
+        assert after.lineage != before.lineage
+        assert (await run.finish()).rounds == 20
