@@ -82,8 +82,18 @@ class Handlers:
             raise Refused(Refusal.UNKNOWN_RUN, f"this coordinator serves run {self.service.run.state_file.run_id!r}")
 
     def _check_loaded(self) -> None:
-        if not self.service.accepting and self.service.failure is None:
+        if not self.service.is_serving:
             raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no longer")
+
+    def check_store(self, client_id: ClientId | None) -> None:
+        """Tell a reader who has waited for news in vain that none can come.
+
+        Raises:
+            Refused: `store-failed` when the store has failed; to a member also while it is blocked.
+        """
+        health = self.service.health
+        if health.failure is not None or (client_id is not None and health.problem is not None):
+            raise health.refusal()
 
     def _member(self, client_id: ClientId) -> Member:
         member = self.service.run.members.get(client_id)

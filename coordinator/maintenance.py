@@ -8,7 +8,7 @@ from coordinator.machine.run import Run
 from coordinator.machine.views import blobs_needed
 from coordinator.store.open import Store
 from state.config.state_file import Progress, dump_state
-from state.errors import StoreFailed
+from state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class Maintenance:
         self._sweep_due = True
         self._due.set()
 
+    def repeat(self) -> None:
+        """Have done what a blocked store has prevented."""
+        self._due.set()
+
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
@@ -47,8 +51,8 @@ class Maintenance:
             try:
                 await self.save_state_file()
                 if self._sweep_due:
-                    self._sweep_due = False
                     await self._sweep_blobs()
+                    self._sweep_due = False
             except StoreFailed as error:
                 self._fail(error)
 
@@ -62,7 +66,11 @@ class Maintenance:
             self._state_file_stale = False
             run = self._run_now()
             progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
-            await self._store.save_state_file(dump_state(run.state_file.with_progress(run.phase, progress)))
+            try:
+                await self._store.save_state_file(dump_state(run.state_file.with_progress(run.phase, progress)))
+            except StoreBlocked:
+                self._state_file_stale = True
+                raise
 
     async def _sweep_blobs(self) -> None:
         unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())

@@ -175,6 +175,7 @@ def status_of(
     tokens_per_s: float,
     blob_bytes: int,
     journal_bytes: int,
+    store_problem: str | None,
 ) -> RunStatus:
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     config = run.state_file.config
@@ -214,6 +215,7 @@ def status_of(
         checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,
+        store_problem=store_problem,
     )
 
 

@@ -23,9 +23,13 @@ from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
 from runtime.metrics import new_registry
 from runtime.worker_thread import SharedThreads
 from state.config.state_file import StateFile
-from state.errors import StoreFailed
+from state.errors import StoreFailed, StoreLost
 
 log = logging.getLogger(__name__)
+
+
+FAREWELL_S = 3.0
+"""Time from a failure of the store to the end of the process, in which requests are answered with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     Raises:
         InvalidInput: the options are wrong, or the state file contradicts the kept run.
         StoreFailed: the store cannot be used, is in use, or is damaged.
+        StoreLost: the store failed while the run was served.
     """
     endpoint = options.endpoint
     endpoint.check()
@@ -93,6 +98,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
                 await service.started.wait()
+                farewell = tasks.create_task(_end_after_failure(service))
                 try:
                     yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)
                 finally:
@@ -100,7 +106,17 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     service.readers.release()
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
                     served.cancel()
+                    farewell.cancel()
+        if service.health.failure is not None:
+            raise StoreLost(f"nothing can be kept any more: {service.health.failure}")
         with contextlib.suppress(StoreFailed):  # logged when it happened
             await service.save_state_file()
     finally:
         await store.aclose()
+
+
+async def _end_after_failure(service: CoordinatorService) -> None:
+    """Raise `StoreLost` after a failure of the store, once the readers had time to hear of it."""
+    await service.health.failed.wait()
+    await asyncio.sleep(FAREWELL_S)
+    raise StoreLost(f"nothing can be kept any more: {service.health.failure}")

@@ -2,8 +2,9 @@
 
 Theory of operation. Callers `submit` a stimulus and wait. One task takes everything in the queue (a group), lets the
 machine handle each stimulus, appends one journal record for all that changed something (one fsync, however many joins),
-and only then shows the new run and its document and answers the group. After a failure of the store the service accepts
-nothing more, publishes nothing that it could not keep, and says so in `failure`. If another coordinator of the run
+and only then shows the new run and its document and answers the group. While the store is blocked (`store_health.py`)
+the service accepts nothing and publishes nothing, and goes on once a record can be kept again; the time until then is
+an outage, which ends no phase. After a failure of the store it accepts nothing more. If another coordinator of the run
 appended first, its records are replayed and the group is handled again (`coordinator/run_journal.py`).
 
 Readers and their waiting are in `coordinator/publication.py`.
@@ -28,14 +29,22 @@ from coordinator.machine.instructions import (
     SweepBlobs,
 )
 from coordinator.machine.run import Run
-from coordinator.machine.stimuli import BlobsNearedBound, ClientsFellSilent, Stamped, Stimulus, Ticked
+from coordinator.machine.stimuli import (
+    BlobsNearedBound,
+    ClientsFellSilent,
+    CoordinatorStarted,
+    Stamped,
+    Stimulus,
+    Ticked,
+)
 from coordinator.maintenance import Maintenance
 from coordinator.opening import ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.run_journal import RunJournal
+from coordinator.store_health import STORE_RETRY_S, StoreHealth
 from runtime.clock import RunClock
 from state.config.state_file import StateFile
-from state.errors import EpochalError, Refused, StoreConflict, StoreFailed
+from state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from state.messages import RunStatus
 from state.phases import RunState
 from state.refusals import Refusal
@@ -85,10 +94,10 @@ class CoordinatorService:
         self._opening = opening
         self._liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
-        self._maintenance = Maintenance(options.store, lambda: self.run, self.fail)
+        self.health = StoreHealth()
+        self._maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
         self.readers = Readers(journal.run, journal.published, self._clock)
-        self.accepting = False
-        self.failure: str | None = None
+        self.is_serving = False
         self.started = asyncio.Event()
         self._watcher: Callable[[ServiceEvent], None] = lambda _: None
 
@@ -104,17 +113,25 @@ class CoordinatorService:
         loop = asyncio.get_running_loop()
         group = [_Waiting(stimulus, loop.create_future()) for stimulus in self._opening]
         await self._commit(group)
+        if self.health.reason is not None:
+            raise StoreFailed(self.health.reason)
         for waiting in group:
             waiting.answer.result()
-        self.accepting = True
+        self.is_serving = True
         self.started.set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commit_groups())
                 tasks.create_task(self._tick())
                 tasks.create_task(self._maintenance.run())
+                tasks.create_task(self._go_on_when_unblocked())
         finally:
-            self.accepting = False
+            self.is_serving = False
+
+    @property
+    def accepting(self) -> bool:
+        """Whether messages are accepted: the run is loaded, and the store keeps them."""
+        return self.is_serving and self.health.problem is None
 
     @property
     def run(self) -> Run:
@@ -134,8 +151,11 @@ class CoordinatorService:
         Raises:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
         """
-        if self.failure is not None:
-            raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {self.failure}")
+        if self.health.problem is not None:
+            raise self.health.refusal()
+        await self._enqueue(stimulus)
+
+    async def _enqueue(self, stimulus: Stimulus) -> None:
         waiting = _Waiting(stimulus, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
@@ -155,9 +175,8 @@ class CoordinatorService:
         try:
             answers, instructions = await self._keep(group)
         except StoreFailed as error:
-            self.fail(error)
-            refusal = Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}")
-            answers = [(waiting, refusal) for waiting in group]
+            self.note_failure(error)
+            answers = [(waiting, self.health.refusal()) for waiting in group]
         except StoreConflict as error:
             refusal = Refused(Refusal.OVERLOADED, f"other coordinators of the run appended first each time: {error}")
             answers = [(waiting, refusal) for waiting in group]
@@ -176,11 +195,12 @@ class CoordinatorService:
 
         Raises:
             StoreConflict: other coordinators appended first `MAX_COMMIT_ATTEMPTS` times; nothing of the group is kept.
+            StoreBlocked: nothing of the group is kept.
             StoreFailed: something may not have been kept, now or before.
         """
         for attempt in range(1, MAX_COMMIT_ATTEMPTS + 1):
-            if self.failure is not None:
-                raise StoreFailed(self.failure)
+            if self.health.failure is not None:
+                raise StoreFailed(self.health.failure)
             run, kept, instructions, answers = self._handle_group(group)
             try:
                 if kept:
@@ -218,15 +238,38 @@ class CoordinatorService:
         started_s = self._clock.now_s()
         await self._journal.append(run, tuple(kept), ends_segment=ended)
         self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
-        await self._journal.open_due_segment()
+        try:
+            await self._journal.open_due_segment()
+        except StoreBlocked as blocked:  # the record is kept, and the segment stays due
+            self.note_failure(blocked)
         self.readers.show(run, self._journal.published)
 
-    def fail(self, error: StoreFailed) -> None:
-        """Stop accepting: something could not be kept. Also called when keeping a blob fails."""
-        if self.failure is None:
-            self.failure = str(error)
-            self.accepting = False
-            log.critical("store_failed", extra={"reason": self.failure})
+    def note_failure(self, error: StoreFailed) -> None:
+        """Stop accepting, for now or for ever: something could not be kept. Also called when keeping a blob fails."""
+        self.health.note(error, self._clock.now_s())
+        if self.health.failed.is_set():
+            self.readers.release()
+
+    async def _go_on_when_unblocked(self) -> None:
+        """Accept messages again once what could not be kept would fit, and a record is kept."""
+        while True:
+            await self.health.blocked.wait()
+            await asyncio.sleep(STORE_RETRY_S)
+            block_count = self.health.block_count
+            try:
+                self.health.check_hold(self._clock.now_s())
+                await self._options.store.check_room(self.health.needed_bytes)
+                await self._enqueue(CoordinatorStarted())
+            except StoreFailed as error:
+                self.note_failure(error)
+            except Refused as refusal:
+                log.debug("store_still_blocked", extra={"kind": refusal.kind})
+            else:
+                if self.health.block_count == block_count:
+                    self.health.end_hold(self._clock.now_s())
+                    self._maintenance.repeat()
+            if self.health.failed.is_set():
+                return
 
     def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:
         """Call `watcher` with every instruction before it is executed, and every record after it is written."""
@@ -260,13 +303,13 @@ class CoordinatorService:
         Raises:
             StoreFailed: it could not be written.
         """
-        if self.failure is None:
+        if self.health.failure is None:
             await self._maintenance.save_state_file()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if self.failure is not None:
+            if not self.accepting:
                 continue
             now_s = self._clock.now_s()
             silent = self._liveness.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
@@ -324,6 +367,7 @@ class CoordinatorService:
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
             journal_bytes=self._options.store.journal.size_bytes,
+            store_problem=self.health.problem,
         )
 
     @property

@@ -92,8 +92,8 @@ class Uploads:
             async with self._checks:
                 await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
         except StoreFailed as error:
-            self._service.fail(error)
-            raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}") from error
+            self._service.note_failure(error)
+            raise self._service.health.refusal() from error
 
     @contextmanager
     def _place(self, client_id: ClientId) -> Iterator[None]:

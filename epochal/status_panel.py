@@ -50,6 +50,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     if losses:
         head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
     parts: list[RenderableType] = [head]
+    if status.store_problem is not None:
+        parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
     if len(losses) > 1:
         parts.append(Text(curve(losses), style="green"))
     if status.members:
@@ -77,7 +79,8 @@ def status_line(status: RunStatus) -> str:
     """Return the run as one line, for output that cannot be redrawn."""
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     step = min(status.step, status.total_steps)
+    problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     return (
         f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
-        f" clients {status.ready_count}/{status.member_count} tokens/s {status.tokens_per_s:,.0f}{loss}"
+        f" clients {status.ready_count}/{status.member_count} tokens/s {status.tokens_per_s:,.0f}{loss}{problem}"
     )

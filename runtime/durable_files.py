@@ -5,17 +5,31 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all of the bytes: an unbuffered file may take fewer at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(descriptor, 0, size_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The system calls that write and sync. Both raise `OSError` when the disk is full or fails."""
+    """The system calls that write, sync and reserve room. All raise `OSError` when the disk is full or fails."""
 
-    write: Callable[[BinaryIO, bytes], object] = lambda file, data: file.write(data)
+    write: Callable[[BinaryIO, bytes], object] = _write_all
     sync: Callable[[int], None] = os.fsync
+    allocate: Callable[[int, int], None] = _allocate
 
 
 REAL_DISK = Disk()
@@ -26,6 +40,8 @@ PRIVATE_FOLDER_MODE = 0o700
 """For folders that only their owner may enter."""
 OTHERS_MODE = 0o077
 """The permissions of everybody but the owner."""
+ROOM_FILE = "room.new"
+"""Name of the file that `check_room` makes for a moment."""
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of a file system without hard links."""
 
@@ -48,14 +64,14 @@ def make_folder(folder: Path, disk: Disk = REAL_DISK, mode: int = 0o777) -> None
 
 
 def open_private(path: Path, flags: int = 0) -> BinaryIO:
-    """Open a file that only its owner may read, to read and write it; create it if it does not exist.
+    """Open a file that only its owner may read, unbuffered, to read and write it; create it if it does not exist.
 
     Args:
         path: the file.
         flags: further flags of `os.open`, such as `os.O_TRUNC`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, PRIVATE_MODE)
-    return open(descriptor, "r+b")
+    return open(descriptor, "r+b", buffering=0)
 
 
 def make_private(path: Path) -> None:
@@ -66,11 +82,43 @@ def make_private(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:
-    """Write a file atomically: a crash leaves the old content or the new one."""
+    """Write a file atomically: a crash or an `OSError` leaves the old content or the new one."""
     fresh = path.with_name(path.name + ".new")
-    _write(fresh, data, disk, mode)
-    fresh.replace(path)
+    try:
+        _write(fresh, data, disk, mode)
+        fresh.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent, disk)
+
+
+def open_new_file(path: Path, data: bytes, disk: Disk = REAL_DISK) -> BinaryIO:
+    """Create a private file atomically and return it, unbuffered, at its end. After an `OSError` it does not exist."""
+    fresh = path.with_name(path.name + ".new")
+    file = open_private(fresh, os.O_TRUNC)
+    try:
+        disk.write(file, data)
+        disk.sync(file.fileno())
+        fresh.replace(path)
+        sync_folder(path.parent, disk)
+    except BaseException:
+        file.close()
+        for name in (fresh, path):
+            name.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def check_room(folder: Path, size_bytes: int, disk: Disk = REAL_DISK) -> None:
+    """Raise `OSError` unless a file of this size can be made in the folder now. It is not kept."""
+    path = folder / ROOM_FILE
+    try:
+        with open_private(path, os.O_TRUNC) as file:
+            disk.allocate(file.fileno(), size_bytes)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def create_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PUBLIC_MODE) -> None:

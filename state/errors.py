@@ -12,6 +12,8 @@ EpochalError
 ├── CoordinatorUnreachable  no answer within the time limit; retry
 ├── Desync                  a client's step and the run document contradict each other
 ├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
+│   ├── StoreBlocked        nothing was kept now, and the same may be kept later: the disk is full, or the like
+│   └── StoreLost           a coordinator that served a run could keep nothing more, and ended
 ├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
 ├── TrainerFailed           a trainer could not take its step; reported, the round continues without it
 └── InternalError           a bug of Epochal's own
@@ -123,6 +125,24 @@ class Desync(EpochalError):
 
 class StoreFailed(EpochalError):
     """A journal or blob could not be written or read. A coordinator that cannot write stops accepting messages."""
+
+
+class StoreBlocked(StoreFailed):
+    """A write kept nothing, and may succeed later: the disk is full, or descriptors or memory ran out.
+
+    Attributes:
+        is_full: whether the disk is full; otherwise it is expected to pass within seconds.
+        needed_bytes: size of what could not be kept, if it is known.
+    """
+
+    def __init__(self, message: str, *, is_full: bool, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.is_full = is_full
+        self.needed_bytes = needed_bytes
+
+
+class StoreLost(StoreFailed):
+    """A coordinator that served a run could keep nothing more, told its readers, and ended."""
 
 
 class StoreConflict(EpochalError):

@@ -250,6 +250,8 @@ class RunStatus(WireDocument):
     checkpoint_step: int | None
     blob_bytes: Count
     journal_bytes: Count
+    store_problem: str | None = None
+    """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:

@@ -94,6 +94,8 @@ class RunDocumentEndpoint:
         wait_s = query.seconds("wait_s")
         with self._polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, receive)):
             published = await handlers.wait_published(after, lineage, wait_s)
+        if published is None:
+            handlers.check_store(client_id)
         return published, headers.get("if-none-match")
 
 

@@ -41,6 +41,11 @@ _GAUGES: _Rows = (
     ("run_quarantined_intervals", "Quarantined intervals of batches.", lambda seen: len(seen.status.quarantined)),
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
     ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
+    (
+        "coordinator_store_problem",
+        "1 while nothing can be kept, such as on a full disk.",
+        lambda seen: seen.service.health.problem is not None,
+    ),
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),

@@ -58,6 +58,6 @@ def health_routes(handlers: Handlers) -> APIRouter:
         service = handlers.service
         if service.accepting:
             return PlainTextResponse("ready\n")
-        return PlainTextResponse(f"not accepting: {service.failure or 'the run is not loaded yet'}\n", 503)
+        return PlainTextResponse(f"not accepting: {service.health.problem or 'the run is not loaded yet'}\n", 503)
 
     return router

@@ -57,6 +57,8 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
         with polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, request.receive)):
             page = await handlers.results(number, attempt, after, wait_s)
+        if not page.results:
+            handlers.check_store(client_id)
         return document_response(page)
 
     @router.get(

@@ -22,7 +22,7 @@ RULES_VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted:
-    """The coordinator serves the run (again). Deadlines move by the length of the outage."""
+    """The coordinator serves the run: it has started, or can keep messages again. Deadlines move by the outage."""
 
     type: Literal["coordinator_started"] = "coordinator_started"
 

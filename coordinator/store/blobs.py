@@ -14,7 +14,7 @@ STREAM_BYTES = 256 * 1024
 class BlobReader(Protocol):
     """Blobs that are only read; meanwhile a coordinator may add and delete some.
 
-    Every method raises `StoreFailed` if the medium fails.
+    Every method raises `StoreFailed` if the medium fails: `StoreBlocked` if the same may succeed later.
     """
 
     async def read(self, sha256: Sha256) -> bytes:

@@ -3,7 +3,8 @@
 Each segment names the one that follows it, so that a missing newest one is noticed.
 
 The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
-raises `StoreFailed`, the caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
+raises `StoreBlocked`, nothing was kept and the same call may be repeated; when it raises another `StoreFailed`, the
+caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
 """
 
 from collections.abc import AsyncIterator
@@ -66,7 +67,8 @@ class Journal(JournalReader, Protocol):
     """A journal that a coordinator appends to.
 
     Writing raises `StoreConflict`, and keeps nothing, if another coordinator has written meanwhile or the sequence does
-    not follow. It raises `StoreFailed` if the data may not have been kept (full disk, failing fsync), and ever after.
+    not follow. It raises `StoreBlocked`, and keeps nothing, if the disk is full or the like. It raises `StoreFailed` if
+    the data may not have been kept (failing fsync), and ever after.
     """
 
     @property

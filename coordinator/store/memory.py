@@ -126,5 +126,8 @@ class MemoryStore:
     async def save_state_file(self, text: str) -> None:
         """Do nothing: nobody would read it."""
 
+    async def check_room(self, size_bytes: int) -> None:
+        """Do nothing: memory that is full ends the process."""
+
     async def aclose(self) -> None:
         """Do nothing: there is no lock."""

@@ -40,7 +40,10 @@ class Store(StoreReader, Protocol):
     def keys(self) -> CoordinatorKeys: ...
 
     async def save_state_file(self, text: str) -> None:
-        """Replace the kept `state.toml` atomically. Raise `StoreFailed` if the medium fails."""
+        """Replace the kept `state.toml` atomically. Raise `StoreBlocked` or `StoreFailed` if the medium fails."""
+
+    async def check_room(self, size_bytes: int) -> None:
+        """Raise `StoreBlocked` or `StoreFailed` unless this many bytes more can be kept now."""
 
     async def aclose(self) -> None:
         """Release the lock. May be called again."""

@@ -6,10 +6,12 @@ import typer
 
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
-from state.errors import EpochalError, InvalidInput, Unsupported
+from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_STORE_LOST = 74
+"""A coordinator could keep nothing more while it served a run (`EX_IOERR` of sysexits.h)."""
 SUMMARY = "Train one model together on machines that nobody owns together."
 
 COMMANDS = {
@@ -75,4 +77,11 @@ def main() -> None:
         app()
     except EpochalError as error:
         typer.echo(f"epochal: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput | Unsupported) else EXIT_FAILED)
+        sys.exit(exit_code_of(error))
+
+
+def exit_code_of(error: EpochalError) -> int:
+    """Return the exit code of a command that ended with this error (docs/operations.md lists them)."""
+    if isinstance(error, StoreLost):
+        return EXIT_STORE_LOST
+    return EXIT_BAD_INPUT if isinstance(error, InvalidInput | Unsupported) else EXIT_FAILED

@@ -22,15 +22,21 @@ ONE_CHECKPOINT_BYTES = 29_000
 def fill_disk(run: RealRun, room_bytes: int) -> None:
     """Let no file of the coordinator grow beyond the journal's present length and `room_bytes` more."""
     length = max((run.run_dir / "journal").glob("*.log")).stat().st_size + room_bytes
-    resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length, length))
+    resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length, resource.RLIM_INFINITY))
+
+
+def make_room(run: RealRun) -> None:
+    """Let the coordinator's files grow again."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, unlimited)
 
 
 def bearer(hand: ByHand) -> dict[str, str]:
     return {"Authorization": f"Bearer {hand.token}"}
 
 
-async def test_full_disk_stops_the_coordinator_which_publishes_nothing_more(tmp_path: Path) -> None:
-    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5}
+async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -> None:
+    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "config__client_timeout_s": 3}
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
@@ -46,21 +52,28 @@ async def test_full_disk_stops_the_coordinator_which_publishes_nothing_more(tmp_
         assert ready.status_code == 503
         assert "File too large" in ready.text
         assert (await run.http.get("/healthz")).status_code == 200
+        assert "epochal_coordinator_store_problem 1.0" in (await run.http.get("/metrics")).text
+        assert "File too large" in str((await run.status()).store_problem)
+        assert "File too large" in (await run.command("status", run.url)).out.replace("\n", " ")
         shown = (await run.http.get("/v1/runs/test-run")).json()
         assert shown["version"] == before.version, "nothing is published that could not be kept"
-        (said,) = run.events(run.coordinator, "store_failed")
-        assert said["level"] == "critical"
         assert (await run.http.get("/v1/runs/test-run/clients/me", headers=bearer(hand))).json()
+        for client in run.clients:
+            await run.until_logged(client, "coordinator_refuses_for_now")
 
-        await run.kill_coordinator()
-        await run.start_coordinator()
+        make_room(run)
+        await run.until_logged(run.coordinator, "store_goes_on")
+        assert (await run.status()).store_problem is None
         after = await hand.watch.next()
         assert (after.run_state, after.round) == (before.run_state, before.round)
-        (dropped,) = run.events(run.coordinator, "journal_torn_record_dropped")
-        assert dropped["torn_bytes"] == TORN_BYTES
         await hand.api.withdraw()
         report = await run.finish()
         assert report.rounds == 5
+        assert [line["level"] for line in run.events(run.coordinator, "store_blocked")] == ["error"]
+        for client in run.clients:
+            (said,) = run.events(client, "coordinator_refuses_for_now")
+            assert said["level"] == "warning"
+            assert "File too large" in said["reason"]
 
 
 async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
@@ -80,9 +93,8 @@ async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) ->
         held = {path.name for path in (run.run_dir / "blobs").glob("??/*")}
         assert bound.result_sha256 not in held, "whole or not at all"
 
-        await run.kill_coordinator()
-        await run.start_coordinator()
-        await hand.watch.next()
+        make_room(run)
+        await run.until_logged(run.coordinator, "store_goes_on")
         await hand.api.put_blob(bound.result_sha256, data)
         await hand.attest(document)
         await hand.watch.until(at_round(2))

@@ -158,6 +158,6 @@ async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(c
         refused = conflicts == MAX_COMMIT_ATTEMPTS
         with pytest.raises(Refused, match="appended first each time") if refused else contextlib.nullcontext():
             await service.submit(join_of(1))
-        assert service.failure is None
+        assert service.health.problem is None
         await service.submit(join_of(2))
         assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})

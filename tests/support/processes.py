@@ -245,6 +245,13 @@ class RealRun:
         """Return the lines that a child has logged, only those of `event` if it is given."""
         return [line for line in log_lines(child.log_path) if event in (None, line["event"])]
 
+    async def until_logged(self, child: Child, event: str) -> dict[str, Any]:
+        """Return the first line of this event that a child logs. Meanwhile the coordinator must answer."""
+        async with asyncio.timeout(BOUND_S):
+            while not (found := self.events(child, event)):
+                assert (await self.http.get("/healthz")).status_code == 200
+        return found[0]
+
     def logs(self) -> str:
         """Return the end of every child's log."""
         return "\n".join(f"--- {child.name}\n{child.log_tail()}" for child in self.children.started)

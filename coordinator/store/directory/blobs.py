@@ -1,18 +1,18 @@
 """Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.directory.failures import repeated_while_passing, store_failure
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
-from state.errors import StoreFailed
+from state.errors import StoreBlocked, StoreFailed
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
@@ -21,6 +21,14 @@ MAX_IN_MEMORY_BYTES = 1024 * 1024
 _PARTIAL = "partial"
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A blob that is being received, and whether it was named and is new."""
+
+    partial: Path
+    is_new: bool = False
 
 
 class DirectoryBlobs:
@@ -55,55 +63,65 @@ class DirectoryBlobs:
         return self._folder / sha256[:2] / sha256
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
+        folder = self._path(sha256).parent
         if self._path(sha256).exists():
             received = 0
             async for piece in body:
                 received += len(piece)
                 check_growth(received, size_bytes)
+            await _in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
             return
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         self.total_bytes += size_bytes
-        kept = False
+        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}")
         try:
-            kept = await self._receive(sha256, size_bytes, body)
+            await self._receive(sha256, size_bytes, body, arriving)
+            await _in_thread(sync_folder, folder, self._disk)
+        except BaseException as error:
+            await _in_thread(arriving.partial.unlink, True)
+            if isinstance(error, StoreBlocked):
+                error.needed_bytes = size_bytes
+            raise
         finally:
-            if not kept:
+            if not arriving.is_new:
                 self.total_bytes -= size_bytes
 
-    async def _receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes]) -> bool:
-        partial = self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}"
+    async def _receive(
+        self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
+    ) -> None:
         digest, received = hashlib.sha256(), 0
         waiting = bytearray()
-        file: BinaryIO | None = None
-        try:
-            async for piece in body:
-                received += len(piece)
-                check_growth(received, size_bytes)
-                digest.update(piece)
-                waiting += piece
-                if len(waiting) > MAX_IN_MEMORY_BYTES:
-                    file = file or await _in_thread(_create, partial)
-                    await _in_thread(self._disk.write, file, bytes(waiting))
-                    waiting.clear()
-            check_content(sha256, size_bytes, received, Sha256(digest.hexdigest()))
-            return await _in_thread(self._finish, sha256, partial, file, bytes(waiting))
-        except BaseException:
-            await _in_thread(_discard, partial, file)
-            raise
+        async for piece in body:
+            received += len(piece)
+            check_growth(received, size_bytes)
+            digest.update(piece)
+            waiting += piece
+            if len(waiting) > MAX_IN_MEMORY_BYTES:
+                await _in_thread(self._write, arriving, received - len(waiting), bytes(waiting))
+                waiting.clear()
+        check_content(sha256, size_bytes, received, Sha256(digest.hexdigest()))
+        await _in_thread(self._finish, sha256, arriving, received - len(waiting), bytes(waiting))
 
-    def _finish(self, sha256: Sha256, partial: Path, file: BinaryIO | None, rest: bytes) -> bool:
-        """Write the rest, name the blob durably, and return whether it is new."""
-        with file or _create(partial) as opened:
-            self._disk.write(opened, rest)
-            opened.flush()
-            self._disk.sync(opened.fileno())
+    def _write(self, arriving: "_Arriving", offset: int, data: bytes, *, is_last: bool = False) -> None:
+        """Write a piece of a blob at its place, so that a failed call may be repeated.
+
+        The file is open only meanwhile: however many blobs arrive, few descriptors are taken from the journal.
+        """
+        with open_private(arriving.partial) as file:
+            file.seek(offset)
+            self._disk.write(file, data)
+            if is_last:
+                self._disk.sync(file.fileno())
+
+    def _finish(self, sha256: Sha256, arriving: "_Arriving", offset: int, rest: bytes) -> None:
+        """Write the rest and name the blob. The name is durable once its folder is synced."""
+        self._write(arriving, offset, rest, is_last=True)
         path = self._path(sha256)
+        make_folder(path.parent, self._disk, PRIVATE_FOLDER_MODE)
         with self._naming:
-            make_folder(path.parent, self._disk, PRIVATE_FOLDER_MODE)
             is_new = not path.exists()
-            partial.replace(path)
-        sync_folder(path.parent, self._disk)
-        return is_new
+            arriving.partial.replace(path)
+            arriving.is_new = is_new
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
@@ -112,25 +130,22 @@ class DirectoryBlobs:
             return None
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        file = await _in_thread(self._open, sha256)
-        try:
-            file.seek(start)
-            while start < stop:
-                piece = await _in_thread(file.read, min(STREAM_BYTES, stop - start))
-                if not piece:
-                    raise StoreFailed(f"blob {sha256} is shorter than {stop} bytes")
-                start += len(piece)
-                yield piece
-        finally:
-            file.close()
+        while start < stop:
+            piece = await _in_thread(self._read, sha256, start, min(STREAM_BYTES, stop - start))
+            if not piece:
+                raise StoreFailed(f"blob {sha256} is shorter than {stop} bytes")
+            start += len(piece)
+            yield piece
 
     async def read(self, sha256: Sha256) -> bytes:
-        with await _in_thread(self._open, sha256) as file:
-            return await _in_thread(file.read)
+        return await _in_thread(self._read, sha256, 0, -1)
 
-    def _open(self, sha256: Sha256) -> BinaryIO:
+    def _read(self, sha256: Sha256, start: int, size_bytes: int) -> bytes:
+        """Return a piece of a blob. The file is open only meanwhile, as in `_write`."""
         try:
-            return self._path(sha256).open("rb")
+            with self._path(sha256).open("rb") as file:
+                file.seek(start)
+                return file.read(size_bytes)
         except FileNotFoundError:
             raise blob_not_found(sha256) from None
 
@@ -154,17 +169,6 @@ def _prepare(folder: Path, disk: Disk) -> int:
     return sum(path.stat().st_size for path in _blob_paths(folder))
 
 
-def _create(partial: Path) -> BinaryIO:
-    return open_private(partial, os.O_TRUNC)
-
-
-def _discard(partial: Path, file: BinaryIO | None) -> None:
-    if file is not None:
-        with contextlib.suppress(OSError):  # closing a file on a full disk fails again; the first error is raised
-            file.close()
-    partial.unlink(missing_ok=True)
-
-
 def _remove(path: Path) -> int:
     try:
         size = path.stat().st_size
@@ -175,8 +179,15 @@ def _remove(path: Path) -> int:
 
 
 async def _in_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Return what blocking work returns, done in a thread; raise every `OSError` as `StoreFailed`."""
-    try:
-        return await asyncio.to_thread(work, *arguments)
-    except OSError as error:
-        raise StoreFailed(f"a blob could not be kept or read: {error.strerror or error}") from error
+    """Return what blocking work returns, done in a thread; raise every `OSError` as `StoreFailed`.
+
+    The work is repeated for a few seconds if something passing is in the way.
+    """
+
+    async def attempt() -> T:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except (OSError, MemoryError) as error:
+            raise store_failure("a blob could not be kept or read", error) from error
+
+    return await repeated_while_passing(attempt)

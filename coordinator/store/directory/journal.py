@@ -1,12 +1,14 @@
 """The journal in a run directory: one file for each segment."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from coordinator.store.directory.failures import repeated_while_passing, store_failure
 from coordinator.store.directory.segments import (
     ParsedSegment,
     encode_entry,
@@ -15,9 +17,9 @@ from coordinator.store.directory.segments import (
     parse_segment,
 )
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from runtime.durable_files import PRIVATE_MODE, Disk, replace_file, sync_folder
+from runtime.durable_files import Disk, open_new_file, sync_folder
 from runtime.worker_thread import WorkerThread
-from state.errors import StoreConflict, StoreFailed
+from state.errors import StoreBlocked, StoreConflict, StoreFailed
 
 JOURNAL_FOLDER = "journal"
 
@@ -32,8 +34,9 @@ def segment_paths(run_dir: Path) -> list[Path]:
 class WritingThread:
     """The thread that writes a run directory's journal and state file, in order.
 
-    After a failed write or sync it writes nothing more, because the content of the disk is unknown until the journal is
-    read again, after a restart.
+    Work that fails must leave nothing behind, or clean up when it is repeated. It is repeated for a few seconds if
+    something passing is in the way. After any failure that is not `StoreBlocked` nothing more is written, because the
+    content of the disk is unknown until the journal is read again, after a restart.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -46,8 +49,12 @@ class WritingThread:
         """Return what the work returns.
 
         Raises:
-            StoreFailed: it failed, or earlier work has, or the thread is closed.
+            StoreBlocked: the disk is full, or the like.
+            StoreFailed: it failed for good, or earlier work has, or the thread is closed.
         """
+        return await repeated_while_passing(partial(self._run, work, *arguments))
+
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         if self._is_closed:
             raise StoreFailed(f"{self._run_dir} is closed")
         return await self._worker.run(partial(self._guarded, work, *arguments))
@@ -57,12 +64,16 @@ class WritingThread:
             raise StoreFailed(self._failed)
         try:
             return work(*arguments)
+        except StoreBlocked:
+            raise
         except StoreFailed as error:
             self._failed = str(error)
             raise
-        except OSError as error:
-            self._failed = f"{self._run_dir}: {error.strerror or error}"
-            raise StoreFailed(self._failed) from error
+        except (OSError, MemoryError) as error:
+            failure = store_failure(str(self._run_dir), error)
+            if not isinstance(failure, StoreBlocked):
+                self._failed = str(failure)
+            raise failure from error
 
     async def aclose(self, last: Callable[[], None]) -> None:
         """Do the last work after everything before it, even after a failure."""
@@ -107,6 +118,8 @@ class DirectoryJournal(DirectoryHistory):
         """Where the next record begins in the last segment's file."""
         self._rest_end = 0
         """Where bytes end that follow the last record and are to be overwritten; `_end` or less if there are none."""
+        self._undo_due: tuple[Path, ...] | None = None
+        """Set if a write failed and may have left bytes after the last record, and these files."""
         self._is_opening = False
         """Whether the last segment has no record yet."""
         self.size_bytes = sum(path.stat().st_size for path in segment_paths(run_dir))
@@ -124,7 +137,7 @@ class DirectoryJournal(DirectoryHistory):
             raise _missing(self._run_dir, number, parsed.successor)
         if parsed.is_opening and number:
             self._mark_the_one_before(number)
-        file = path.open("r+b")
+        file = path.open("r+b", buffering=0)
         self.torn_bytes, self.damaged_bytes = parsed.torn_bytes, parsed.damaged_bytes
         self._take_over(file, number, parsed.entries[-1][0], parsed.kept_bytes)
         self._rest_end = path.stat().st_size
@@ -135,6 +148,7 @@ class DirectoryJournal(DirectoryHistory):
         self.close()
         self._file, self._number, self._sequence = file, number, sequence
         self._end = self._rest_end = end
+        self._undo_due = None
 
     def _mark_the_one_before(self, number: int) -> None:
         """Write the mark that names segment `number`, if the machine stopped before it was durable."""
@@ -163,14 +177,14 @@ class DirectoryJournal(DirectoryHistory):
         if self._file is None or record.sequence != self._sequence + 1:
             raise StoreConflict(f"record {record.sequence} does not follow record {self._sequence}")
         entry = encode_entry(record.sequence, record.body)
-        self._file.seek(self._end)
-        self._disk.write(self._file, entry)
-        self._file.flush()
-        self._disk.sync(self._file.fileno())
         end = self._end + len(entry)
-        if self._rest_end > end:  # only now: until the record is kept, these bytes tell that one was damaged
-            self._file.truncate(end)
+        with self._undone_on_failure():
+            self._file.seek(self._end)
+            self._disk.write(self._file, entry)
             self._disk.sync(self._file.fileno())
+            if self._rest_end > end:  # only now: until the record is kept, these bytes tell that one was damaged
+                self._file.truncate(end)
+                self._disk.sync(self._file.fileno())
         self.size_bytes += end - max(self._end, self._rest_end)
         self._end = self._rest_end = end
         self._sequence, self._is_opening = record.sequence, False
@@ -187,23 +201,41 @@ class DirectoryJournal(DirectoryHistory):
         number = 0 if before is None else self._number + 1
         path = _path_of(self._run_dir, number)
         content = encode_segment(Segment(number, snapshot, ()))
-        replace_file(path, content, self._disk, PRIVATE_MODE)
-        if before is not None:
-            try:
+        with self._undone_on_failure(path), contextlib.ExitStack() as on_failure:
+            file = on_failure.enter_context(open_new_file(path, content, self._disk))
+            if before is not None:
                 self.size_bytes += self._write_mark(before, self._end, number)
-            except OSError:
-                self._undo(before, path)
-                raise
-        self._take_over(path.open("r+b"), number, snapshot.sequence, len(content))
+            on_failure.pop_all()
+        self._take_over(file, number, snapshot.sequence, len(content))
         self._is_opening = True
         self.size_bytes += len(content)
 
-    def _undo(self, before: BinaryIO, path: Path) -> None:
-        """Remove a mark that may not be kept, and then the segment that it names."""
-        before.truncate(self._end)
-        self._disk.sync(before.fileno())
-        path.unlink()
-        sync_folder(path.parent, self._disk)
+    @contextlib.contextmanager
+    def _undone_on_failure(self, *made: Path) -> Iterator[None]:
+        """Undo what an earlier failure left, and what this one leaves: bytes after the last record, and these files."""
+        self._undo()
+        self._undo_due = made
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # else the next writing undoes it, or fails in turn
+                self._undo()
+            raise
+        self._undo_due = None
+
+    def _undo(self) -> None:
+        """Remove what a failed writing left: first a mark or a torn record, then the segment that the mark names."""
+        if self._undo_due is None:
+            return
+        if self._file is not None:
+            self._file.truncate(self._end)
+            self._disk.sync(self._file.fileno())
+            self.size_bytes -= max(0, self._rest_end - self._end)
+            self._rest_end = self._end
+        for path in self._undo_due:
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent, self._disk)
+        self._undo_due = None
 
     def close(self) -> None:
         """Close the file that is appended to."""
@@ -252,5 +284,5 @@ def _read_segment(path: Path, *, is_last: bool) -> ParsedSegment:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise StoreFailed(f"{path}: {error.strerror or error}") from error
+        raise store_failure(str(path), error) from error
     return parse_segment(data, str(path), is_last=is_last)

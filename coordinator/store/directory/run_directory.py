@@ -32,6 +32,7 @@ from runtime.durable_files import (
     PRIVATE_MODE,
     REAL_DISK,
     Disk,
+    check_room,
     make_folder,
     make_private,
     open_private,
@@ -89,6 +90,9 @@ class RunDirectory:
 
     async def save_state_file(self, text: str) -> None:
         await self._thread.run(replace_file, self._run_dir / STATE_FILE, text.encode(), self._disk, PRIVATE_MODE)
+
+    async def check_room(self, size_bytes: int) -> None:
+        await self._thread.run(check_room, self._run_dir, size_bytes, self._disk)
 
     async def aclose(self) -> None:
         lock, self._lock = self._lock, None

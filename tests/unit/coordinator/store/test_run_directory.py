@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -239,30 +238,6 @@ async def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kep
     (tmp_path / "keys" / "admin-token.sha256").write_text(kept)
     with pytest.raises(StoreFailed, match=r"admin-token.*64 hexadecimal digits.*--new-admin-token"):
         await DirectoryKeys(tmp_path).admin_token_sha256()
-
-
-@pytest.mark.parametrize("failing", ["write", "sync"])
-async def test_run_directory_after_a_failed_write_keeps_nothing_more(tmp_path: Path, failing: str) -> None:
-    broken = False
-
-    def write(file: BinaryIO, data: bytes) -> object:
-        if broken and failing == "write":
-            raise OSError(28, "No space left on device")
-        return file.write(data)
-
-    def sync(descriptor: int) -> None:
-        if broken and failing == "sync":
-            raise OSError(5, "Input/output error")
-        os.fsync(descriptor)
-
-    store = await begun(tmp_path, Disk(write, sync))
-    broken = True
-    with pytest.raises(StoreFailed, match=r"No space|Input/output"):
-        await store.journal.append(JournalRecord(1, b"one"))
-    broken = False
-    with pytest.raises(StoreFailed):
-        await store.journal.append(JournalRecord(1, b"one"))
-    await store.aclose()
 
 
 APPEND_FOR_EVER = """

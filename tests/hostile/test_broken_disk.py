@@ -1,0 +1,57 @@
+"""A store that is broken for good: the readers are told, and the process ends with a code for its supervisor."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from epochal.cli.main import EXIT_STORE_LOST
+from state.errors import Refused
+from state.phases import RunState
+from tests.support.by_hand import joined_by_hand
+from tests.support.processes import BOUND_S, RealRun, in_phase, real_run
+
+
+def break_store(run: RealRun) -> None:
+    """Let the coordinator's next writing of its state file fail in a way that does not pass."""
+    os.mkdir(run.run_dir / "state.toml.new")
+
+
+async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=2, config__client_timeout_s=60) as run:
+        client = await run.start_client()
+        async with joined_by_hand(run, 1) as hand:
+            await hand.watch.until(in_phase(RunState.WARMUP))
+            break_store(run)
+            with contextlib.suppress(Refused):  # the present phase may not have been written yet
+                await hand.api.withdraw()
+            with pytest.raises(Refused, match="Is a directory") as told:  # a long poll ends with the reason
+                await run.watch.until(in_phase(RunState.FINISHED))
+            assert told.value.kind == "store-failed"
+            ready = await run.http.get("/readyz")
+            assert ready.status_code == 503
+            assert "Is a directory" in ready.text
+            assert "Is a directory" in str((await run.status()).store_problem)
+        assert await run.coordinator.wait(BOUND_S) == EXIT_STORE_LOST
+        (said,) = run.events(run.coordinator, "store_failed")
+        assert said["level"] == "critical"
+        assert "Traceback" not in run.coordinator.log_path.read_text()
+        (held,) = run.events(client, "coordinator_refuses_for_now")
+        assert "Is a directory" in held["reason"]
+
+        os.rmdir(run.run_dir / "state.toml.new")
+        await run.start_coordinator()
+        async with joined_by_hand(run, 1) as hand:
+            await hand.watch.until(in_phase(RunState.WARMUP))
+
+
+async def test_stop_after_the_store_broke_is_still_a_failure(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=1) as run:
+        break_store(run)
+        async with joined_by_hand(run, 1):
+            await run.until_logged(run.coordinator, "store_failed")
+            run.coordinator.process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(run.coordinator.process.wait(), BOUND_S) == EXIT_STORE_LOST
