@@ -288,8 +288,9 @@ class CoordinatorService:
                     "outcome_decided",
                     extra={"step": step, "attempt": attempt, "applied_results": applied, "reason": reason},
                 )
-            case BatchesQuarantined(batch_id=batch_id, tried=tried, message=message):
-                log.warning("batches_quarantined", extra={"batch_id": str(batch_id), "tried": tried, "reason": message})
+            case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
+                fields = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
+                log.warning("batches_quarantined", extra=fields)
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SweepBlobs():

@@ -49,7 +49,7 @@ class IsolatedWork(WireDocument):
 
     Attributes:
         batch_id: the suspected batches.
-        tried: the clients that failed on it, oldest first, with repetition.
+        tried: the last clients that failed on it, oldest first.
     """
 
     batch_id: BatchId

@@ -40,10 +40,10 @@ class OutcomeDecided:
 
 @dataclass(frozen=True, slots=True)
 class BatchesQuarantined:
-    """Log that these batches failed too often and leave the run."""
+    """Log that these batches leave the run: different members that delivered other work failed on them."""
 
     batch_id: BatchId
-    tried: tuple[ClientId, ...]
+    against: tuple[ClientId, ...]
     message: str
 
 

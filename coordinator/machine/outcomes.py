@@ -7,12 +7,13 @@ Tests of the machine check it after every stimulus, and the audit (`coordinator/
 import math
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from coordinator.machine.blame import blame_after
 from coordinator.machine.instructions import BatchesQuarantined, Instruction, OutcomeDecided
 from coordinator.machine.round import Round
 from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
-from coordinator.machine.work import blame_after
 from state.documents import Outcome, OutcomeEntry
 from state.intervals import BatchId, subtract, total_batches
 from state.messages import ResultCommitment
@@ -84,7 +85,7 @@ def end_round(run: Run, current: Round) -> Handled:
     blame = blame_after(run, current, included, applied)
     instructions: tuple[Instruction, ...] = (
         OutcomeDecided(current.step, current.attempt, outcome, verdict.reason),
-        *(BatchesQuarantined(item.batch_id, item.tried, item.message) for item in blame.quarantined),
+        *(BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined),
     )
     run = replace(
         run,
@@ -105,7 +106,7 @@ def end_round(run: Run, current: Round) -> Handled:
         batches_applied=run.batches_applied + total_batches(applied),
         outcomes={**run.outcomes, outcome.step: outcome},
         losses=_with_loss(run, current, outcome),
-        members=_with_last_losses(run, current),
+        members=_with_deliveries(run, current, included),
     )
     return run, instructions
 
@@ -125,10 +126,16 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
     return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
 
-def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
+def _with_deliveries(run: Run, current: Round, included: AbstractSet[ClientId]) -> dict[ClientId, Member]:
     members = dict(run.members)
     for client_id in current.verified:
+        member = members.get(client_id)
+        if member is None:
+            continue
         loss = current.commitments[client_id].metrics.loss
-        if client_id in members and loss is not None:
-            members[client_id] = replace(members[client_id], last_loss=loss)
+        members[client_id] = replace(
+            member,
+            last_loss=member.last_loss if loss is None else loss,
+            conduct=replace(member.conduct, last_applied_step=current.step) if client_id in included else member.conduct,
+        )
     return members

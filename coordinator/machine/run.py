@@ -59,11 +59,22 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Batches on which clients failed, and why. `tried` has each failed client, oldest first."""
+    """Batches on which clients failed, and why.
+
+    Attributes:
+        tried: the last clients that failed on them, oldest first; another one gets them next.
+        message: kind and text of the last failure that was believed.
+        against: the different members that failed on exactly this batch and had delivered other work lately.
+        failures: number of failures on exactly this batch that were believed.
+        retry_step: the first step in which they are attempted again.
+    """
 
     batch_id: BatchId
     tried: tuple[ClientId, ...]
     message: str
+    against: tuple[ClientId, ...] = ()
+    failures: int = 0
+    retry_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,7 @@ class Run(WireDocument):
 
     Attributes:
         carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
-        suspects: batches that failed and are tried alone.
+        suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
         drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
         enough_since_s: the time since which there are enough members, in WaitingForMembers.

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.machine import stimuli
-from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
+from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.transitions import DRAIN_ROUNDS
-from coordinator.machine.work import ATTEMPTS_BEFORE_QUARANTINE
 from state.errors import Refused
 from state.intervals import BatchId, total_batches
 from state.messages import Attestation, FailureKind, FailureReport, ResultCommitment
@@ -151,70 +150,6 @@ def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> No
     assert total_batches(driver.applied) == 12
 
 
-def play_with_bad_batch(driver: Driver, bad: int, *, narrowed: bool, rounds: int) -> None:
-    """Every client that is assigned the bad batch fails; the others deliver."""
-    for _ in range(rounds):
-        current = driver.run.round
-        if current is None:
-            return
-        plan = current.plan
-        for client_id, assigned in plan.assignments.items():
-            if any(part.covers(BatchId(bad, bad)) for part in assigned):
-                fail(driver, client_id, batch_id=BatchId(bad, bad) if narrowed else None)
-            elif assigned:
-                driver.deliver(client_id)
-        if driver.run.round is not None and driver.round.verified:
-            driver.attest(*plan.witnesses)
-
-
-@pytest.mark.parametrize("narrowed", [False, True])
-@pytest.mark.parametrize("clients", [1, 2, 3, 5])
-def test_bad_batch_is_isolated_and_quarantined_and_everything_else_applied(narrowed: bool, clients: int) -> None:
-    driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=10)
-    play_with_bad_batch(driver, 5, narrowed=narrowed, rounds=30)
-    assert [item.batch_id for item in driver.run.quarantined] == [BatchId(5, 5)]
-    (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
-    assert len(told.tried) == ATTEMPTS_BEFORE_QUARANTINE
-    assert len(set(told.tried)) == min(clients, ATTEMPTS_BEFORE_QUARANTINE)
-    assert driver.in_phase(RunState.COOLDOWN)
-    assert driver.run.carried == ()
-    assert driver.run.suspects == ()
-
-
-def test_bad_batch_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
-    driver = in_round(1, 2, 3, config__on_bad_data="stop", config__total_steps=50)
-    play_with_bad_batch(driver, 5, narrowed=True, rounds=30)
-    assert driver.in_phase(RunState.COOLDOWN)
-    driver.make_checkpoint()
-    assert driver.in_phase(RunState.PAUSED)
-    assert driver.run.quarantined == ()
-    assert [suspect.batch_id for suspect in driver.run.suspects] == [BatchId(5, 5)]
-
-
-def test_unavailable_data_is_carried_and_never_suspected() -> None:
-    driver = in_round(1, 2)
-    for _ in range(5):
-        fail(driver, client(1), "unavailable")
-        fail(driver, client(2), "unavailable")
-    assert driver.run.suspects == ()
-    assert driver.run.step == 1
-    assert driver.run.attempt == 5
-    driver.play_round()
-    assert driver.run.step == 2
-
-
-def test_transient_failure_is_attempted_alone_once_and_cleared() -> None:
-    driver = in_round(1, 2, 3)
-    fail(driver, client(1), "trainer")
-    driver.deliver(client(2), client(3))
-    driver.attest(client(1), client(2), client(3))
-    (item,) = driver.round.work.isolated
-    assert item.tried == (client(1),)
-    assert driver.round.plan.assignments[client(1)] != (item.batch_id,)
-    driver.play_round()
-    assert driver.run.suspects == ()
-
-
 def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
     driver = in_round(1, 2, config__total_steps=1)
     driver.deliver(client(1))
@@ -263,7 +198,8 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
         case "fail" if driver.run.round:
             assigned = driver.round.plan.assignments.get(who) or (BatchId(0, 0),)
             part = data.draw(st.sampled_from(assigned))
-            fail(driver, who, "trainer", data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
+            kind: FailureKind = data.draw(st.sampled_from(("corrupt", "trainer")))
+            fail(driver, who, kind, data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
         case "unavailable" if driver.run.round:
             fail(driver, who, "unavailable")
         case "silent":

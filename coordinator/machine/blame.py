@@ -1,0 +1,181 @@
+"""Blame: which batches the failures of a round make suspect, and which of them leave the run.
+
+A client that fails on its data says which batches it blames. They become suspects: each is given to one client alone,
+bisected when it fails again, and applied as soon as anybody delivers it. The rules kept here:
+
+- A single batch is quarantined only after `MEMBERS_BEFORE_QUARANTINE` different members failed on exactly this batch,
+  each of which had delivered other work lately (`has_delivered_lately`). Until then it is attempted again and again,
+  with pauses that grow with each failure, and other work goes on.
+- A member that has not delivered lately is believed only where nobody has, as at a run's beginning: then its failures
+  single out batches, so that work can go on around them, but never count towards quarantine.
+- Data that are only unavailable, and failures of a client's own trainer, say nothing about a batch: it is carried.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from coordinator.machine.round import Round
+from coordinator.machine.run import Run, Suspect
+from state.intervals import BatchId, subtract
+from state.messages import FailureKind, FailureReport
+from state.wire import ClientId
+
+MEMBERS_BEFORE_QUARANTINE = 3
+"""Number of different members that must have failed on a batch, and each delivered other work, to quarantine it."""
+DELIVERED_LATELY_STEPS = 32
+"""Number of last steps of which one at least must have applied a result of a member whose failures count."""
+MAX_PAUSE_STEPS = 64
+"""Longest pause between two attempts at a batch: the number of steps that other work completes meanwhile."""
+MAX_SUSPECTED_INTERVALS = 1024
+"""Maximum number of suspects. Beyond it, batches that fail are carried like any other work."""
+MAX_QUARANTINED_INTERVALS = 1024
+"""Maximum number of quarantined intervals. Beyond it the run pauses, because the data is hardly the cause."""
+MAX_TRIED = 8
+"""Number of clients that last failed on a suspect which are remembered, so that another one gets it next."""
+MAX_SUSPECT_MESSAGE_CHARS = 200
+DATA_FAILURES: frozenset[FailureKind] = frozenset({"corrupt", "out_of_range", "rejected"})
+"""The kinds of failures that say something about the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Consequences of the failures of a round.
+
+    Attributes:
+        suspects: every interval that is now attempted alone.
+        quarantined: batches that leave the run with this round.
+        blamed: shared work that became suspect with this round.
+        must_stop: whether the run must pause, because it may not quarantine a batch that keeps failing.
+    """
+
+    suspects: tuple[Suspect, ...]
+    quarantined: tuple[Suspect, ...]
+    blamed: tuple[BatchId, ...]
+    must_stop: bool
+
+
+def has_delivered_lately(run: Run, client_id: ClientId) -> bool:
+    """Whether it is a member and one of the last `DELIVERED_LATELY_STEPS` steps applied a result of it.
+
+    Every such result is other work than a batch that fails, because a batch that was applied is never attempted again.
+    """
+    member = run.members.get(client_id)
+    if member is None or member.conduct.last_applied_step is None:
+        return False
+    return run.step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
+
+
+def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
+    """Return the consequences of the failures of a round.
+
+    Args:
+        run: the run before the end of the round.
+        current: the round that is over.
+        included: the clients whose results are applied.
+        applied: the batches that are applied.
+    """
+    return _Tally(run, current, included).count(applied)
+
+
+@dataclass
+class _Tally:
+    """Goes through the assignments of a round, and gathers the consequences."""
+
+    run: Run
+    current: Round
+    included: AbstractSet[ClientId]
+    suspects: list[Suspect] = field(default_factory=list)
+    quarantined: list[Suspect] = field(default_factory=list)
+    blamed: list[BatchId] = field(default_factory=list)
+    must_stop: bool = False
+
+    def count(self, applied: Sequence[BatchId]) -> Blame:
+        alone = {item.batch_id for item in self.current.work.isolated}
+        attempted = {s.batch_id: s for s in self.run.suspects if s.batch_id in alone}
+        self.suspects += (s for s in self.run.suspects if s.batch_id not in alone)
+        for client_id, assignment in self.current.plan.assignments.items():
+            failure = self._data_failure(client_id)
+            if len(assignment) == 1 and assignment[0] in attempted:
+                suspect = attempted.pop(assignment[0])
+                if failure is not None:
+                    self._failed_alone(suspect, client_id, failure)
+                elif suspect.batch_id not in applied:
+                    self.suspects.append(suspect)
+            elif failure is not None and self._is_believed(client_id):
+                self._failed_shared(assignment, client_id, failure)
+        self.suspects += attempted.values()
+        return Blame(tuple(self.suspects), tuple(self.quarantined), tuple(self.blamed), self.must_stop)
+
+    def _data_failure(self, client_id: ClientId) -> FailureReport | None:
+        failure = self.current.failures.get(client_id)
+        if failure is None or client_id in self.included or failure.kind not in DATA_FAILURES:
+            return None
+        return failure
+
+    def _is_believed(self, client_id: ClientId) -> bool:
+        if has_delivered_lately(self.run, client_id):
+            return True
+        others = (entry.client_id for entry in self.current.roster.clients)
+        return not self.included and not any(has_delivered_lately(self.run, other) for other in others)
+
+    def _failed_shared(self, assignment: Sequence[BatchId], client_id: ClientId, failure: FailureReport) -> None:
+        named = failure.batch_id
+        parts = tuple(assignment)
+        if named is not None and any(part.covers(named) for part in assignment):
+            parts = (named,)
+        if len(self.suspects) + len(parts) > MAX_SUSPECTED_INTERVALS:
+            return
+        self.blamed += parts
+        fresh = tuple(Suspect(part, (client_id,), _message(failure)) for part in parts)
+        self.suspects += (self._again(fresh[0], client_id),) if len(parts) == 1 else fresh
+
+    def _failed_alone(self, suspect: Suspect, client_id: ClientId, failure: FailureReport) -> None:
+        tried = (*(other for other in suspect.tried if other != client_id), client_id)[-MAX_TRIED:]
+        again = replace(suspect, tried=tried, message=_message(failure))
+        if not self._is_believed(client_id):
+            self.suspects.append(replace(suspect, tried=tried))
+        elif suspect.batch_id.count > 1 and len(self.suspects) < MAX_SUSPECTED_INTERVALS:
+            named, *others = _narrowed(suspect.batch_id, failure)
+            parts = [replace(again, batch_id=part) for part in (named, *others)]
+            if named == failure.batch_id:
+                parts[0] = self._again(parts[0], client_id)
+            self.suspects += parts
+        else:
+            self._keep_or_quarantine(self._again(again, client_id))
+
+    def _again(self, suspect: Suspect, client_id: ClientId) -> Suspect:
+        """Return the suspect after one more failure of exactly these batches; only a single batch is paused for it."""
+        if suspect.batch_id.count > 1:
+            return suspect
+        failures = suspect.failures + 1
+        against = suspect.against
+        if has_delivered_lately(self.run, client_id) and client_id not in against:
+            against = (*against, client_id)
+        pause = min(2 ** (failures - 1), MAX_PAUSE_STEPS)
+        return replace(suspect, failures=failures, against=against, retry_step=self.current.step + pause)
+
+    def _keep_or_quarantine(self, suspect: Suspect) -> None:
+        if suspect.batch_id.count > 1 or len(suspect.against) < MEMBERS_BEFORE_QUARANTINE:
+            self.suspects.append(suspect)
+        elif self._may_not_quarantine():
+            self.suspects.append(Suspect(suspect.batch_id, (), suspect.message))
+            self.must_stop = True
+        else:
+            self.quarantined.append(suspect)
+
+    def _may_not_quarantine(self) -> bool:
+        count = len(self.run.quarantined) + len(self.quarantined)
+        return self.run.state_file.config.on_bad_data == "stop" or count >= MAX_QUARANTINED_INTERVALS
+
+
+def _message(failure: FailureReport) -> str:
+    return f"{failure.kind}: {failure.message}"[:MAX_SUSPECT_MESSAGE_CHARS]
+
+
+def _narrowed(interval: BatchId, failure: FailureReport) -> tuple[BatchId, ...]:
+    """Return the suspected interval cut around the part that the failure names, which comes first, or into halves."""
+    named = failure.batch_id
+    if named is not None and interval.covers(named) and named != interval:
+        return (named, *subtract((interval,), (named,)))
+    return interval.bisect()
