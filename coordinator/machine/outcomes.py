@@ -132,10 +132,8 @@ def _with_deliveries(run: Run, current: Round, included: AbstractSet[ClientId]) 
         member = members.get(client_id)
         if member is None:
             continue
+        if client_id in included:
+            member = replace(member, conduct=replace(member.conduct, last_applied_step=current.step))
         loss = current.commitments[client_id].metrics.loss
-        members[client_id] = replace(
-            member,
-            last_loss=member.last_loss if loss is None else loss,
-            conduct=replace(member.conduct, last_applied_step=current.step) if client_id in included else member.conduct,
-        )
+        members[client_id] = member if loss is None else replace(member, last_loss=loss)
     return members

@@ -52,7 +52,7 @@ class RunConfig(Section):
         total_steps: rounds of the run.
         data_indices_per_batch: data indices of one batch. Epochal's addition.
         client_timeout_s: a client silent for longer is not in the next roster. Epochal's addition.
-        on_bad_data: whether a batch that fails on every client is recorded and skipped, or stops the run. Epochal's
+        on_bad_data: whether a batch on which three clients failed is recorded and skipped, or pauses the run. Epochal's
             addition.
     """
 

@@ -51,10 +51,10 @@ async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_pa
         assert allowed > ServerLimits().max_connections
 
 
-async def test_sample_that_fails_on_every_client_is_quarantined(tmp_path: Path) -> None:
+async def test_sample_that_fails_on_three_clients_is_quarantined(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
     overrides = {"config__total_steps": 30, "model__LLM__data_location": {"Local": str(path)}}
-    async with real_run(tmp_path / "run", 2, **overrides) as run:
+    async with real_run(tmp_path / "run", 3, **overrides) as run:
         report = await run.finish()
         assert (report.quarantined, report.unapplied) == (1, 0)
         status = await run.status()
@@ -63,7 +63,7 @@ async def test_sample_that_fails_on_every_client_is_quarantined(tmp_path: Path) 
         assert said["batch_id"] == str(BatchId(BAD_INDEX, BAD_INDEX))
         assert "token 999" in said["reason"]
         assert f"data index {BAD_INDEX}" in said["reason"]
-        assert len(set(said["tried"])) == 2, "both clients have failed on it"
+        assert len(set(said["failed_on"])) == 3, "each client has failed on it"
         assert report.applied == 30 * 12 - 1 or report.rounds >= 30
 
 
@@ -76,7 +76,7 @@ async def test_file_that_shrinks_loses_its_samples_and_no_others(tmp_path: Path)
         "config__total_steps": 50,  # the lost samples come up at step 34, which leaves rounds to single them out
         "model__LLM__data_location": {"Local": str(first.parent)},
     }
-    async with real_run(tmp_path / "run", 2, **overrides) as run:
+    async with real_run(tmp_path / "run", 3, **overrides) as run:
         await run.until(in_training(1))
         last.write_bytes(last.read_bytes()[:-2])
         report = await run.finish()
@@ -103,7 +103,7 @@ async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: 
         "config__on_bad_data": "stop",
         "model__LLM__data_location": {"Local": str(path)},
     }
-    async with real_run(tmp_path / "run", 2, **overrides) as run:
+    async with real_run(tmp_path / "run", 3, **overrides) as run:
         paused = await run.until(in_phase(RunState.PAUSED))
         assert paused.step < 30
         assert paused.quarantined_batches == 0
