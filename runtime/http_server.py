@@ -175,6 +175,14 @@ async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_C
                 await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
 
 
+def open_files_limit() -> int:
+    """Return how many files and connections this process may have open."""
+    if resource is None:
+        return MAX_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
+
+
 def allow_connections() -> None:
     """Raise the process's limit of open files, often 1,024, towards `MAX_CONNECTIONS`."""
     if resource is None:

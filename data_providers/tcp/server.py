@@ -1,18 +1,22 @@
 """The TCP data server: serves one `DataProvider` to the clients that its gate admits (`frames.py` has the protocol).
 
 The requests of a connection are answered in order, and the next one is read only after the last answer was sent, so
-that a connection holds one answer in memory. `ServerLimits` bounds everything that a client can delay.
+that a connection holds one answer in memory. `limits.py` bounds everything that a client can delay.
 """
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.tcp.answer_memory import AnswerMemory
+from data_providers.tcp.connections import Connections, ServerConnection
 from data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -27,7 +31,11 @@ from data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from data_providers.tcp.gate import ANYONE, Gate
+from data_providers.tcp.gate import Gate
+from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
+from data_providers.tcp.sending import SEND_PIECE_BYTES, PacedWriter, TooSlow
+from runtime.peer_address import network_of
+from runtime.periodic_log import PeriodicLog, log_accept_errors_rarely
 from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import DataIds
 from state.wire import ClientId, parse_document
@@ -35,27 +43,14 @@ from state.wire import ClientId, parse_document
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds of a data server.
-
-    Attributes:
-        max_connections: further connections get `unavailable`, may retry, and are closed.
-        max_connections_per_client: the same for the connections of one client. A client needs one, and one for each
-            process of its mesh (up to 64); the rest is for connections that broke without the server's notice. Not
-            applied by an open gate, which does not distinguish clients.
-        handshake_timeout_s: from the connection to a complete `HELLO`.
-        idle_timeout_s: a connection without a request for longer is closed; the client reconnects when it needs to.
-        send_timeout_s: for a client to receive one answer.
-        shutdown_timeout_s: for answers under way when the server closes.
-    """
-
-    max_connections: int = 1024
-    max_connections_per_client: int = 160
-    handshake_timeout_s: float = 10.0
-    idle_timeout_s: float = 300.0
-    send_timeout_s: float = 60.0
-    shutdown_timeout_s: float = 5.0
+BACKLOG = 64
+"""Connections accepted at a time; an honest one says `HELLO` before that many others can displace it."""
+RECEIVE_BUFFER_BYTES = 32 * 1024
+"""The system's memory for a connection's requests, which are small."""
+READ_AHEAD_BYTES = 4 * 1024
+"""Bytes of requests that are read while one is being answered, before the connection is read no further."""
+UNSENT_BYTES = 128 * 1024
+"""Bytes of an answer that the system takes before the network has room for them, where it can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +70,52 @@ class RequestEnded:
     duration_s: float | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _ServerConnection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    task: asyncio.Task[None]
-    busy: bool = False
-    """A request is being answered; otherwise the connection waits for its client and may be closed at any time."""
-    client_id: ClientId | None = None
-    """The client, once it was admitted."""
+@dataclass(frozen=True, slots=True)
+class ConnectionShed:
+    """The server closed a connection for the sake of others.
+
+    Attributes:
+        reason: `displaced` (a stranger or an idle connection gave way), `silent` (no `HELLO` in time) or `slow` (an
+            answer was received too slowly).
+    """
+
+    reason: str
+
+
+DataServerEvent: TypeAlias = RequestEnded | ConnectionShed
 
 
 class DataServer:
     """Serves a provider's samples, all of the `spec`'s length, on a socket. `aclose` does not close the provider."""
 
     def __init__(
-        self, provider: DataProvider, spec: DatasetSpec, gate: Gate, limits: ServerLimits = ServerLimits()
+        self, provider: DataProvider, spec: DatasetSpec, gate: Gate, limits: ServerLimits = DEFAULT_LIMITS
     ) -> None:
         self._provider = provider
         self._spec = spec
         self._gate = gate
         self._limits = limits
         self._server: asyncio.Server | None = None
-        self._connections: set[_ServerConnection] = set()
+        self.connections = Connections(limits)
+        self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
         self._connection_ended = asyncio.Event()
         self._closing = False
-        self._watcher: Callable[[RequestEnded], None] = lambda _: None
+        self._watcher: Callable[[DataServerEvent], None] = lambda _: None
+        self._displaced = PeriodicLog(_log, "strangers fill the data server; the oldest connections give way")
 
-    @property
-    def connection_count(self) -> int:
-        """Number of open connections."""
-        return len(self._connections)
-
-    def watch(self, watcher: Callable[[RequestEnded], None]) -> None:
-        """Call `watcher` whenever a request ends. It must return at once."""
+    def watch(self, watcher: Callable[[DataServerEvent], None]) -> None:
+        """Call `watcher` at every event. It must return at once."""
         self._watcher = watcher
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        log_accept_errors_rarely(_log)
+        self._server = await asyncio.start_server(
+            self._serve, host, port, limit=READ_AHEAD_BYTES, backlog=BACKLOG, start_serving=False
+        )
+        for listener in self._server.sockets:
+            _bound_memory(listener)
+        await self._server.start_serving()
         bound: int = self._server.sockets[0].getsockname()[1]
         _log.info("data server listens", extra={"host": host, "port": bound, "fingerprint": self._provider.fingerprint})
         return bound
@@ -124,21 +126,21 @@ class DataServer:
             return
         self._closing = True
         self._server.close()
-        for connection in self._connections:
+        for connection in self.connections:
             if not connection.busy:
-                connection.writer.close()
+                connection.writer.abort()
         try:
             async with asyncio.timeout(self._limits.shutdown_timeout_s):
                 await self._all_ended()
         except TimeoutError:
-            for connection in self._connections:
-                connection.writer.transport.abort()
+            for connection in self.connections:
+                connection.writer.abort()
                 connection.task.cancel()
             await self._all_ended()
         await self._server.wait_closed()
 
     async def _all_ended(self) -> None:
-        while self._connections:
+        while self.connections:
             self._connection_ended.clear()
             await self._connection_ended.wait()
 
@@ -146,24 +148,24 @@ class DataServer:
         task = asyncio.current_task()
         if task is None:
             raise InternalError("a connection is served outside a task")
-        connection = _ServerConnection(reader, writer, task)
-        is_full = len(self._connections) >= self._limits.max_connections
-        self._connections.add(connection)
+        address = network_of(writer.get_extra_info("peername"))
+        connection = ServerConnection(reader, PacedWriter(writer, self._limits), task, address)
+        self._displace(self.connections.enter(connection))
         try:
-            if is_full or self._closing:
-                await self._send_error(connection, CONNECTION_REQUEST, SourceUnavailable("the data server is full"))
-                return
             await self._converse(connection)
+        except TooSlow as error:
+            _log.info("client reads too slowly", extra={"client_id": connection.client_id, "received": str(error)})
+            self._watcher(ConnectionShed("slow"))
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             _log.debug("data connection ended", extra={"error": type(error).__name__})
         except Exception:  # a bug here or in a provider: only this client's connection breaks
             _log.exception("data connection failed")
         finally:
-            writer.close()
-            self._connections.discard(connection)
+            connection.writer.abort()  # whatever was sent is with the system; the rest nobody waits for
+            self.connections.leave(connection)
             self._connection_ended.set()
 
-    async def _converse(self, connection: _ServerConnection) -> None:
+    async def _converse(self, connection: ServerConnection) -> None:
         client_id = await self._shake_hands(connection)
         if client_id is None:
             return
@@ -172,59 +174,57 @@ class DataServer:
                 header, payload = await self._read_frame(connection, FrameKind.GET, self._limits.idle_timeout_s)
                 data_ids = parse_get(payload)
             except InvalidInput as error:
-                await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
+                connection.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
                 return
-            started_s = time.perf_counter()
-            try:
-                tokens = await self._samples(client_id, data_ids)
-            except DataError as error:
-                facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
-                _log.info("request failed", extra=facts)
-                await self._send_error(connection, header.request, error)
-                self._watcher(RequestEnded(error.kind, duration_s=time.perf_counter() - started_s))
-            else:
-                connection.writer.write(frame_header(FrameKind.SAMPLES, header.request, len(tokens)))
-                await self._send(connection, tokens)
-                self._watcher(RequestEnded(None, data_ids.count, len(tokens), time.perf_counter() - started_s))
+            await self._answer(connection, client_id, header.request, data_ids)
 
-    async def _samples(self, client_id: ClientId, data_ids: DataIds) -> memoryview:
-        """Return the bytes of the samples, if the client may have them."""
-        size_bytes = data_ids.count * self._spec.sequence_bytes
-        if size_bytes > MAX_SAMPLES_BYTES:
-            raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
-        await self._gate.allow(client_id, data_ids)
-        batch = await self._provider.get_samples(data_ids)
-        return batch.input_ids.view(np.uint8).data
+    async def _answer(self, connection: ServerConnection, client_id: ClientId, request: int, data_ids: DataIds) -> None:
+        """Send the samples, if the client may have them, or else the reason why not."""
+        started_s, size_bytes = time.perf_counter(), data_ids.count * self._spec.sequence_bytes
+        try:
+            if size_bytes > MAX_SAMPLES_BYTES:
+                raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
+            await self._gate.allow(client_id, data_ids)
+            async with self.memory.hold(client_id, size_bytes + SEND_PIECE_BYTES):
+                batch = await self._provider.get_samples(data_ids)
+                tokens = batch.input_ids.view(np.uint8).data
+                await connection.writer.send(frame_header(FrameKind.SAMPLES, request, len(tokens)))
+                await connection.writer.send(tokens)
+        except DataError as error:
+            facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
+            _log.info("request failed", extra=facts)
+            await connection.writer.send(_error_frame(request, error))
+            self._watcher(RequestEnded(error.kind, duration_s=time.perf_counter() - started_s))
+        else:
+            self._watcher(RequestEnded(None, data_ids.count, size_bytes, time.perf_counter() - started_s))
 
-    async def _shake_hands(self, connection: _ServerConnection) -> ClientId | None:
+    async def _shake_hands(self, connection: ServerConnection) -> ClientId | None:
         """Return the admitted client; None when it was turned away."""
         try:
+            if self._closing:
+                raise SourceUnavailable("the data server is closing")
             _, payload = await self._read_frame(connection, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
-            self._take_place(connection, client_id)
+            self._displace(self.connections.admit(connection, client_id))
         except InvalidInput as error:
-            await self._send_error(connection, CONNECTION_REQUEST, Rejected(error.message))
+            connection.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
             return None
         except DataError as error:
             _log.info("client turned away", extra={"error": str(error)})
             self._watcher(RequestEnded(error.kind))
-            await self._send_error(connection, CONNECTION_REQUEST, error)
+            connection.writer.say(_error_frame(CONNECTION_REQUEST, error))
             return None
+        except TimeoutError:
+            self._watcher(ConnectionShed("silent"))
+            raise
         provider = self._provider
         welcome = welcome_of(self._spec, provider.fingerprint, provider.sequence_count)
-        await self._send(connection, json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
+        await connection.writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
 
-    def _take_place(self, connection: _ServerConnection, client_id: ClientId) -> None:
-        """Count the connection as its client's; `SourceUnavailable` if the client has too many."""
-        held_count = sum(other.client_id == client_id for other in self._connections)
-        if client_id != ANYONE and held_count >= self._limits.max_connections_per_client:
-            raise SourceUnavailable(f"client {client_id} already has {held_count} connections, the maximum")
-        connection.client_id = client_id
-
     async def _read_frame(
-        self, connection: _ServerConnection, expected: FrameKind, timeout_s: float
+        self, connection: ServerConnection, expected: FrameKind, timeout_s: float
     ) -> tuple[FrameHeader, bytes]:
         connection.busy = False
         async with asyncio.timeout(timeout_s):
@@ -235,10 +235,30 @@ class DataServer:
         connection.busy = True
         return header, payload
 
-    async def _send_error(self, connection: _ServerConnection, request: int, error: DataError) -> None:
-        await self._send(connection, json_frame(FrameKind.ERROR, request, failure_of(error)))
+    def _displace(self, connection: ServerConnection | None) -> None:
+        """Close a connection that gave way to another."""
+        if connection is not None:
+            full = SourceUnavailable("the data server is full; the connection gave way to another")
+            connection.writer.say(_error_frame(CONNECTION_REQUEST, full))
+            connection.writer.abort()
+            self._displaced.happened(asyncio.get_running_loop().time(), address=connection.address)
+            self._watcher(ConnectionShed("displaced"))
 
-    async def _send(self, connection: _ServerConnection, data: bytes | memoryview) -> None:
-        connection.writer.write(data)
-        async with asyncio.timeout(self._limits.send_timeout_s):
-            await connection.writer.drain()
+    def _abort_slow(self) -> None:
+        """End the answers that hold memory for too long while other requests wait for it."""
+        for connection in self.connections:
+            if connection.writer.is_slow_when_full():
+                _log.info("client reads too slowly while others wait", extra={"client_id": connection.client_id})
+                connection.writer.abort()
+                self._watcher(ConnectionShed("slow"))
+
+
+def _error_frame(request: int, error: DataError) -> bytes:
+    return json_frame(FrameKind.ERROR, request, failure_of(error))
+
+
+def _bound_memory(listener: socket.socket) -> None:
+    """Bound what the system keeps for each connection that this socket will accept."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry
 from coordinator_client.api import RunRequests
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
+from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
-from runtime.http_server import is_loopback
+from runtime.http_server import is_loopback, open_files_limit
 from state.config.data_file import check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile
@@ -82,7 +83,7 @@ async def serving_data(
     host, port = listening_address(state, options)
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
     gate = CoordinatorGate(coordinator)
-    server = DataServer(provider, provider.order.spec, gate)
+    server = DataServer(provider, provider.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()))
     DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator_client.http import MAX_CONNECTIONS
-from data_providers.tcp.server import ServerLimits
+from data_providers.tcp.limits import ServerLimits
 from state.intervals import BatchId, coalesce
 from state.phases import RunState
 from tests.support.processes import BOUND_S, in_phase, in_training, real_run

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected
 from data_providers.tcp.client import DataServerAddress, TcpDataProvider
 from data_providers.tcp.gate import ANYONE, Gate
-from data_providers.tcp.server import DataServer, ServerLimits
+from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.server import DataServer
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.data_files import SPEC

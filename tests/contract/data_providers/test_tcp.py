@@ -14,7 +14,8 @@ from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
-from data_providers.tcp.server import DataServer, RequestEnded, ServerLimits
+from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.server import DataServer, DataServerEvent, RequestEnded
 from state.errors import DataError
 from state.intervals import DataIds
 from state.wire import ClientId
@@ -294,7 +295,7 @@ async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
 async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataProvider) -> None:
     broken = Scripted(CorruptData("a hole"))
     broken.go.set()
-    seen: list[RequestEnded] = []
+    seen: list[DataServerEvent] = []
     for provider in (source, broken):
         async with serving(provider) as (server, address):
             server.watch(seen.append)
@@ -305,13 +306,15 @@ async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataPr
             finally:
                 await client.aclose()
     answered, failed = seen
+    assert isinstance(answered, RequestEnded)
+    assert isinstance(failed, RequestEnded)
     assert (answered.failure, answered.sample_count, answered.size_bytes) == (None, 3, 3 * SPEC.sequence_bytes)
     assert (failed.failure, failed.sample_count, failed.size_bytes) == ("corrupt", 0, 0)
     assert None not in (answered.duration_s, failed.duration_s)
 
 
 async def test_watcher_is_told_of_a_client_turned_away(source: LocalDataProvider) -> None:
-    seen: list[RequestEnded] = []
+    seen: list[DataServerEvent] = []
     async with serving(source, HalfGate()) as (server, address):
         server.watch(seen.append)
         with pytest.raises(Rejected):

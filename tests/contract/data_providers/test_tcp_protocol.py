@@ -23,7 +23,7 @@ from data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from data_providers.tcp.server import ServerLimits
+from data_providers.tcp.limits import ServerLimits
 from state.errors import InvalidDocument
 from state.intervals import DataIds
 from tests.support.data_files import SPEC, write_dataset

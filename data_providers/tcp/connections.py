@@ -1,0 +1,120 @@
+"""The open connections of a data server, in two pools: strangers, who were not admitted yet, and admitted clients.
+
+The rule kept here: a stranger never takes a client's place. When a pool is full, the one that has the most gives way:
+of strangers the oldest connection of the address that has the most, of clients an idle one of the client that has the
+most. So whoever opens thousands of connections displaces its own.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from data_providers.protocol import SourceUnavailable
+from data_providers.tcp.gate import ANYONE
+from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.sending import PacedWriter
+from state.wire import ClientId
+
+
+@dataclass(eq=False, slots=True)
+class ServerConnection:
+    """One connection as the server sees it.
+
+    Attributes:
+        address: of its peer, as `runtime.peer_address` tells senders apart.
+        busy: a request is being answered; otherwise it waits for its client and may be closed at any time.
+        client_id: the client, once it was admitted.
+    """
+
+    reader: asyncio.StreamReader
+    writer: PacedWriter
+    task: asyncio.Task[None]
+    address: str
+    busy: bool = False
+    client_id: ClientId | None = None
+
+
+_Pool: TypeAlias = dict[ServerConnection, None]
+"""Connections, the oldest first."""
+Key = TypeVar("Key", str, ClientId)
+
+
+class Connections:
+    """The connections that are open, within the limits. Each is entered, perhaps admitted, and leaves."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._strangers: dict[str, _Pool] = {}
+        self._clients: dict[ClientId, _Pool] = {}
+        self.stranger_count = 0
+        self.client_count = 0
+
+    def __len__(self) -> int:
+        return self.stranger_count + self.client_count
+
+    def __iter__(self) -> Iterator[ServerConnection]:
+        for pool in (*self._strangers.values(), *self._clients.values()):
+            yield from tuple(pool)
+
+    def enter(self, connection: ServerConnection) -> ServerConnection | None:
+        """Add a stranger. Return the stranger that gave way to it and must be closed now, or None."""
+        pool = self._strangers.get(connection.address, {})
+        displaced = None
+        if len(pool) >= self._limits.max_strangers_per_address:
+            displaced = next(iter(pool))
+        elif self.stranger_count >= self._limits.max_strangers:
+            largest: _Pool = max(self._strangers.values(), key=len)
+            displaced = next(iter(largest))
+        if displaced is not None:
+            self.leave(displaced)
+        self._strangers.setdefault(connection.address, {})[connection] = None
+        self.stranger_count += 1
+        return displaced
+
+    def admit(self, connection: ServerConnection, client_id: ClientId) -> ServerConnection | None:
+        """Make a stranger a client. Return the connection that gave way to it and must be closed now, or None.
+
+        Raises:
+            SourceUnavailable: the client has too many, or the server is full and nobody has more who could give way.
+        """
+        held_count = len(self._clients.get(client_id, ()))
+        if client_id != ANYONE and held_count >= self._limits.max_connections_per_client:
+            raise SourceUnavailable(f"client {client_id} already has {held_count} connections, the maximum")
+        displaced = None
+        if self.client_count >= self._limits.max_connections:
+            displaced = self._idle_beyond(held_count + 1)
+            if displaced is None:
+                raise SourceUnavailable("the data server is full")
+            self.leave(displaced)
+        self.leave(connection)
+        connection.client_id = client_id
+        self._clients.setdefault(client_id, {})[connection] = None
+        self.client_count += 1
+        return displaced
+
+    def leave(self, connection: ServerConnection) -> None:
+        """Remove a connection if it is still here."""
+        if connection.client_id is None:
+            self.stranger_count -= _remove(self._strangers, connection.address, connection)
+        else:
+            self.client_count -= _remove(self._clients, connection.client_id, connection)
+
+    def _idle_beyond(self, count: int) -> ServerConnection | None:
+        """Return the oldest idle connection of the client that has the most, if it has more than `count`."""
+        named = [pool for client_id, pool in self._clients.items() if client_id != ANYONE]
+        most = max(named, key=len, default={})
+        if len(most) <= count:
+            return None
+        return next((held for held in most if not held.busy), None)
+
+
+def _remove(pools: dict[Key, _Pool], key: Key, connection: ServerConnection) -> int:
+    """Remove a connection from the pool of its key, and an empty pool with it; return how many were removed."""
+    pool = pools.get(key)
+    if pool is None or connection not in pool:
+        return 0
+    del pool[connection]
+    if not pool:
+        del pools[key]
+    return 1

@@ -1,0 +1,96 @@
+"""Clients of the data server that ask for much and read slowly, or not at all."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import DatasetSpec, SourceUnavailable
+from data_providers.tcp.client import DataServerAddress
+from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
+from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.sending import SEND_PIECE_BYTES
+from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from state.intervals import DataIds
+from state.wire import ClientId
+from tests.support.data_server import HOST, open_client, serving
+
+SPEC = DatasetSpec(2, 2**20)
+"""Samples of 2 MiB."""
+ANSWER_BYTES = 8 * SPEC.sequence_bytes
+PIECES = DataIds(0, 7)
+"""An answer of 16 MiB, more than the system keeps for a connection."""
+ROOM_FOR_TWO = 2 * (ANSWER_BYTES + SEND_PIECE_BYTES)
+READERS = 8
+
+
+class NamingGate:
+    """Admits everyone as the client that the ticket names, and allows everything."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        return ClientId(ticket)
+
+    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+        """Allow it."""
+
+
+async def asking(address: DataServerAddress, name: str) -> socket.socket:
+    """Return a connection on which an answer was asked for and of which nothing more will be read."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await loop.sock_connect(connection, (HOST, address.port))
+    await loop.sock_sendall(connection, json_frame(FrameKind.HELLO, 0, Hello("a-run", name)))
+    header = parse_header(await loop.sock_recv(connection, HEADER_BYTES))
+    await loop.sock_recv(connection, header.length)
+    await loop.sock_sendall(connection, b"".join(get_frame(number, PIECES) for number in range(1, 5)))
+    return connection
+
+
+async def until_none(server: DataServer) -> None:
+    while len(server.connections):  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.01)
+
+
+async def test_answers_that_nobody_reads_hold_bounded_memory_and_end() -> None:
+    limits = ServerLimits(max_answer_bytes=ROOM_FOR_TWO, slow_after_s=0.3, shutdown_timeout_s=0.2)
+    events: list[DataServerEvent] = []
+    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+        server.watch(events.append)
+        with contextlib.ExitStack() as open_sockets:
+            for number in range(READERS):
+                open_sockets.enter_context(await asking(address, f"{number:032x}"))
+                assert server.memory.held_bytes <= ROOM_FOR_TWO
+            await until_none(server)
+        assert server.memory.held_bytes == 0
+        assert ConnectionShed("slow") in events, "closed although the peer neither reads nor closes"
+
+
+async def test_slow_readers_give_way_to_a_client_that_waits_for_memory() -> None:
+    limits = ServerLimits(
+        max_answer_bytes=ROOM_FOR_TWO, slow_after_s=60, slow_after_when_full_s=0.2, shutdown_timeout_s=0.2
+    )
+    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+        with await asking(address, "1" * 32), await asking(address, "2" * 32):
+            while server.memory.held_bytes < ROOM_FOR_TWO:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            client = await open_client(address, "f" * 32)
+            assert (await client.get_samples(PIECES)).sample_count == PIECES.count
+            await client.aclose()
+
+
+async def test_request_that_finds_no_memory_is_told_to_come_again() -> None:
+    limits = ServerLimits(
+        max_answer_bytes=ANSWER_BYTES, slow_after_when_full_s=60, answer_wait_s=0.05, shutdown_timeout_s=0.2
+    )
+    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+        with await asking(address, "a" * 32):
+            while not server.memory.held_bytes:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            client = await open_client(address, "f" * 32)
+            with pytest.raises(SourceUnavailable, match="the data server is busy"):
+                await client.get_samples(DataIds(0, 0))
+            await client.aclose()
