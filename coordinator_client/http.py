@@ -8,6 +8,7 @@ import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
+from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     Trust,
     is_temporary,
@@ -17,7 +18,6 @@ from runtime.http_client import (
     reason_of,
     refusal_in,
     streamed,
-    user_mistake,
     whole_answer,
 )
 from runtime.retry import RetryPolicy
@@ -88,21 +88,14 @@ class CoordinatorClient:
             while True:
                 try:
                     return cls(http, await client._served_run(base, place.removeprefix("runs").strip("/")))
-                except CoordinatorUnreachable as error:
-                    if mistake := user_mistake(error, base):
+                except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
+                    if mistake := await mistake_in(base, error):
                         raise InvalidInput(mistake, url=url) from error
-                    await backoff.wait(error)
-                    if is_first:
+                    if is_first and retry_policy.attempts > 1:
                         fields = {"url": base, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
                         log.warning("coordinator_does_not_answer_yet", extra=fields)
                     is_first = False
-                except (Refused, InvalidDocument) as error:
-                    if not httpx.URL(base).path.strip("/"):
-                        raise
-                    address = httpx.URL(base).copy_with(raw_path=b"/")
-                    raise InvalidInput(
-                        f"no coordinator answers at {base}; give its address alone, such as {address}", url=url
-                    ) from error
+                    await backoff.wait(error)
         except BaseException:
             await http.aclose()
             raise

@@ -8,7 +8,7 @@ answer is streamed, and closed under a shield.
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -38,6 +38,8 @@ def check_url(url: str, server: str) -> None:
         raise InvalidInput(f"{server} URL {url}: {error}", url=url) from error
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) <= MAX_PORT:
         raise InvalidInput(f"{server} URL {url}: allowed: http://host:port or https://host:port", url=url)
+    if parsed.query or parsed.fragment:
+        raise InvalidInput(f"{server} URL {url}: give the address alone, without ? and #", url=url)
 
 
 def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.AsyncClient:
@@ -89,6 +91,8 @@ def is_temporary(status: int) -> bool:
 
 def reason_of(error: Exception, url: str) -> str:
     """Return why a server did not answer, with a hint if the URL's scheme may be wrong."""
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes_of(error)):
+        return "connection refused"
     reason = str(error) or type(error).__name__
     is_silent = isinstance(error, httpx.RemoteProtocolError) and "without sending a response" in reason
     return f"{reason} (does it serve https:// there?)" if is_silent and url.startswith("http:") else reason
@@ -100,14 +104,20 @@ def user_mistake(error: BaseException, url: str) -> str | None:
     Args:
         error: httpx's, or one raised from it.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes_of(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"{url} is not trusted ({cause.verify_message}); --tls-ca names whom to trust"
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_HTTP_REASONS:
             return f"{url} does not speak TLS; the server may be at http{url.removeprefix('https')}"
-        cause = cause.__cause__ or cause.__context__
     return None
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, the one that caused it, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def refusal_in(answer: httpx.Response) -> Refused | None:
