@@ -26,8 +26,6 @@ from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
-MAX_FIRST_CHECKPOINT_PERCENT = 25
-"""Maximum size of the first checkpoint, in percent of `[blobs] max_total_bytes`; later ones must have its layout."""
 SESSION_HEX_DIGITS = 13
 """Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
@@ -226,7 +224,7 @@ class Handlers:
         if isinstance(report, messages.ResultCommitment):
             self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout()))
         elif isinstance(report, messages.CheckpointReport):
-            self._check_size("checkpoint", report.size_bytes, await self._max_checkpoint_bytes())
+            await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
         return self.standing(client_id)
 
@@ -240,10 +238,11 @@ class Handlers:
         if size_bytes > max_bytes:
             raise Refused(Refusal.BLOB_TOO_LARGE, f"a {kind} of {size_bytes} bytes; allowed: at most {max_bytes}")
 
-    async def _max_checkpoint_bytes(self) -> int:
+    async def _check_checkpoint_size(self, size_bytes: int) -> None:
         if self.service.run.checkpoint is None:
-            return self.service.run.state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
-        return checkpoint_size_bound(await self.uploads.layout())
+            self.uploads.genesis_rules.check_size(size_bytes)
+        else:
+            self._check_size("checkpoint", size_bytes, checkpoint_size_bound(await self.uploads.layout()))
 
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
@@ -252,6 +251,13 @@ class Handlers:
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator
+
+    async def receive_genesis(
+        self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
+    ) -> CheckpointRef:
+        """Take the run's first checkpoint from its operator (`Uploads.receive_genesis`)."""
+        self._check_loaded()
+        return await self.uploads.receive_genesis(sha256, body, length_bytes)
 
     async def pause(self) -> None:
         """Pause the run after this round."""

@@ -6,9 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.auth.signing_key import SigningKey
+from coordinator.genesis import NO_GENESIS, Genesis, GenesisRules, keep_made_genesis
 from coordinator.kept_blobs import check_blobs_are_there
 from coordinator.machine.run import Run, lineage_of, new_run
-from coordinator.machine.stimuli import ConfigChanged, CoordinatorKeyReplaced, CoordinatorStarted, RunRestored, Stimulus
+from coordinator.machine.stimuli import (
+    ConfigChanged,
+    CoordinatorKeyReplaced,
+    CoordinatorStarted,
+    GenesisProvided,
+    RunRestored,
+    Stimulus,
+)
 from coordinator.run_journal import RunJournal
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
@@ -29,6 +37,7 @@ class ServiceOptions:
         coordinator_key: raw Ed25519 public key, hex.
         replaces_key: whether this key replaces the run's.
         new_seed: fresh random bytes in hex; a simulation brings its own.
+        genesis: the run's first replica, where the operator makes it.
     """
 
     store: Store
@@ -37,6 +46,7 @@ class ServiceOptions:
     source: str = "state.toml"
     replaces_key: bool = False
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
+    genesis: Genesis = NO_GENESIS
 
 
 async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
@@ -72,7 +82,7 @@ async def open_run(
 
     Raises:
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
-            of blobs than are held; or there is no run to restore.
+            of blobs than are held; or there is no run to restore, or its first checkpoint cannot be made.
         StoreFailed: the journal is damaged, or was written under other rules; the coordinator's key is not the run's;
             or blobs are missing.
     """
@@ -87,8 +97,9 @@ async def open_run(
             coordinator_key=options.coordinator_key,
             now_s=options.clock.wall_s(),
         )
+        provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
         try:
-            return await RunJournal.begin(store.journal, run), (CoordinatorStarted(),)
+            return await RunJournal.begin(store.journal, run), (CoordinatorStarted(), *provided)
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
     if store.journal.torn_bytes:
@@ -115,7 +126,16 @@ async def open_run(
         stimuli.append(ConfigChanged(state_file))
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
-    return journal, tuple(stimuli)
+    return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
+
+
+async def _provided_genesis(options: ServiceOptions, run: Run, state_file: StateFile) -> tuple[Stimulus, ...]:
+    """Make the run's first checkpoint if it has none and the operator makes it; return what happened."""
+    if run.checkpoint is not None or state_file.access.genesis != "operator":
+        return ()
+    rules = GenesisRules.of(state_file, run.replica_step, options.genesis.layout)
+    checkpoint = await keep_made_genesis(options.genesis, rules, options.store.blobs)
+    return () if checkpoint is None else (GenesisProvided(checkpoint),)
 
 
 def _check_key(run: Run, options: ServiceOptions) -> None:

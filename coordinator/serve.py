@@ -13,6 +13,7 @@ from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.tokens import SessionTokens
+from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions, signing_key_of
 from coordinator.service import CoordinatorService
@@ -42,6 +43,7 @@ class ServeOptions:
         is_restored: whether the store was restored from a backup.
         new_admin_token: whether to replace the admin token.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
+        genesis: the run's first replica, where the operator makes it.
     """
 
     store: str
@@ -51,6 +53,7 @@ class ServeOptions:
     is_restored: bool = False
     new_admin_token: bool = False
     new_coordinator_key: bool = False
+    genesis: Genesis = NO_GENESIS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,21 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     try:
         run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
         service_options = ServiceOptions(
-            store, SystemClock(), key.public_key_hex, options.source, options.new_coordinator_key
+            store,
+            SystemClock(),
+            key.public_key_hex,
+            options.source,
+            options.new_coordinator_key,
+            genesis=options.genesis,
         )
         service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            handlers = Handlers(service, nonces, tokens, admin, Uploads(service, SharedThreads()))
+            handlers = Handlers(
+                service, nonces, tokens, admin, Uploads(service, SharedThreads(), options.genesis.layout)
+            )
             metrics = CoordinatorMetrics(new_registry())
             server = endpoint.server(create_app(handlers, options.version, metrics))
             async with asyncio.TaskGroup() as tasks:

@@ -9,16 +9,24 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
+from coordinator.genesis import GenesisRules
 from coordinator.machine.run import Run
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultRejected, ResultVerified
+from coordinator.machine.stimuli import (
+    CheckpointHeld,
+    CheckpointRejected,
+    GenesisProvided,
+    ResultRejected,
+    ResultVerified,
+)
 from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
 from runtime.worker_thread import Worker
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.refusals import Refusal
-from state.replica import Replica, checkpoint_size_bound, parse_checkpoint, replica_digest
+from state.replica import check_layout, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.results import ResultHeader, check_result
 from state.tensors import TensorLayout
 from state.wire import ClientId, Sha256
@@ -36,12 +44,15 @@ class Uploads:
 
     Args:
         worker: checks the bytes.
+        model_layout: names and shapes that the first checkpoint must have; None for any.
     """
 
-    def __init__(self, service: CoordinatorService, worker: Worker) -> None:
+    def __init__(self, service: CoordinatorService, worker: Worker, model_layout: TensorLayout | None = None) -> None:
         self._service = service
         self._worker = worker
+        self._model_layout = model_layout
         self._layout: TensorLayout | None = None
+        self._receiving_genesis = asyncio.Lock()
         self._reading_layout = asyncio.Lock()
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._uploading: Counter[ClientId] = Counter()
@@ -94,6 +105,50 @@ class Uploads:
         except StoreFailed as error:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
+
+    @property
+    def genesis_rules(self) -> GenesisRules:
+        """The rules for the run's first checkpoint."""
+        run = self._service.run
+        return GenesisRules.of(run.state_file, run.replica_step, self._model_layout)
+
+    async def receive_genesis(
+        self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
+    ) -> CheckpointRef:
+        """Take the run's first checkpoint from its operator, check it, and return its reference.
+
+        Args:
+            sha256: the digest of the bytes.
+            body: the bytes.
+            length_bytes: their number.
+
+        Raises:
+            Refused: `not-now` if the run has another first checkpoint, `result-invalid` (the context's `rule` says
+                why), `invalid-parameter` without a length, and as `receive` does.
+        """
+        if length_bytes is None:
+            raise Refused(Refusal.INVALID_PARAMETER, "a first checkpoint needs a Content-Length header")
+        async with self._receiving_genesis:
+            first = self._service.run.checkpoints[:1]
+            if first and first[0].blob_sha256 != sha256:
+                raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first[0].step}")
+            if first:
+                return first[0]
+            rules = self.genesis_rules
+            rules.check_size(length_bytes)
+            try:
+                await self._service.blobs.receive(sha256, length_bytes, body)
+                data = await self._service.blobs.read(sha256)
+                reference = await self._worker.run(partial(rules.check, data))
+                await self._service.submit(GenesisProvided(reference))
+            except InvalidDocument as error:
+                raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
+            except StoreFailed as error:
+                self._service.fail(error)
+                raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}") from error
+            finally:
+                await self._delete_unless_needed(sha256, self._service.run)
+        return reference
 
     @contextmanager
     def _place(self, client_id: ClientId) -> Iterator[None]:
@@ -148,26 +203,27 @@ class Uploads:
     async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
         data = await self._service.blobs.read(expected.sha256)
 
-        def check() -> tuple[Replica, Sha256]:
-            replica = parse_checkpoint(data)
-            return replica, Sha256(replica_digest(replica))
+        layout = None if self._service.run.checkpoint is None else await self.layout()
+        rules = self.genesis_rules
 
-        try:
-            replica, digest = await self._worker.run(check)
+        def check() -> CheckpointRef:
+            if layout is None:
+                return rules.check(data)
+            replica = parse_checkpoint(data)
             if replica.step != expected.step:
                 raise InvalidDocument(
                     f"a checkpoint of replica {replica.step}; {expected.step} was asked for", rule="step"
                 )
-            if self._service.run.checkpoint is not None and replica.layout != await self.layout():
-                raise InvalidDocument(
-                    "the checkpoint's tensors have other names or shapes than the run's", rule="layout"
-                )
+            check_layout(replica, layout)
+            return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(replica_digest(replica)))
+
+        try:
+            held = await self._worker.run(check)
         except InvalidDocument as error:
             rule = str(error.context.get("rule", "form"))
             await self._service.submit(CheckpointRejected(expected.client_id, expected.step, expected.sha256, rule))
             await self._delete_unless_needed(expected.sha256, replace(self._service.run, checkpointing=None))
             raise Refused(Refusal.RESULT_INVALID, str(error), **error.context) from error
-        held = CheckpointRef(expected.step, expected.sha256, expected.size_bytes, digest)
         await self._service.submit(CheckpointHeld(expected.client_id, held))
 
     async def _delete_unless_needed(self, sha256: Sha256, run: Run) -> None:

@@ -22,7 +22,7 @@ from runtime.http_client import (
 )
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
-from state.documents import Outcome, Roster, RunDocument, WorkList
+from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.messages import (
     REPORT_PATHS,
@@ -55,7 +55,7 @@ class CoordinatorClient:
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
     `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
-    `resume` and `eject` need the admin token.
+    `resume`, `eject` and `put_genesis` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
@@ -183,6 +183,12 @@ class CoordinatorClient:
 
     async def eject(self, client_id: ClientId) -> None:
         await self._request("POST", f"{self._run}/clients/{client_id}/eject")
+
+    async def put_genesis(self, sha256: Sha256, data: bytes) -> CheckpointRef:
+        """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""
+        path = f"{self._run}/genesis/{sha256}"
+        answer = await self._request("PUT", path, content=data, answer_s=BLOB_TIMEOUT_S)
+        return parse_document(CheckpointRef, answer.content)
 
     async def get_blob(self, sha256: Sha256) -> bytes:
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""

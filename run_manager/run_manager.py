@@ -11,6 +11,7 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
@@ -28,6 +29,7 @@ from state.errors import Desync
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
+from trainers.genesis import check_trainable
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +119,15 @@ class RunManager:
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, worker, dependencies.observer)
             tentative = TentativeState(trainer, dependencies.observer)
-            keeper = ReplicaKeeper(session.outcome, exchange, merger, worker, tentative.settle, dependencies.observer)
+            keeper = ReplicaKeeper(
+                session.outcome,
+                exchange,
+                merger,
+                worker,
+                partial(check_trainable, state),
+                tentative.settle,
+                dependencies.observer,
+            )
             keeping = BackgroundTask(self._group, "replica")
             opened.push_async_callback(keeping.replace, None)
             context = StepContext(

@@ -101,14 +101,14 @@ async def read_message(request: Request, kind: type[T]) -> T:
     return parse_document(kind, body)
 
 
-def document_response(document: Any, cache: str = "no-store") -> Response:
+def document_response(document: Any, cache: str = "no-store", status: int = 200) -> Response:
     """Return a response with a document as canonical JSON."""
-    return json_response(canonical_json(document), cache)
+    return json_response(canonical_json(document), cache, status)
 
 
-def json_response(body: bytes, cache: str = "no-store") -> Response:
+def json_response(body: bytes, cache: str = "no-store", status: int = 200) -> Response:
     """Return a response with serialised JSON."""
-    return Response(body, headers={"Cache-Control": cache}, media_type="application/json")
+    return Response(body, status, headers={"Cache-Control": cache}, media_type="application/json")
 
 
 def openapi_body(kind: Any) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def openapi_body(kind: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
-def openapi_answer(kind: Any) -> dict[int | str, dict[str, Any]]:
+def openapi_answer(kind: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of an answer."""
-    return {200: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
+    return {status: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
 
 
 def _schema_ref(kind: Any) -> dict[str, str]:

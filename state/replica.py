@@ -9,6 +9,8 @@ import math
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from state.errors import InternalError, InvalidDocument
 from state.tensors import (
     Buffer,
@@ -20,6 +22,7 @@ from state.tensors import (
     encode_tensor_file,
     file_size_bound,
     frozen_tensors,
+    layout_difference,
     layout_of,
     parse_tensor_file,
     wire_bytes,
@@ -128,6 +131,36 @@ def parse_checkpoint(data: Buffer) -> Replica:
     if check_values(file.values, math.inf) is not None:
         raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
     return Replica(step, parameters, momentum)
+
+
+def first_replica(step: int, parameters: Tensors) -> Replica:
+    """Return the replica with which a run starts: these parameters, and no momentum."""
+    return Replica(step, parameters, {name: np.zeros_like(values) for name, values in parameters.items()})
+
+
+def check_layout(replica: Replica, layout: TensorLayout) -> None:
+    """Raise `InvalidDocument` (rule `layout`) unless the replica holds the parameters of the run's model."""
+    difference = layout_difference(replica.layout, layout)
+    if difference is not None:
+        raise InvalidDocument(
+            f"a checkpoint of another model than the state file describes: it has {difference}", rule="layout"
+        )
+
+
+def check_first_values(replica: Replica, max_abs: float) -> None:
+    """Raise `InvalidDocument` unless a run can start from these values.
+
+    The rule is `max_abs` for a parameter that is larger than any value of a result may be, and `momentum` if the outer
+    momentum is not zero.
+    """
+    for name, values in replica.parameters.items():
+        if check_values(values.reshape(-1), max_abs) is not None:
+            raise InvalidDocument(
+                f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}",
+                rule="max_abs",
+            )
+    if any(check_values(values.reshape(-1), 0.0) is not None for values in replica.momentum.values()):
+        raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
 
 
 def _parse_metadata(file: TensorFile) -> int:

@@ -4,9 +4,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from coordinator.api.requests import RUN
+from coordinator.api.requests import RUN, sha256_of
 from coordinator.handlers import Handlers
-from runtime.http_bodies import bearer_token, document_response, openapi_answer
+from runtime.http_bodies import bearer_token, body_pieces, content_length, document_response, openapi_answer
+from state.documents import CheckpointRef
 from state.messages import RunStatus
 from state.wire import ClientId
 
@@ -41,6 +42,18 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         check(run_id, request)
         await handlers.eject(ClientId(client_id))
         return Response(status_code=204)
+
+    @router.put(
+        f"{RUN}/genesis/{{sha256}}",
+        summary="Deliver the run's first checkpoint (admin token)",
+        status_code=201,
+        responses=openapi_answer(CheckpointRef, 201),
+    )
+    async def put_genesis(run_id: str, sha256: str, request: Request) -> Response:
+        check(run_id, request)
+        digest = sha256_of(sha256)
+        held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
+        return document_response(held, status=201)
 
     return router
 

@@ -1,7 +1,8 @@
 """The making of a checkpoint: clients claim digests, one delivers the bytes, and both are compared.
 
 A checkpoint of Cooldown is verified when its bytes are held and contain the replica whose digest a quorum of the
-electors claims. For the run's first checkpoint there is nothing to compare: the elected checkpointer's is taken.
+electors claims. The run's first checkpoint is the operator's. Where `access.genesis` is "members", a member is elected
+for it, and there is nothing to compare: the bytes of the first that delivers well-formed ones are taken.
 """
 
 from dataclasses import replace
@@ -16,16 +17,35 @@ from coordinator.machine.run import (
     current_checkpointer,
     roster_of,
 )
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported
+from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, GenesisProvided
 from state.documents import CheckpointRef, Roster
 from state.errors import Refused
+from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import ClientId, Seed, Sha256
 
 
-def begin_genesis(run: Run, seed: Seed) -> Run:
-    """Ask a member for the run's first checkpoint, unless there is one."""
+def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
+    """Return the run with the operator's first checkpoint.
+
+    Raises:
+        Refused: `not-now` if the run has another one, `stale-round` for another step than the run's first replica.
+    """
+    found = event.checkpoint
+    if found in run.checkpoints:
+        return run, ()
     if run.checkpoint is not None:
+        raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {run.checkpoints[0].step}")
+    if found.step != run.replica_step:
+        raise Refused(Refusal.STALE_ROUND, f"the run starts from replica {run.replica_step}, not from {found.step}")
+    if run.phase is RunState.WAITING_FOR_MEMBERS:
+        run = replace(run, reason="the first checkpoint was provided")
+    return _keep(replace(run, checkpointing=None), (found,))
+
+
+def begin_genesis(run: Run, seed: Seed) -> Run:
+    """Ask a member for the run's first checkpoint, if there is none and members may make it."""
+    if run.checkpoint is not None or run.state_file.access.genesis == "operator":
         return replace(run, checkpointing=None)
     return _begin(run, seed, roster_of(run.members.values()), genesis=True)
 

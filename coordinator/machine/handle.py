@@ -94,6 +94,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.hold(run, stimulus)
         case stimuli.CheckpointRejected():
             return checkpoints.reject(run, stimulus)
+        case stimuli.GenesisProvided():
+            return checkpoints.provide_genesis(run, stimulus)
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
         case stimuli.BlobsNearedBound():
@@ -114,7 +116,11 @@ def _change_config(run: Run, state_file: StateFile) -> Handled:
     if state_file == run.state_file:
         return run, ()
     digest = document_digest(config_json(state_file))
-    return membership.gathered(replace(run, state_file=state_file, config_sha256=digest)), ()
+    making = run.checkpointing
+    if making is not None and making.genesis and state_file.access.genesis == "operator":
+        making = None
+    run = replace(run, state_file=state_file, config_sha256=digest, checkpointing=making)
+    return membership.gathered(run), ()
 
 
 def _advance(run: Run, seed: Seed) -> Handled:

@@ -182,6 +182,14 @@ class CheckpointRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class GenesisProvided:
+    """The operator provided the run's first checkpoint; its bytes are held and checked."""
+
+    checkpoint: CheckpointRef
+    type: Literal["genesis_provided"] = "genesis_provided"
+
+
+@dataclass(frozen=True, slots=True)
 class PauseRequested:
     """An operator asked the run to pause after this round."""
 
@@ -216,7 +224,7 @@ Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
-    | PauseRequested | ResumeRequested | BlobsNearedBound | ConfigChanged
+    | GenesisProvided | PauseRequested | ResumeRequested | BlobsNearedBound | ConfigChanged
 )
 # fmt: on
 

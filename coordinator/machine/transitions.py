@@ -30,7 +30,8 @@ def decide(run: Run) -> Move | None:
     """Return the move that the run makes at `run.now_s`, or None when it stays."""
     match run.phase:
         case RunState.UNINITIALIZED:
-            return Move("started", "the coordinator serves the run", run)
+            waits = "; it waits for its first checkpoint, from `epochal genesis`" if _awaits_genesis(run) else ""
+            return Move("started", f"the coordinator serves the run{waits}", run)
         case RunState.WAITING_FOR_MEMBERS:
             return _leave_waiting(run)
         case RunState.WARMUP:
@@ -54,6 +55,11 @@ def _steps_done(run: Run) -> bool:
     return not (run.carried or run.suspects) or run.drain_rounds >= DRAIN_ROUNDS
 
 
+def _awaits_genesis(run: Run) -> bool:
+    """Whether the operator has yet to provide the first checkpoint."""
+    return run.checkpoint is None and run.state_file.access.genesis == "operator"
+
+
 def _time_is_over(run: Run) -> bool:
     return run.phase_ends_s is not None and run.now_s >= run.phase_ends_s
 
@@ -64,7 +70,7 @@ def _leave_waiting(run: Run) -> Move | None:
         return Move("held", "an operator paused the run", run)
     if _steps_done(run):
         return Move("finished", f"all {config.total_steps} steps are done", run)
-    if run.enough_since_s is None or len(run.members) < config.init_min_clients:
+    if _awaits_genesis(run) or run.enough_since_s is None or len(run.members) < config.init_min_clients:
         return None
     if run.now_s < run.enough_since_s + config.waiting_for_members_extra_time:
         return None

@@ -35,6 +35,9 @@ COMMANDS = {
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",
     "operator:eject": "Remove a client from a run. Its key cannot join again.",
+    "genesis:genesis": (
+        "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
+    ),
     "audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),

@@ -1,11 +1,13 @@
 """`epochal coordinator`: serve a run."""
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coordinator.genesis import Genesis
 from coordinator.serve import ServeOptions, serving
 from coordinator_client.http import CoordinatorClient
 from epochal import __version__
@@ -27,7 +29,11 @@ from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from state.config.data_file import check_together
+from state.config.model import LocalCheckpoint
 from state.config.state_file import StateFile
+from state.errors import InvalidInput
+from state.replica import Replica
+from trainers.genesis import make_first_replica, model_layout
 
 
 def coordinator(
@@ -59,6 +65,14 @@ def coordinator(
             help="Replace a key of the coordinator that was lost or stolen; members join again by themselves.",
         ),
     ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Make the model that the run starts from with this seed. Default: a seed from the run's id."),
+    ] = None,
+    no_genesis: Annotated[
+        bool,
+        typer.Option("--no-genesis", help="Do not make that model: wait until `epochal genesis` delivers it."),
+    ] = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -78,8 +92,22 @@ def coordinator(
         is_restored=restored,
         new_admin_token=new_admin_token,
         new_coordinator_key=new_coordinator_key,
+        genesis=_genesis_of(state, seed, waits=no_genesis),
     )
     run_to_end(_serve_run(state, options, data_config))
+
+
+def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
+    """Return the run's first replica as this command makes it, if the run needs one."""
+    made_by_members = state.access.genesis == "members"
+    if seed is not None and (waits or made_by_members or isinstance(state.model.LLM.checkpoint, LocalCheckpoint)):
+        reason = "--no-genesis" if waits else '[access] genesis = "members"' if made_by_members else "a checkpoint file"
+        raise InvalidInput(f"--seed does not go with {reason}: this start makes no model from a seed")
+
+    async def make(step: int) -> Replica:
+        return await asyncio.to_thread(make_first_replica, state, step, seed)
+
+    return Genesis(model_layout(state), None if waits else make)
 
 
 async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:

@@ -28,6 +28,7 @@ from state.intervals import BatchId
 from state.replica import Replica, parse_checkpoint
 from state.wire import sha256_hex
 from trainers.architectures import open_model
+from trainers.genesis import check_trainable
 from trainers.learner_trainer import LearnerTrainer
 from trainers.protocol import TrainedRound
 
@@ -149,4 +150,6 @@ async def _newest_replica(store: StoreReader) -> tuple[StateFile, Replica]:
     data = await store.blobs.read(run.checkpoint.blob_sha256)
     if sha256_hex(data) != run.checkpoint.blob_sha256:
         raise StoreFailed(f"the blob of checkpoint {run.checkpoint.step} is damaged")
-    return run.state_file, parse_checkpoint(data)
+    replica = parse_checkpoint(data)
+    check_trainable(run.state_file, replica)
+    return run.state_file, replica

@@ -29,26 +29,29 @@ AdminToken = Annotated[
 ]
 
 
-def _token(given: str | None) -> str:
+def required_token(given: str | None) -> str:
+    """Return the admin token that was given, or that of the environment."""
     token = given or os.environ.get(ADMIN_TOKEN_VARIABLE)
     if not token:
         raise typer.BadParameter(f"give --admin-token or set {ADMIN_TOKEN_VARIABLE}")
     return token
 
 
-def _ask(
-    url: str, tls_ca: Path | None, ask: Callable[[CoordinatorClient], Awaitable[T]], token: str | None = None
+def ask(
+    url: str, tls_ca: Path | None, request: Callable[[CoordinatorClient], Awaitable[T]], token: str | None = None
 ) -> T:
+    """Return the coordinator's answer to a request of its operator."""
+
     async def main() -> T:
         async with await connect_operator(url, token, trusted(tls_ca)) as operator:
-            return await ask(operator)
+            return await request(operator)
 
     return asyncio.run(main())
 
 
 def status(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOption = None) -> None:
     """Show a run: phase, progress, clients, loss."""
-    found = _ask(url, tls_ca, lambda operator: operator.status())
+    found = ask(url, tls_ca, lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())
     else:
@@ -57,13 +60,13 @@ def status(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaO
 
 def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Pause a run: finish the round, save a checkpoint, and wait."""
-    _ask(url, tls_ca, lambda operator: operator.pause(), _token(admin_token))
+    ask(url, tls_ca, lambda operator: operator.pause(), required_token(admin_token))
     typer.echo("the run will pause after this round")
 
 
 def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Let a paused run continue."""
-    _ask(url, tls_ca, lambda operator: operator.resume(), _token(admin_token))
+    ask(url, tls_ca, lambda operator: operator.resume(), required_token(admin_token))
     typer.echo("the run continues")
 
 
@@ -77,5 +80,5 @@ def eject(
 ) -> None:
     """Remove a client from a run. Its key cannot join again."""
     check_client_id(client_id)
-    ejected = _ask(url, tls_ca, lambda operator: eject_client(operator, client_id), _token(admin_token))
+    ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
     typer.echo(f"client {ejected} was ejected")

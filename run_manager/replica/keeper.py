@@ -56,6 +56,7 @@ class ReplicaKeeper:
         exchange: fetches checkpoints and results.
         merger: applies outcomes.
         worker: decodes, off the event loop.
+        check_checkpoint: raises `InvalidDocument` if nobody can train on a checkpoint's replica; it ends this client.
         on_outcome: called with every outcome applied, before `at` returns the replica.
         observer: receives `ReplicaHeld`, `ReplicaDistrusted` and `OutcomeMerged`.
     """
@@ -66,6 +67,7 @@ class ReplicaKeeper:
         exchange: Exchange,
         merger: Merger,
         worker: Worker,
+        check_checkpoint: Callable[[Replica], None],
         on_outcome: Callable[[Outcome], None],
         observer: Observer,
     ) -> None:
@@ -73,6 +75,7 @@ class ReplicaKeeper:
         self._exchange = exchange
         self._merger = merger
         self._worker = worker
+        self._check_checkpoint = check_checkpoint
         self._on_outcome = on_outcome
         self._observer = observer
         self._aim: RunDocument | None = None
@@ -175,7 +178,7 @@ class ReplicaKeeper:
             log.info("checkpoint_not_found", extra={"step": checkpoint.step})
             return False
         self._exchange.forget((checkpoint.blob_sha256,))
-        replica = await self._worker.run(partial(parse_checkpoint, data))
+        replica = await self._worker.run(partial(self._parse_checkpoint, data))
         held = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
         if (held.step, held.digest) != (checkpoint.step, checkpoint.replica_digest):
             raise InvalidDocument(
@@ -185,6 +188,11 @@ class ReplicaKeeper:
         if history == self._history:
             self._hold(held, "checkpoint")
         return True
+
+    def _parse_checkpoint(self, data: bytes) -> Replica:
+        replica = parse_checkpoint(data)
+        self._check_checkpoint(replica)
+        return replica
 
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1

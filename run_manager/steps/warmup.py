@@ -1,25 +1,15 @@
-"""The Warmup step: get the run's model, or make it if there is none yet, and report readiness."""
+"""The Warmup step: get the run's model, or make it where members are elected for that, and report readiness."""
 
-import hashlib
-import math
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-
-import numpy as np
 
 from run_manager.context import StepContext
 from run_manager.replica.keeper import HeldReplica
 from run_manager.steps.checkpoint import publish_checkpoint
-from state.config.model import LocalCheckpoint
+from state.config.state_file import StateFile
 from state.documents import RunDocument
-from state.errors import InvalidDocument, InvalidInput
-from state.replica import Replica, parse_checkpoint, replica_digest
-from state.tensors import InvalidTensorFile, Tensors, check_values, layout_of, parse_tensor_file
+from state.replica import replica_digest
 from state.wire import Sha256
-
-GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
-MAX_PARAMETERS_BYTES = 16 * 1024**3
+from trainers.genesis import make_first_replica
 
 
 class WarmupStep:
@@ -48,44 +38,11 @@ class WarmupStep:
         context = self._context
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
-        seed = hashlib.sha256(GENESIS_DOMAIN + context.session.run_id.encode()).digest()
-        parameters = await context.trainer.initial_parameters(seed)
-        source = context.state.model.LLM.checkpoint
-        if isinstance(source, LocalCheckpoint):
-            wanted = layout_of(parameters)
-            parameters = await context.worker.run(partial(load_parameters, Path(source.path)))
-            if layout_of(parameters) != wanted:
-                raise InvalidInput(f"{source.path} holds the parameters of another model than the run's")
-        held = await context.worker.run(partial(_first_replica, step, parameters))
+        held = await context.worker.run(partial(_first_held, context.state, step))
         context.keeper.adopt(held)
         return held
 
 
-def _first_replica(step: int, parameters: Tensors) -> HeldReplica:
-    momentum = {name: np.zeros_like(values) for name, values in parameters.items()}
-    replica = Replica(step, parameters, momentum)
+def _first_held(state: StateFile, step: int) -> HeldReplica:
+    replica = make_first_replica(state, step)
     return HeldReplica(replica, Sha256(replica_digest(replica)))
-
-
-def load_parameters(path: Path) -> Tensors:
-    """Return the parameters in a safetensors file: a run's checkpoint, or float32 tensors under the model's names.
-
-    Raises:
-        InvalidInput: there is no such file, or it holds something else; the state file's author's fault.
-    """
-    try:
-        if path.stat().st_size > MAX_PARAMETERS_BYTES:
-            raise InvalidInput(f"{path} is larger than {MAX_PARAMETERS_BYTES} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"initial parameters {path}: {error.strerror}", path=str(path)) from error
-    with suppress(InvalidDocument):
-        return parse_checkpoint(data).parameters
-    try:
-        tensors = parse_tensor_file(data).tensors()
-    except InvalidTensorFile as error:
-        raise InvalidInput(f"initial parameters {path}: {error.message}", path=str(path)) from error
-    for name, values in tensors.items():
-        if check_values(values.reshape(-1), math.inf) is not None:
-            raise InvalidInput(f"initial parameters {path}: {name!a} has values that are not finite", path=str(path))
-    return tensors

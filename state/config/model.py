@@ -38,7 +38,7 @@ class Ephemeral(Section):
 
 
 class LocalCheckpoint(SingleValue[Text], variant="Local"):
-    """Initial parameters from a safetensors file on the first checkpointer's machine. Epochal's addition."""
+    """Initial parameters from a safetensors file on the machine that makes the first checkpoint. Epochal's addition."""
 
     @property
     def path(self) -> str:

@@ -96,12 +96,14 @@ class ModelConfig(Section):
 
 
 class Access(Section):
-    """`[access]`: who may join.
+    """`[access]`: who may join, and who makes the model that the run starts from.
 
     Attributes:
         mode: anyone, the owners of `keys`, or clients with the code of one of `invitations`.
         keys: raw Ed25519 public keys, lowercase hex.
         invitations: SHA-256 digests of invitation codes, lowercase hex.
+        genesis: who makes the run's first checkpoint: the operator, or a member that is elected for it, which needs
+            members that can be trusted.
     """
 
     mode: Literal["open", "keys", "invitations"] = "open"
@@ -112,6 +114,7 @@ class Access(Section):
         AccessEntries,
         Field(description="a list of SHA-256 digests of invitation codes, each 64 lowercase hex characters"),
     ] = ()
+    genesis: Literal["operator", "members"] = "operator"
 
 
 class MergeConfig(Section):

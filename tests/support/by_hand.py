@@ -35,7 +35,6 @@ from state.tensors import Tensors
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.hand_client import HandClient
 from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, retry_policy
-from trainers.ngram.model import initial_parameters
 
 NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
 
@@ -70,15 +69,10 @@ class ByHand(HandClient):
         return self.replica
 
     async def first_checkpoint(self) -> RunDocument:
-        """Return the document with the run's first checkpoint; make the checkpoint if this client is elected to."""
-        document = await self.watch.until(
-            lambda document: document.checkpoint is not None or document.checkpointer == self.client_id
+        """Return the document of an epoch that has begun with the run's first checkpoint."""
+        return await self.watch.until(
+            lambda document: document.checkpoint is not None and document.run_state is not RunState.WAITING_FOR_MEMBERS
         )
-        if document.checkpoint is None:
-            parameters = initial_parameters(self.state.model.LLM.ngram, bytes(32))
-            zeros = {name: np.zeros_like(values) for name, values in parameters.items()}
-            await self.publish_checkpoint(Replica(document.step - 1, parameters, zeros))
-        return await self.watch.until(lambda document: document.checkpoint is not None)
 
     async def cool_down(self, document: RunDocument) -> None:
         """Publish or claim the epoch's checkpoint."""
@@ -178,10 +172,7 @@ async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -
 
 
 async def all_ready(hands: Sequence[ByHand]) -> None:
-    """Make all of them part of the next roster, whichever is elected for the run's first checkpoint."""
-    document = await hands[0].watch.until(lambda document: bool(document.checkpoint or document.checkpointer))
-    asked = next((hand for hand in hands if hand.client_id == document.checkpointer), hands[0])
-    await asked.first_checkpoint()
+    """Make all of them part of the next roster."""
     for hand in hands:
         await hand.be_ready()
 

@@ -49,6 +49,8 @@ class Driver:
         self.applied: list[BatchId] = []
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
         self.send(stimuli.CoordinatorStarted())
+        if state_file.access.genesis == "operator":
+            self.provide_genesis()
 
     @property
     def round(self) -> Round:
@@ -85,6 +87,12 @@ class Driver:
 
     def replica_digest(self) -> Sha256:
         return digest_of(f"replica {self.run.replica_step}")
+
+    def provide_genesis(self) -> None:
+        """The operator provides the first checkpoint."""
+        blob = digest_of(f"blob of replica {self.run.replica_step}")
+        provided = CheckpointRef(self.run.replica_step, blob, 100, self.replica_digest())
+        self.send(stimuli.GenesisProvided(provided))
 
     def make_checkpoint(self) -> None:
         """The elected checkpointer claims and delivers; everyone else claims the same digest."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -15,8 +15,8 @@ from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
+from coordinator.genesis import Genesis
 from coordinator.handlers import Handlers
-from coordinator.machine.run import current_checkpointer
 from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
@@ -29,7 +29,7 @@ from state.messages import ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
 from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from state.replica import Replica, replica_digest
-from state.tensors import Tensors
+from state.tensors import TensorLayout, Tensors
 from state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.hand_client import HandClient
 
@@ -46,23 +46,35 @@ class Served:
     handlers: Handlers
     http: httpx.AsyncClient
     run_url: str
+    store: MemoryStore | None = None
 
 
-def handlers_of(service: CoordinatorService, key: SigningKey) -> Handlers:
+async def make_genesis(step: int) -> Replica:
+    """`REPLICA`, with which every run here starts, as the operator's command makes the first replica."""
+    return replace(REPLICA, step=step)
+
+
+GENESIS = Genesis(REPLICA.layout, make_genesis)
+
+
+def handlers_of(service: CoordinatorService, key: SigningKey, layout: TensorLayout | None = None) -> Handlers:
     """Return a service's handlers, which use no threads."""
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-    return Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker()))
+    return Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker(), layout))
 
 
 @contextlib.asynccontextmanager
-async def served(state: StateFile) -> AsyncIterator[Served]:
-    """Serve a run in this process until the context is left."""
+async def served(
+    state: StateFile, genesis: Genesis = GENESIS, store: MemoryStore | None = None
+) -> AsyncIterator[Served]:
+    """Serve a run in this process, a new one unless a store is given, until the context is left."""
     key = SigningKey(bytes(range(32)))
-    parts = ServiceOptions(MemoryStore(state.blobs.max_total_bytes), SystemClock(), key.public_key_hex)
+    store = store or MemoryStore(state.blobs.max_total_bytes)
+    parts = ServiceOptions(store, SystemClock(), key.public_key_hex, genesis=genesis)
     service = await CoordinatorService.open(parts, state)
-    handlers = handlers_of(service, key)
+    handlers = handlers_of(service, key, genesis.layout)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,
@@ -70,7 +82,7 @@ async def served(state: StateFile) -> AsyncIterator[Served]:
     ):
         serving = tasks.create_task(service.serve())
         await service.started.wait()
-        yield Served(service, handlers, http, f"/v1/runs/{state.run_id}")
+        yield Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
         serving.cancel()
 
 
@@ -133,8 +145,6 @@ async def training(coordinator: Served, count: int = 2) -> list[WireClient]:
     for client in clients:
         await client.join()
     await phase(coordinator, RunState.WARMUP)
-    writer = current_checkpointer(coordinator.service.run)
-    await next(client for client in clients if client.client_id == writer).publish_checkpoint(REPLICA)
     for client in clients:
         assert (await client.ready(REPLICA)).status_code == 200
     await phase(coordinator, RunState.ROUND_TRAIN)

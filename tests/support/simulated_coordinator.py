@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.auth.signing_key import SigningKey
+from coordinator.genesis import Genesis
 from coordinator.handlers import Handlers
 from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.records import RecordBody, SnapshotBody
@@ -24,9 +25,11 @@ from state.config.state_file import StateFile
 from state.documents import Outcome, RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.phases import RunState
+from state.replica import Replica
 from state.wire import Sha256, parse_document
 from tests.support.served import handlers_of
 from tests.support.virtual_time import VirtualClock
+from trainers.genesis import make_first_replica, model_layout
 
 MAX_FSYNC_S = 0.02
 RESTART_S = 2.0
@@ -164,10 +167,14 @@ class SimulatedCoordinator:
         def new_seed() -> str:
             return self._chance.randbytes(32).hex()
 
-        options = ServiceOptions(self.store, self.clock, self._key.public_key_hex, new_seed=new_seed)
+        async def make(step: int) -> Replica:
+            return make_first_replica(self.state, step)
+
+        genesis = Genesis(model_layout(self.state), make)
+        options = ServiceOptions(self.store, self.clock, self._key.public_key_hex, new_seed=new_seed, genesis=genesis)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
         service.watch(self._note)
-        handlers = handlers_of(service, self._key)
+        handlers = handlers_of(service, self._key, genesis.layout)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()

@@ -84,7 +84,6 @@ async def test_unknown_run_route_and_document_are_not_found(coordinator: Served)
     assert problem(await coordinator.http.get("/v1/nothing")) == "not-found"
     assert problem(await coordinator.http.get(f"{coordinator.run_url}/rosters/{'0' * 64}")) == "not-found"
     assert problem(await coordinator.http.get(f"{coordinator.run_url}/rounds/7/outcome")) == "not-found"
-    assert problem(await coordinator.http.get(f"{coordinator.run_url}/checkpoints/latest")) == "not-found"
 
 
 async def test_join_gives_a_session_and_a_replayed_one_is_refused(coordinator: Served) -> None:

@@ -1,18 +1,14 @@
 """Delivering blobs to a real coordinator: again, late, in vain, and at another's expense."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import numpy as np
-import pytest
 
-from coordinator.machine.run import current_checkpointer
 from coordinator.uploads import MAX_CHECKS, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
 from runtime.worker_thread import InlineWorker
 from state.phases import RunState
-from state.replica import Replica, checkpoint_bytes
 from state.wire import sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, phase, problem, served, training
 from tests.support.states import state_file
@@ -141,32 +137,6 @@ async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(
     kinds = [upload.result() for upload in uploads]
     assert kinds.count("overloaded") == MAX_UPLOADS - MAX_UPLOADS_PER_CLIENT
     assert kinds.count(None) == MAX_UPLOADS_PER_CLIENT
-
-
-@pytest.mark.parametrize("spoiled", ["garbage", "step", "not finite"])
-async def test_malformed_first_checkpoint_is_dropped_and_the_next_client_asked(
-    coordinator: Served, spoiled: str
-) -> None:
-    clients = [WireClient(coordinator, number) for number in (1, 2)]
-    for client in clients:
-        await client.join()
-    await phase(coordinator, RunState.WARMUP)
-    wanted = current_checkpointer(coordinator.service.run)
-    writer, other = sorted(clients, key=lambda client: client.client_id != wanted)
-    data = {
-        "garbage": b"no checkpoint",
-        "step": checkpoint_bytes(dataclasses.replace(REPLICA, step=5)),
-        "not finite": checkpoint_bytes(
-            Replica(0, {"w": np.full(2, np.nan, np.float32)}, {"w": np.zeros(2, np.float32)})
-        ),
-    }[spoiled]
-    report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
-    assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
-    assert problem(await writer.put_blob(data)) == "result-invalid"
-    assert await coordinator.service.blobs.size(sha256_hex(data)) is None
-    assert current_checkpointer(coordinator.service.run) == other.client_id
-    await other.publish_checkpoint(REPLICA)
-    assert coordinator.service.run.checkpoint is not None
 
 
 async def test_kept_checkpoint_claimed_as_a_delivery_is_not_lost(coordinator: Served) -> None:

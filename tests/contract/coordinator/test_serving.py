@@ -16,7 +16,7 @@ from coordinator.serve import ServeOptions, serving
 from runtime.http_server import MAX_HEAD_BYTES, Endpoint
 from state.errors import InvalidInput
 from state.wire import canonical_json
-from tests.support.served import Served, WireClient
+from tests.support.served import GENESIS, Served, WireClient
 from tests.support.states import state_file
 
 POLLS = 40
@@ -69,7 +69,7 @@ async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Pa
 
 
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
-    options = ServeOptions(str(tmp_path), Endpoint(port=0))
+    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS)
     limits = httpx.Limits(max_connections=2 * POLLS)
     async with httpx.AsyncClient(limits=limits, timeout=10) as http:
         async with asyncio.TaskGroup() as tasks:

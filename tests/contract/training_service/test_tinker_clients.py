@@ -13,12 +13,12 @@ import pytest
 
 from batching.micro_batches import Example
 from epochal.commands.trainer_service import serving_training
-from run_manager.steps.warmup import load_parameters
 from runtime.http_server import Endpoint
 from state.config.model import AdamW, NgramConfig
 from state.tensors import Float32Array, Tensors
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
+from trainers.genesis import load_parameters
 from trainers.ngram.adamw import AdamWState, adamw_step
 from trainers.ngram.learner import NgramModel
 from trainers.remote.wire import ServiceLimits

@@ -137,7 +137,9 @@ async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() 
 
     worker = InlineWorker()
     merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(HeldBlobs(data), worker)
-    keeper = ReplicaKeeper(no_outcome, exchange, merger, worker, lambda outcome: None, events.append)
+    keeper = ReplicaKeeper(
+        no_outcome, exchange, merger, worker, lambda replica: None, lambda outcome: None, events.append
+    )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         keeper.aim(run_document(RunState.WARMUP))

@@ -17,7 +17,7 @@ from tests.support.machine_driver import METRICS, digest_of, in_round, in_warmup
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
-    driver = in_warmup(1, 2, 3)
+    driver = in_warmup(1, 2, 3, access__genesis="members")
     first = driver.checkpointer()
     driver.send(ClientWithdrew(first))
     second = current_checkpointer(driver.run)

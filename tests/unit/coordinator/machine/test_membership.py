@@ -33,7 +33,6 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
 
 def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
     driver = in_warmup(1, 2)
-    driver.make_checkpoint()
     driver.ready(client(1))
     with pytest.raises(Refused, match=r"other.*data") as refused:
         driver.ready(client(2), data_fingerprint="other")
@@ -42,7 +41,6 @@ def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
 
 def test_fingerprint_that_nobody_vouches_for_is_forgotten() -> None:
     driver = in_warmup(1, 2, 3, config__init_min_clients=3)
-    driver.make_checkpoint()
     driver.ready(client(1), data_fingerprint="wrong")
     with pytest.raises(Refused, match=r"right.*wrong"):
         driver.ready(client(2), data_fingerprint="right")
@@ -63,7 +61,6 @@ def test_fingerprint_that_was_trained_on_stays() -> None:
 
 def test_ready_with_another_replica_is_refused() -> None:
     driver = in_warmup(1, 2)
-    driver.make_checkpoint()
     with refused("replica-differs"):
         driver.send(stimuli.ClientBecameReady(client(1), ReadyReport(0, digest_of("x"), "data")))
 

@@ -40,7 +40,7 @@ def test_waiting_extra_time_counts_from_enough_members() -> None:
 
 
 def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
-    driver = in_warmup(1, 2)
+    driver = in_warmup(1, 2, access__genesis="members")
     driver.pass_time(30)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.pass_time(1)
@@ -49,7 +49,6 @@ def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
 
 def test_warmup_with_one_unready_member_starts_when_time_is_over() -> None:
     driver = in_warmup(1, 2, 3)
-    driver.make_checkpoint()
     driver.ready(client(1), client(2))
     assert driver.in_phase(RunState.WARMUP)
     driver.pass_time(30)

@@ -52,10 +52,10 @@ def test_run_from_its_first_member_to_its_end_is_this_transcript() -> None:
 
 TRANSCRIPT = """\
 CoordinatorStarted: Uninitialized > WaitingForMembers
+GenesisProvided: SweepBlobs
 ClientJoined: joined
 ClientJoined: joined
 Ticked: WaitingForMembers > Warmup
-CheckpointHeld: SweepBlobs
 ClientBecameReady: ready
 ClientBecameReady: ready, Warmup > RoundTrain
 AttestationReceived: RoundTrain > RoundWitness, outcome of 1.0 of 2, RoundWitness > RoundTrain

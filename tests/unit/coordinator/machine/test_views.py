@@ -19,7 +19,7 @@ def test_document_stays_small_with_many_members() -> None:
 
 
 def test_expected_blob_names_only_what_was_announced() -> None:
-    driver = in_warmup(1, 2)
+    driver = in_warmup(1, 2, access__genesis="members")
     writer = driver.checkpointer()
     blob = digest_of("blob")
     assert expected_blob(driver.run, writer, blob) is None

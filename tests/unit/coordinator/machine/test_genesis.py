@@ -1,0 +1,97 @@
+"""The run's first checkpoint: the operator provides it before anybody trains; members only where they are trusted."""
+
+from coordinator.machine import stimuli
+from coordinator.machine.run import current_checkpointer
+from coordinator.machine.views import blobs_needed
+from state.documents import CheckpointRef
+from state.messages import CheckpointReport
+from state.phases import RunState
+from tests.support.machine_driver import Driver, client, digest_of, in_warmup, refused
+from tests.support.states import state_file
+
+
+class Awaiting(Driver):
+    """A run whose operator has not provided the first checkpoint yet."""
+
+    def provide_genesis(self) -> None:
+        """Leave it to the test."""
+
+
+def provided(step: int = 0, name: str = "blob") -> stimuli.GenesisProvided:
+    return stimuli.GenesisProvided(CheckpointRef(step, digest_of(name), 100, digest_of(f"replica of {name}")))
+
+
+def test_no_member_is_asked_for_the_operators_first_checkpoint() -> None:
+    driver = Awaiting(state_file())
+    driver.join(1, 2)
+    driver.pass_time(1000)
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+    assert current_checkpointer(driver.run) is None
+    assert "waits for its first checkpoint" in driver.run.reason
+    with refused("not-now"):
+        report = CheckpointReport(0, digest_of("mine"), digest_of("mine"), 9)
+        driver.send(stimuli.CheckpointReported(client(1), report))
+
+
+def test_run_goes_on_as_soon_as_the_operator_provides_its_checkpoint() -> None:
+    driver = Awaiting(state_file())
+    driver.join(1, 2)
+    driver.pass_time(1000)
+    driver.send(provided())
+    assert driver.in_phase(RunState.WARMUP)
+    assert driver.run.checkpoint is not None
+    assert driver.run.checkpoint.blob_sha256 == digest_of("blob")
+    assert digest_of("blob") in blobs_needed(driver.run)
+
+
+def test_first_checkpoint_that_is_provided_again_changes_nothing() -> None:
+    driver = Awaiting(state_file())
+    driver.send(provided())
+    before = driver.run
+    assert driver.send(provided()) == ()
+    assert driver.run is before
+
+
+def test_second_first_checkpoint_is_refused() -> None:
+    driver = Awaiting(state_file())
+    driver.send(provided())
+    with refused("not-now"):
+        driver.send(provided(name="another"))
+
+
+def test_first_checkpoint_of_another_step_than_the_runs_is_refused() -> None:
+    driver = Awaiting(state_file(progress={"epoch": 1, "step": 5, "epoch_start_data_index": 0}))
+    with refused("stale-round"):
+        driver.send(provided(step=0))
+    driver.send(provided(step=4))
+    assert driver.run.checkpoint is not None
+
+
+def test_operator_may_provide_it_while_members_are_elected_for_it() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    assert current_checkpointer(driver.run) is not None
+    driver.send(provided())
+    assert driver.run.checkpointing is None
+    assert driver.run.checkpoint is not None
+
+
+def test_members_are_no_longer_asked_once_the_operator_takes_over() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    driver.send(stimuli.ConfigChanged(state_file()))
+    assert current_checkpointer(driver.run) is None
+    driver.pass_time(30)
+    driver.pass_time(1000)
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+
+
+def test_members_whose_bytes_break_a_rule_are_followed_by_the_next() -> None:
+    driver = in_warmup(1, 2, 3, access__genesis="members")
+    asked = []
+    for _ in range(3):
+        writer = driver.checkpointer()
+        asked.append(writer)
+        report = CheckpointReport(0, digest_of("r"), digest_of("evil"), 9)
+        driver.send(stimuli.CheckpointReported(writer, report))
+        driver.send(stimuli.CheckpointRejected(writer, 0, digest_of("evil"), "layout"))
+    assert len(set(asked)) == 3
+    assert current_checkpointer(driver.run) is None
