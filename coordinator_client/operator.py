@@ -6,10 +6,9 @@ from coordinator_client.http import CoordinatorClient
 from runtime.http_client import Trust
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef, RunDocument
-from state.errors import InvalidDocument, InvalidInput
-from state.replica import Replica, checkpoint_bytes, replica_digest
-from state.wire import ClientId, sha256_hex
+from state.documents import RunDocument
+from state.errors import InvalidInput
+from state.wire import ClientId
 
 _CLIENT_ID_DIGITS = 32
 _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
@@ -42,22 +41,6 @@ async def config_of(operator: CoordinatorClient) -> tuple[RunDocument, StateFile
     document = await operator.run_document(None, 0.0)
     assert document is not None, "a request that names no version is answered at once"
     return document, await operator.config(document.config_sha256)
-
-
-async def provide_genesis(operator: CoordinatorClient, replica: Replica) -> CheckpointRef:
-    """Deliver the run's first replica, and return the reference under which the coordinator keeps it.
-
-    Raises:
-        Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
-        InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
-    """
-    data = checkpoint_bytes(replica)
-    held = await operator.put_genesis(sha256_hex(data), data)
-    if held.replica_digest != replica_digest(replica):
-        raise InvalidDocument(
-            f"the coordinator holds replica {held.replica_digest}; this machine made {replica_digest(replica)}"
-        )
-    return held
 
 
 def check_client_id(client_id: str) -> None:

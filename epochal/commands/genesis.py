@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import config_of, provide_genesis
+from coordinator_client.operator import config_of
 from epochal.cli.options import CoordinatorCaOption, UrlArgument
 from epochal.commands.operator import AdminToken, ask, required_token
 from state.documents import CheckpointRef
-from state.errors import InvalidInput
+from state.errors import InvalidDocument, InvalidInput
+from state.replica import Replica, checkpoint_bytes, replica_digest
+from state.wire import sha256_hex
 from trainers.genesis import make_first_replica
 
 
@@ -37,7 +39,23 @@ def genesis(
         document, state = await config_of(operator)
         replica = await asyncio.to_thread(make_first_replica, state, document.step - 1, seed, file)
         operator.use_token(token)
-        return await provide_genesis(operator, replica)
+        return await _provide_genesis(operator, replica)
 
     held = ask(url, tls_ca, deliver)
     typer.echo(f"the run starts from replica {held.step}, digest {held.replica_digest}")
+
+
+async def _provide_genesis(operator: CoordinatorClient, replica: Replica) -> CheckpointRef:
+    """Deliver the run's first replica, and return the reference under which the coordinator keeps it.
+
+    Raises:
+        Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
+        InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
+    """
+    data = checkpoint_bytes(replica)
+    held = await operator.put_genesis(sha256_hex(data), data)
+    if held.replica_digest != replica_digest(replica):
+        raise InvalidDocument(
+            f"the coordinator holds replica {held.replica_digest}; this machine made {replica_digest(replica)}"
+        )
+    return held

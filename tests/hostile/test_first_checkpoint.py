@@ -58,7 +58,7 @@ async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(tmp_pa
         assert (await run.finish()).rounds == 2
 
 
-async def test_elected_member_cannot_start_a_run_from_a_foreign_or_enormous_model(tmp_path: Path) -> None:
+async def test_elected_member_cannot_start_a_run_from_a_spoiled_model(tmp_path: Path) -> None:
     async with (
         real_run(tmp_path, access__genesis="members", config__init_min_clients=2, **RUN) as run,
         joined_by_hand(run, 1) as first,
