@@ -144,8 +144,8 @@ class Uploads:
             except InvalidDocument as error:
                 raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
             except StoreFailed as error:
-                self._service.fail(error)
-                raise Refused(Refusal.STORE_FAILED, f"the coordinator cannot keep anything more: {error}") from error
+                self._service.note_failure(error)
+                raise self._service.health.refusal() from error
             finally:
                 await self._delete_unless_needed(sha256, self._service.run)
         return reference
