@@ -61,6 +61,11 @@ class Uploads:
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         service.readers.on_change(self._end_unexpected)
 
+    @property
+    def running_count(self) -> int:
+        """Number of blobs that are being received."""
+        return self._places.running_count
+
     async def layout(self) -> TensorLayout:
         """Return the names and shapes of the run's tensors, which every result and checkpoint must have.
 
