@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, chunking, data, members, packing, peers, rounds
+from benchmarks import assignment, chunking, data, members, packing, peers, resilience, rounds
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -26,16 +26,19 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "packing": packing.measure,
     "chunking": chunking.measure,
     "peers": lambda: _in_folder(peers.measure),
+    "resilience": lambda: _in_folder(resilience.measure),
 }
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "peers")  # the peers need an environment of their own
+APART = ("peers", "resilience")
+"""The peers need an environment of their own, and the attacks ten minutes: each has a page of its own."""
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 
 def main() -> None:
-    """Measure the named benchmarks, or all but the peers, and print the figures."""
+    """Measure the named benchmarks, or those by default, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all but peers by default"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all but {' and '.join(APART)} by default"
     )
     parser.add_argument("--write", metavar="PAGE", help="also write docs/PAGE.md and docs/PAGE.svg")
     arguments = parser.parse_args()

@@ -22,11 +22,18 @@ LONG = dict.fromkeys(("warmup_time", "cooldown_time", "round_witness_time", "cli
 """Time limits that no measured run reaches."""
 
 
-def run_state(**config: Any) -> str:
-    """Return the state file of a run with dummy data; `config` replaces fields of its `[config]`."""
+def run_state(server: str | None = None, **config: Any) -> str:
+    """Return the state file of a run with dummy data, or a data server's; `config` replaces fields of `[config]`."""
+    data = "Dummy" if server is None else {"Server": server}
     settings = LONG | {"epoch_time": 3000, "waiting_for_members_extra_time": 0.05} | config
     overrides: dict[str, Any] = {f"config__{name}": value for name, value in settings.items()}
-    return state_text(run_id=RUN_ID, model__LLM__max_seq_len=256, model__LLM__optimizer="Dummy", **overrides)
+    return state_text(
+        run_id=RUN_ID,
+        model__LLM__max_seq_len=256,
+        model__LLM__optimizer="Dummy",
+        model__LLM__data_location=data,
+        **overrides,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +48,12 @@ class CoordinatorProcess:
 
 
 @contextlib.asynccontextmanager
-async def coordinator_process(folder: Path, **config: Any) -> AsyncIterator[CoordinatorProcess]:
+async def coordinator_process(
+    folder: Path, server: str | None = None, **config: Any
+) -> AsyncIterator[CoordinatorProcess]:
     """Run a coordinator on a new run directory. Raise `EpochalError` if it does not start."""
     state_path = folder / "state.toml"
-    state_path.write_text(run_state(**config), encoding="utf-8")
+    state_path.write_text(run_state(server, **config), encoding="utf-8")
     run_dir = folder / "run"
     async with Children(folder / "logs") as children:
         child = await children.start(

@@ -1,0 +1,303 @@
+"""Attackers, each a process of its own: `python -m benchmarks.attacks NAME ARGUMENTS…`, until it is killed.
+
+They speak the real protocols to servers on this machine, and are bounded in number. An attacker prints
+`attacking COUNT` once everything that it opens, a number of COUNT, is open.
+"""
+
+import asyncio
+import contextlib
+import resource
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from coordinator_client.api import DocumentMark
+from coordinator_client.http import CoordinatorClient
+from data_providers.tcp.frames import CONNECTION_REQUEST, FrameKind, Hello, get_frame, json_frame
+from runtime.retry import RetryPolicy
+from state.documents import RoundHead, RunDocument
+from state.errors import CoordinatorUnreachable, EpochalError, Refused
+from state.intervals import DataIds
+from state.messages import Attestation, Capabilities, JoinRequest, ReadyReport, ResultCommitment, ResultMetrics
+from state.phases import RunState
+from state.wire import sha256_hex
+from tests.support.hand_client import HandClient
+
+ATTACKING = "attacking"
+OPEN_AT_ONCE = 100
+DRIP_S = 12.0
+"""Seconds between two bytes of a dripping upload."""
+DRIPPED_BYTES = 200_000
+TOP_UP_S = 1.0
+POLL_S = 5.0
+
+
+class Attacker(HandClient):
+    """A member that follows the run, says that it is ready, and delivers nothing.
+
+    Attributes:
+        share: the share that it claims.
+    """
+
+    def __init__(self, api: CoordinatorClient, number: int, share: int = 1) -> None:
+        super().__init__(api, number)
+        self.share = share
+
+    async def join_request(self, invitation: str | None = None) -> JoinRequest:
+        """Return a join request that claims the share."""
+        request = await super().join_request(invitation)
+        return replace(request, capabilities=Capabilities(self.share, "silent"))
+
+    async def follow(self) -> AsyncIterator[RunDocument]:
+        """Yield each new run document, joining again whenever the coordinator wants that."""
+        mark: DocumentMark | None = None
+        while True:
+            try:
+                if self.session is None:
+                    await self.join()
+                document = await self.api.run_document(mark, POLL_S)
+            except Refused as refusal:
+                if refusal.kind == "unauthorized":
+                    self.session = None
+                await asyncio.sleep(TOP_UP_S)
+                continue
+            except CoordinatorUnreachable:
+                await asyncio.sleep(TOP_UP_S)
+                continue
+            if document is not None:
+                mark = DocumentMark(document.lineage, document.version)
+                yield document
+
+    async def be_ready(self, document: RunDocument) -> None:
+        """Report the replica of the checkpoint; the run refuses it where it has moved on."""
+        checkpoint = document.checkpoint
+        if checkpoint is None or checkpoint.step != document.step - 1:
+            return
+        fingerprint = document.data_fingerprint or "made up"
+        with contextlib.suppress(Refused):
+            await self.api.report(ReadyReport(checkpoint.step, checkpoint.replica_digest, fingerprint))
+
+
+async def _member(url: str, number: int, share: int = 1) -> Attacker:
+    api = await CoordinatorClient.connect(url, RetryPolicy(attempts=3))
+    attacker = Attacker(api, number, share)
+    await attacker.join()
+    return attacker
+
+
+async def silent(url: str, share: str = "1") -> None:
+    """Be one member that claims the share, is ready in every Warmup, polls, and never delivers."""
+    attacker = await _member(url, 201, int(share))
+    _attacking(1)
+    async for document in attacker.follow():
+        if document.run_state is RunState.WARMUP:
+            await attacker.be_ready(document)
+
+
+async def chatty(url: str) -> None:
+    """Be one member that sends every report that it can think of, as fast as it is answered."""
+    attacker = await _member(url, 202)
+    _attacking(1)
+
+    async def shout() -> None:
+        number = 0
+        while True:
+            number += 1
+            document = await attacker.api.run_document(None, 0)
+            if document is None or document.round is None:
+                await asyncio.sleep(0.05)
+                continue
+            head, digest = document.round, f"{number:064x}"
+            received = ("f" if number % 2 else "1") * 1000
+            reports = (
+                Attestation(head.step, head.attempt, sha256_hex(b"x"), received),
+                ResultCommitment(head.step, head.attempt, sha256_hex(digest.encode()), 100, ResultMetrics(None, 0, 0)),
+                ReadyReport(head.step - 1, sha256_hex(b"x"), digest),
+            )
+            for report in reports:
+                with contextlib.suppress(Refused):
+                    await attacker.api.report(report)
+            if number % 5 == 0:
+                with contextlib.suppress(Refused):
+                    await attacker.join()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_shouting(shout))
+        async for document in attacker.follow():
+            if document.run_state is RunState.WARMUP:
+                await attacker.be_ready(document)
+
+
+async def _shouting(shout: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        try:
+            await shout()
+        except EpochalError:
+            await asyncio.sleep(TOP_UP_S)
+
+
+async def drip(url: str, members: str, per_member: str) -> None:
+    """Have members commit to results, begin uploads that drip, and withdraw; the connections stay."""
+    attackers = [await _member(url, number) for number in range(1, int(members) + 1)]
+    uploads: list[bytes] = []
+
+    async def commit(attacker: Attacker, head: RoundHead) -> None:
+        digest = sha256_hex(attacker.client_id.encode())
+        commitment = ResultCommitment(head.step, head.attempt, digest, DRIPPED_BYTES, ResultMetrics(None, 0, 0.0))
+        with contextlib.suppress(Refused):  # it is not in the roster, or the round is over
+            await attacker.api.report(commitment)
+            request = (
+                f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {attacker.token}\r\n"
+                f"Content-Length: {DRIPPED_BYTES}\r\n\r\n"
+            )
+            uploads.extend([request.encode()] * int(per_member))
+
+    while not uploads:
+        head = await _in_a_round(attackers)
+        async with asyncio.TaskGroup() as tasks:
+            for attacker in attackers:
+                tasks.create_task(commit(attacker, head))
+    address = urlsplit(url)
+    async with _sockets(address.hostname or "", address.port or 0, uploads) as opened:
+        for attacker in attackers:
+            with contextlib.suppress(EpochalError):
+                await attacker.api.withdraw()
+        _attacking(len(opened))
+        while True:
+            for _, writer in opened:
+                if not writer.is_closing():
+                    writer.write(b"x")
+            await asyncio.sleep(DRIP_S)
+
+
+async def _in_a_round(attackers: list[Attacker]) -> RoundHead:
+    """Return the first round whose roster has attackers, all of whom said that they are ready."""
+    ready_in = -1
+    async for document in attackers[0].follow():
+        if document.run_state is RunState.WARMUP and document.epoch != ready_in:
+            ready_in = document.epoch
+            async with asyncio.TaskGroup() as tasks:
+                for attacker in attackers:
+                    tasks.create_task(attacker.be_ready(document))
+        if document.round is not None and document.run_state is RunState.ROUND_TRAIN and ready_in >= 0:
+            roster = await attackers[0].api.roster(document.round.roster_sha256)
+            if {attacker.client_id for attacker in attackers} & {entry.client_id for entry in roster.clients}:
+                return document.round
+    raise EpochalError("the run ended")
+
+
+async def polls(url: str, run_id: str, count: str) -> None:
+    """Hold anonymous long polls, each begun again when it is answered."""
+    address = urlsplit(url)
+    request = f"GET /v1/runs/{run_id}?after=1000000000&wait_s=10 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    await _hold(address.hostname or "", address.port or 0, [request] * int(count), again=True)
+
+
+async def sockets(url: str, count: str) -> None:
+    """Hold connections, each with one byte of an unfinished request."""
+    address = urlsplit(url)
+    head = "POST /v1/runs/benchmark/clients/challenge HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    await _hold(address.hostname or "", address.port or 0, [head.encode()] * int(count))
+
+
+async def half_open(host: str, port: str, count: str) -> None:
+    """Hold connections to a data server without a word, each opened again when it is closed."""
+    await _hold(host, int(port), [b""] * int(count))
+
+
+async def unread_samples(url: str, host: str, port: str, members: str, per_member: str) -> None:
+    """Ask the data server for samples over and over, and never read the answers."""
+    requests = []
+    for number in range(1, int(members) + 1):
+        attacker = await _member(url, number)
+        assert attacker.session is not None
+        hello = json_frame(
+            FrameKind.HELLO, CONNECTION_REQUEST, Hello(attacker.api.run_id, attacker.session.data_ticket)
+        )
+        asked = b"".join(get_frame(request, DataIds(0, 15)) for request in range(1, 500))
+        requests += [hello + asked] * int(per_member)
+    await _hold(host, int(port), requests, reads=False)
+
+
+async def unread_blobs(url: str, count: str) -> None:
+    """Ask for the newest checkpoint over and over on many connections, and never read it."""
+    attacker = await _member(url, 203)
+    document = await attacker.api.run_document(None, 0)
+    assert document is not None
+    assert document.checkpoint is not None
+    digest, token = document.checkpoint.blob_sha256, attacker.token
+    lines = f"GET /v1/blobs/{digest} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    address = urlsplit(url)
+    await _hold(address.hostname or "", address.port or 0, [lines.encode() * 4] * int(count), reads=False)
+
+
+_Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def _sockets(host: str, port: int, first: list[bytes]) -> AsyncIterator[list[_Opened]]:
+    """Yield open connections, each with these first bytes sent; those that are refused are left out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened: list[_Opened] = []
+
+    async def open_one(data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port, limit=1024)
+            writer.write(data)
+            opened.append((reader, writer))
+
+    for start in range(0, len(first), OPEN_AT_ONCE):
+        async with asyncio.TaskGroup() as tasks:
+            for data in first[start : start + OPEN_AT_ONCE]:
+                tasks.create_task(open_one(data))
+    try:
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def _hold(host: str, port: int, first: list[bytes], *, reads: bool = True, again: bool = False) -> None:
+    """Hold connections with these first bytes; open those anew that the server closes, at most once a second each."""
+
+    async def hold_one(data: bytes, opened: _Opened | None) -> None:
+        while True:
+            try:
+                reader, writer = opened or await asyncio.open_connection(host, port, limit=1024)
+                if opened is None:
+                    writer.write(data)
+                opened = None
+                while reads and await reader.read(4096):
+                    if again:
+                        writer.write(data)
+                if not reads:
+                    await asyncio.get_running_loop().create_future()
+                writer.transport.abort()
+            except OSError:
+                opened = None
+            await asyncio.sleep(TOP_UP_S)
+
+    async with _sockets(host, port, first) as opened, asyncio.TaskGroup() as tasks:
+        _attacking(len(opened))
+        for data, connection in zip(first, opened, strict=False):
+            if not reads:
+                connection[1].transport.pause_reading()  # type: ignore[attr-defined]
+            tasks.create_task(hold_one(data, connection))
+
+
+def _attacking(count: int) -> None:
+    sys.stdout.write(f"{ATTACKING} {count}\n")
+    sys.stdout.flush()
+
+
+ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    attack.__name__: attack
+    for attack in (silent, chatty, drip, polls, sockets, half_open, unread_samples, unread_blobs)
+}
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(ATTACKS[sys.argv[1]](*sys.argv[2:]))
