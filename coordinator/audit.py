@@ -18,6 +18,7 @@ from state.documents import Outcome
 from state.errors import EpochalError, StoreFailed
 from state.intervals import BatchId, coalesce, subtract, total_batches
 from state.merging import Contribution, OuterStep, merge, verify_arithmetic
+from state.phases import RunState
 from state.replica import Replica, parse_checkpoint, replica_digest
 from state.results import decode_result
 from state.wire import Sha256, sha256_hex
@@ -41,6 +42,7 @@ class AuditReport:
         recomputed_steps: number of replicas recomputed and compared; None without `recompute`.
         replicas_identical: whether all of those agree with the attested digests; None without `recompute`.
         problems: descriptions of what is wrong, at most `MAX_PROBLEMS`.
+        remarks: what an operator should know although the ledger is right: data that the run does not train on.
     """
 
     run_id: str
@@ -55,11 +57,17 @@ class AuditReport:
     recomputed_steps: int | None
     replicas_identical: bool | None
     problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
 
     @property
     def clean(self) -> bool:
-        """Whether no problem was found."""
-        return not self.problems
+        """Whether no problem was found, and the run has trained on all data that it has come to."""
+        return self.passed and not self.remarks
 
 
 @dataclass
@@ -170,7 +178,27 @@ def _report(run: Run, ledger: _Ledger, torn_bytes: int, recomputed: tuple[int | 
         recomputed_steps=recomputed[0],
         replicas_identical=recomputed[1],
         problems=tuple(ledger.problems),
+        remarks=_remarks(run, total_batches(once), total_batches(unapplied)),
     )
+
+
+def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, ...]:
+    """Return which data the run has not trained on, and why."""
+    remarks = []
+    if not applied_count:
+        remarks.append("no batch was applied: the model is the one that the run began with")
+    if run.quarantined:
+        first, count = run.quarantined[0], total_batches(item.batch_id for item in run.quarantined)
+        remarks.append(
+            f"{count} batches are quarantined: the run does not train on them; the first is {first.batch_id}, "
+            f"{first.message}"
+        )
+    if run.suspects:
+        first, count = run.suspects[0], total_batches(item.batch_id for item in run.suspects)
+        remarks.append(f"{count} batches failed and are not applied; the first are {first.batch_id}, {first.message}")
+    if run.phase is RunState.FINISHED and unapplied_count:
+        remarks.append(f"the run is finished, and {unapplied_count} batches were never applied")
+    return tuple(remarks)
 
 
 async def _recompute(run: Run, blobs: BlobReader, ledger: _Ledger) -> tuple[int, bool]:

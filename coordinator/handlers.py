@@ -14,13 +14,14 @@ from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.machine import stimuli
 from coordinator.machine.run import Member
-from coordinator.publication import Published, standing_of
+from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
 from state.documents import CheckpointRef, Outcome
 from state.errors import Refused
+from state.intervals import coalesce, subtract
 from state.refusals import Refusal
 from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
@@ -247,12 +248,7 @@ class Handlers:
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
     ) -> None:
-        """Take the bytes of a result or checkpoint that this member announced.
-
-        Raises:
-            Refused: `rate-limited`, and as `Uploads.receive` raises.
-        """
-        self.check_rate(client_id)
+        """Take the bytes of a result or checkpoint that this member announced (`Uploads.receive`)."""
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator
@@ -271,6 +267,17 @@ class Handlers:
     async def resume(self) -> None:
         """Let the run continue."""
         await self._submit(stimuli.ResumeRequested())
+
+    def failed_data(self) -> messages.FailedData:
+        """Return the quarantined batches and those that wait for another attempt, with reasons."""
+        return failed_data_of(self.service.run)
+
+    async def release(self, request: messages.QuarantineRelease) -> messages.QuarantineRelease:
+        """Carry quarantined batches again; return which."""
+        before = self.service.run.quarantined
+        await self._submit(stimuli.BatchesReleased(request.batches))
+        left = (item.batch_id for item in self.service.run.quarantined)
+        return messages.QuarantineRelease(subtract(coalesce(item.batch_id for item in before), left))
 
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client, whose key may not join again."""

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
-from coordinator.machine.run import Member, Run, config_json
+from coordinator.machine.run import Member, Run, Suspect, config_json
 from runtime.broadcast import Broadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
 from state.errors import InternalError, Refused
-from state.intervals import total_batches
-from state.messages import CommittedResult, MemberView, ResultsPage, RunStatus, Standing
+from state.intervals import coalesce, total_batches
+from state.messages import CommittedResult, FailedBatches, FailedData, MemberView, ResultsPage, RunStatus, Standing
 from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import Sha256, canonical_json, sha256_hex
@@ -21,6 +21,7 @@ MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way and of the last ones."""
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
+MAX_FAILED_IN_STATUS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +83,11 @@ class Readers:
         self._results_news = Broadcast()
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
-        self._on_change: list[Callable[[Run, Run], None]] = []
         self._remember_round_documents()
-
-    def on_change(self, watcher: Callable[[Run, Run], None]) -> None:
-        """Call `watcher` with the run before and after each change."""
-        self._on_change.append(watcher)
 
     def show(self, run: Run, published: Published) -> None:
         """Show a run that was kept, and its document."""
         before, self.run = self.run, run
-        for watcher in self._on_change:
-            watcher(before, run)
         if run.round is not before.round or run.phase is not before.phase:
             self._remember_round_documents()
             self._results_news.notify()
@@ -174,6 +168,15 @@ def standing_of(run: Run, member: Member) -> Standing:
     )
 
 
+def failed_data_of(run: Run, most: int | None = None) -> FailedData:
+    """Return the quarantined batches and those that wait for another attempt, with reasons; at most `most` of each."""
+
+    def views(items: Sequence[Suspect]) -> tuple[FailedBatches, ...]:
+        return tuple(FailedBatches(item.batch_id, item.against, item.message) for item in items[:most])
+
+    return FailedData(views(run.quarantined), views(run.suspects))
+
+
 def status_of(
     run: Run,
     version: int,
@@ -219,7 +222,10 @@ def status_of(
         loss=run.losses[-1][1] if run.losses else None,
         loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],
         carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
-        quarantined=tuple(item.batch_id for item in run.quarantined),
+        waiting_batches=total_batches(item.batch_id for item in run.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+        quarantined=coalesce(item.batch_id for item in run.quarantined),
+        failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
         checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,

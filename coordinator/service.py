@@ -25,6 +25,7 @@ from coordinator.machine.instructions import (
     MembershipChanged,
     OutcomeDecided,
     PhaseChanged,
+    QuarantineEnded,
     SegmentEnded,
     SweepBlobs,
 )
@@ -291,6 +292,8 @@ class CoordinatorService:
             case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
                 fields = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
                 log.warning("batches_quarantined", extra=fields)
+            case QuarantineEnded(batches=batches):
+                log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SweepBlobs():

@@ -24,11 +24,14 @@ from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from state.intervals import BatchId
 from state.messages import (
     REPORT_PATHS,
     Challenge,
     ChallengeRequest,
+    FailedData,
     JoinRequest,
+    QuarantineRelease,
     Report,
     ResultsPage,
     RunStatus,
@@ -55,7 +58,7 @@ class CoordinatorClient:
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
     `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
-    `resume`, `eject` and `put_genesis` need the admin token.
+    `resume`, `eject`, `put_genesis` and `release` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
@@ -189,6 +192,15 @@ class CoordinatorClient:
         path = f"{self._run}/genesis/{sha256}"
         answer = await self._request("PUT", path, content=data, answer_s=BLOB_TIMEOUT_S)
         return parse_document(CheckpointRef, answer.content)
+
+    async def failed_data(self) -> FailedData:
+        """Return the quarantined batches and those that wait for another attempt, with reasons."""
+        return parse_document(FailedData, (await self._request("GET", f"{self._run}/quarantine")).content)
+
+    async def release(self, batches: tuple[BatchId, ...] | None) -> tuple[BatchId, ...]:
+        """Release the quarantined batches in these intervals, or all with None; return which."""
+        answer = await self._post("/quarantine/release", QuarantineRelease(batches))
+        return parse_document(QuarantineRelease, answer).batches or ()
 
     async def get_blob(self, sha256: Sha256) -> bytes:
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""

@@ -1,6 +1,7 @@
 """The requests of an operator's commands, over the client that everybody uses."""
 
 import re
+from collections.abc import Sequence
 
 from coordinator_client.http import CoordinatorClient
 from runtime.http_client import Trust
@@ -8,9 +9,12 @@ from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import InvalidInput
+from state.intervals import BatchId
 from state.wire import ClientId
 
 _CLIENT_ID_DIGITS = 32
+ALL_BATCHES = "all"
+_BATCHES = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?", re.ASCII)
 _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
 
 
@@ -47,6 +51,20 @@ def check_client_id(client_id: str) -> None:
     """Raise `InvalidInput` unless it can be a client's id or the beginning of one."""
     if not _CLIENT_ID.fullmatch(client_id):
         raise InvalidInput(f"{client_id!r} is not a client id; allowed: 4 to 32 hex digits, as `status` shows them")
+
+
+def parse_batches(texts: Sequence[str]) -> tuple[BatchId, ...] | None:
+    """Return the batches that a command names (`17`, `17-20`), or None for `all`. Raise `InvalidInput` for others."""
+    if list(texts) == [ALL_BATCHES]:
+        return None
+    return tuple(_interval(text) for text in texts)
+
+
+def _interval(text: str) -> BatchId:
+    found = _BATCHES.fullmatch(text)
+    if found is None:
+        raise InvalidInput(f"{text!r} does not name batches; allowed: 17, 17-20, or {ALL_BATCHES} alone")
+    return BatchId(int(found[1]), int(found[2] or found[1]))
 
 
 async def eject(operator: CoordinatorClient, client_id: str) -> ClientId:

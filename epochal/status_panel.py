@@ -15,6 +15,7 @@ from state.phases import RunState
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
 MAX_SHOWN_MEMBERS = 12
+MAX_SHOWN_FAILURES = 3
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -56,9 +57,27 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
         parts.append(Text(curve(losses), style="green"))
     if status.members:
         parts.append(_members(status.members, status.member_count))
+    parts.extend(_failed_data(status))
     parts.extend(Text(note, style="dim") for note in notes)
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _failed_data(status: RunStatus) -> list[RenderableType]:
+    """Return a paragraph for the quarantined batches, and one for those that wait, if there are any."""
+    shown: list[RenderableType] = []
+    for title, count, items in (
+        ("quarantined, not trained on", status.quarantined_batches, status.failed_data.quarantined),
+        ("failed, waiting for another attempt", status.waiting_batches, status.failed_data.waiting),
+    ):
+        if not count:
+            continue
+        lines = [f"{count} batches {title}"]
+        lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
+        if len(items) > MAX_SHOWN_FAILURES:
+            lines.append("  … `epochal quarantine list` shows all")
+        shown.append(Text("\n".join(lines), style="yellow"))
+    return shown
 
 
 def _members(members: Sequence[MemberView], total: int) -> Table:
@@ -80,7 +99,9 @@ def status_line(status: RunStatus) -> str:
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     step = min(status.step, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
+    quarantined = f" quarantined {status.quarantined_batches}" if status.quarantined_batches else ""
+    speed = f"tokens/s {status.tokens_per_s:,.0f}"
     return (
         f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
-        f" clients {status.ready_count}/{status.member_count} tokens/s {status.tokens_per_s:,.0f}{loss}{problem}"
+        f" clients {status.ready_count}/{status.member_count} {speed}{loss}{quarantined}{problem}"
     )

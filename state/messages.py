@@ -18,6 +18,7 @@ MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
 MAX_FINGERPRINT_CHARS = 128
 MAX_CLAIMED_TOKENS = 2**63 - 1
+MAX_RELEASED_INTERVALS = 1024
 PROTOCOL_VERSION = 1
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -212,6 +213,36 @@ class ResultsPage(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class FailedBatches(WireDocument):
+    """Batches on which clients failed.
+
+    Attributes:
+        batch_id: the batches.
+        clients: the different clients whose failures count: each had delivered other work lately.
+        message: kind and text of the last failure.
+    """
+
+    batch_id: BatchId
+    clients: tuple[HexId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedData(WireDocument):
+    """The data of a run that failed: batches that left it, and batches that wait for another attempt."""
+
+    quarantined: tuple[FailedBatches, ...]
+    waiting: tuple[FailedBatches, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRelease(WireDocument):
+    """The quarantined batches to release, or, in the answer, those that were released. None names all of them."""
+
+    batches: Annotated[tuple[BatchId, ...], Field(max_length=MAX_RELEASED_INTERVALS)] | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemberView(WireDocument):
     """One member as an operator sees it."""
 
@@ -226,7 +257,14 @@ class MemberView(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class RunStatus(WireDocument):
-    """The run as `epochal status` shows it: the document's progress, and values that change too often for it."""
+    """The run as `epochal status` shows it: the document's progress, and values that change too often for it.
+
+    Attributes:
+        carried_batches: batches that no outcome has applied yet, those that wait included.
+        waiting_batches: batches that failed and wait for another attempt.
+        quarantined: all quarantined batches, as intervals.
+        failed_data: the first of those batches, with the reasons.
+    """
 
     run_id: str
     version: Count
@@ -246,7 +284,10 @@ class RunStatus(WireDocument):
     loss: float | None
     loss_history: tuple[tuple[int, float], ...]
     carried_batches: Count
+    waiting_batches: Count
+    quarantined_batches: Count
     quarantined: tuple[BatchId, ...]
+    failed_data: FailedData
     checkpoint_step: int | None
     blob_bytes: Count
     journal_bytes: Count

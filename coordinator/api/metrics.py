@@ -38,7 +38,8 @@ _GAUGES: _Rows = (
     ("run_loss", "Mean loss of the last applied step, in nats per token.", lambda seen: seen.status.loss),
     ("run_tokens_per_second", "Tokens applied per second in the last rounds.", lambda seen: seen.status.tokens_per_s),
     ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),
-    ("run_quarantined_intervals", "Quarantined intervals of batches.", lambda seen: len(seen.status.quarantined)),
+    ("run_waiting_batches", "Batches that failed and wait for an attempt.", lambda seen: seen.status.waiting_batches),
+    ("run_quarantined_batches", "Batches that left the run.", lambda seen: seen.status.quarantined_batches),
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
     ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
     (

@@ -1,4 +1,4 @@
-"""Routes for the coordinator's operator: status, pause, resume, eject, health."""
+"""Routes for the coordinator's operator: status, pause, resume, eject, quarantine, health."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -6,9 +6,17 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator.api.requests import RUN, sha256_of
 from coordinator.handlers import Handlers
-from runtime.http_bodies import bearer_token, body_pieces, content_length, document_response, openapi_answer
+from runtime.http_bodies import (
+    bearer_token,
+    body_pieces,
+    content_length,
+    document_response,
+    openapi_answer,
+    openapi_body,
+    read_message,
+)
 from state.documents import CheckpointRef
-from state.messages import RunStatus
+from state.messages import FailedData, QuarantineRelease, RunStatus
 from state.wire import ClientId
 
 
@@ -54,6 +62,21 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         digest = sha256_of(sha256)
         held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
         return document_response(held, status=201)
+
+    @router.get(f"{RUN}/quarantine", summary="The data that failed, and why", responses=openapi_answer(FailedData))
+    async def quarantine(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.failed_data())
+
+    @router.post(
+        f"{RUN}/quarantine/release",
+        summary="Attempt quarantined batches again (admin token)",
+        openapi_extra=openapi_body(QuarantineRelease),
+        responses=openapi_answer(QuarantineRelease),
+    )
+    async def release(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        return document_response(await handlers.release(await read_message(request, QuarantineRelease)))
 
     return router
 

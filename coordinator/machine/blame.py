@@ -1,4 +1,4 @@
-"""Blame: which batches the failures of a round make suspect, and which of them leave the run.
+"""Blame: which batches the failures of a round make suspect, which of them leave the run, and how they return.
 
 A client that fails on its data says which batches it blames. They become suspects: each is given to one client alone,
 bisected when it fails again, and applied as soon as anybody delivers it. The rules kept here:
@@ -15,10 +15,14 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from coordinator.machine.instructions import QuarantineEnded
 from coordinator.machine.round import Round
-from coordinator.machine.run import Run, Suspect
-from state.intervals import BatchId, subtract
+from coordinator.machine.run import Handled, Run, Suspect
+from coordinator.machine.stimuli import BatchesReleased
+from state.errors import Refused
+from state.intervals import BatchId, coalesce, subtract
 from state.messages import FailureKind, FailureReport
+from state.refusals import Refusal
 from state.wire import ClientId
 
 MEMBERS_BEFORE_QUARANTINE = 3
@@ -34,6 +38,8 @@ MAX_QUARANTINED_INTERVALS = 1024
 MAX_TRIED = 8
 """Number of clients that last failed on a suspect which are remembered, so that another one gets it next."""
 MAX_SUSPECT_MESSAGE_CHARS = 200
+MAX_NAMED = 4
+"""Maximum number of intervals that a refusal names."""
 DATA_FAILURES: frozenset[FailureKind] = frozenset({"corrupt", "out_of_range", "rejected"})
 """The kinds of failures that say something about the data."""
 
@@ -136,13 +142,16 @@ class _Tally:
         if not self._is_believed(client_id):
             self.suspects.append(replace(suspect, tried=tried))
         elif suspect.batch_id.count > 1 and len(self.suspects) < MAX_SUSPECTED_INTERVALS:
-            named, *others = _narrowed(suspect.batch_id, failure)
-            parts = [replace(again, batch_id=part) for part in (named, *others)]
-            if named == failure.batch_id:
-                parts[0] = self._again(parts[0], client_id)
-            self.suspects += parts
+            parts = _narrowed(suspect.batch_id, failure)
+            self.suspects += (self._part(part, client_id, failure) for part in parts)
         else:
             self._keep_or_quarantine(self._again(again, client_id))
+
+    def _part(self, part: BatchId, client_id: ClientId, failure: FailureReport) -> Suspect:
+        """Return a part of an interval that failed; the client has failed on exactly this part if it named it."""
+        if part == failure.batch_id:
+            return self._again(Suspect(part, (client_id,), _message(failure)), client_id)
+        return Suspect(part, (), _message(failure))
 
     def _again(self, suspect: Suspect, client_id: ClientId) -> Suspect:
         """Return the suspect after one more failure of exactly these batches; only a single batch is paused for it."""
@@ -167,6 +176,31 @@ class _Tally:
     def _may_not_quarantine(self) -> bool:
         count = len(self.run.quarantined) + len(self.quarantined)
         return self.run.state_file.config.on_bad_data == "stop" or count >= MAX_QUARANTINED_INTERVALS
+
+
+def release(run: Run, event: BatchesReleased) -> Handled:
+    """Carry quarantined batches again: they are attempted with the work of the next round.
+
+    The run attempts carried work in its last rounds, so it gets these rounds anew; a finished run continues.
+
+    Raises:
+        Refused: `not-found`, none of these batches is quarantined.
+    """
+    released = tuple(item.batch_id for item in run.quarantined if event.intervals is None or _is_in(item, event))
+    if not released:
+        named = "" if event.intervals is None else " among " + ", ".join(map(str, event.intervals[:MAX_NAMED]))
+        raise Refused(Refusal.NOT_FOUND, f"no batch{named} is quarantined; the run's quarantine lists those that are")
+    run = replace(
+        run,
+        carried=coalesce(released) + run.carried,
+        quarantined=tuple(item for item in run.quarantined if item.batch_id not in released),
+        drain_rounds=0,
+    )
+    return run, (QuarantineEnded(coalesce(released)),)
+
+
+def _is_in(quarantined: Suspect, event: BatchesReleased) -> bool:
+    return any(interval.covers(quarantined.batch_id) for interval in event.intervals or ())
 
 
 def _message(failure: FailureReport) -> str:

@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import replace
 
 from coordinator.machine import checkpoints, membership, reports, stimuli
+from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Run, config_json
@@ -98,6 +99,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.provide_genesis(run, stimulus)
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
+        case stimuli.BatchesReleased():
+            return release(run, stimulus)
         case stimuli.BlobsNearedBound():
             return run if run.blobs_near_bound else replace(run, blobs_near_bound=True), ()
         case stimuli.ConfigChanged():

@@ -48,6 +48,13 @@ class BatchesQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantineEnded:
+    """Log that an operator released these batches, which are carried."""
+
+    batches: tuple[BatchId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SweepBlobs:
     """Delete every blob that `blobs_needed(run)` does not name."""
 
@@ -61,5 +68,5 @@ class MembershipChanged:
 
 
 Instruction: TypeAlias = (
-    PhaseChanged | SegmentEnded | OutcomeDecided | BatchesQuarantined | SweepBlobs | MembershipChanged
+    PhaseChanged | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded | SweepBlobs | MembershipChanged
 )

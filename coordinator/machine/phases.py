@@ -30,7 +30,7 @@ TRANSITIONS = (
     ("held",             WARMUP,        PAUSED,   "pause"),
     ("finished",         WAITING,       FINISHED, "all steps done"),
     ("resumed",          PAUSED,        WAITING,  "resume"),
-    ("extended",         FINISHED,      WAITING,  "total_steps raised"),
+    ("extended",         FINISHED,      WAITING,  "total_steps raised, or batches released"),
 )
 # fmt: on
 """Every transition: trigger, source, destination, and the condition in words."""

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
+from state.intervals import BatchId
 from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
@@ -204,6 +205,14 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchesReleased:
+    """An operator released the quarantined batches in these intervals; None: all of them."""
+
+    intervals: tuple[BatchId, ...] | None
+    type: Literal["batches_released"] = "batches_released"
+
+
+@dataclass(frozen=True, slots=True)
 class BlobsNearedBound:
     """The blobs are near their size limit; a checkpoint should free some."""
 
@@ -224,7 +233,7 @@ Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
-    | GenesisProvided | PauseRequested | ResumeRequested | BlobsNearedBound | ConfigChanged
+    | GenesisProvided | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged
 )
 # fmt: on
 

@@ -45,7 +45,7 @@ def decide(run: Run) -> Move | None:
         case RunState.PAUSED:
             return None if run.pause_pending else Move("resumed", "an operator resumed the run", run)
         case RunState.FINISHED:
-            return None if _steps_done(run) else Move("extended", "total_steps was raised", run)
+            return None if _steps_done(run) else _extend(run)
 
 
 def _steps_done(run: Run) -> bool:
@@ -58,6 +58,12 @@ def _steps_done(run: Run) -> bool:
 def _awaits_genesis(run: Run) -> bool:
     """Whether the operator has yet to provide the first checkpoint."""
     return run.checkpoint is None and run.state_file.access.genesis == "operator"
+
+
+def _extend(run: Run) -> Move:
+    if run.step <= run.state_file.config.total_steps:
+        return Move("extended", "total_steps was raised", run)
+    return Move("extended", "an operator released quarantined batches", run)
 
 
 def _time_is_over(run: Run) -> bool:

@@ -7,17 +7,25 @@ from rich.markup import escape
 from rich.table import Table
 
 
-def print_checks(title: str, fields: Mapping[str, object], problems: Sequence[str], note: str = "") -> None:
-    """Print the fields that are not None as a table, each problem, and the verdict with the note."""
+def print_checks(
+    title: str, fields: Mapping[str, object], problems: Sequence[str], remarks: Sequence[str] = (), *, note: str = ""
+) -> None:
+    """Print the fields that are not None as a table, each problem and remark, and the verdict with the note."""
     console = Console()
     table = Table(title=escape(title), show_header=False)
     for name, value in fields.items():
-        if name != "problems" and value is not None:
+        if name not in ("problems", "remarks") and value is not None:
             table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
     for problem in problems:
         console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)
-    verdict = "[red]some checks failed[/red]" if problems else "[green]all checks passed[/green]"
+    for remark in remarks:
+        console.print(f"[yellow]note:[/yellow] {escape(remark)}", highlight=False)
+    verdict = "[green]all checks passed[/green]"
+    if problems:
+        verdict = "[red]some checks failed[/red]"
+    elif remarks:
+        verdict = "[yellow]no check failed, but see the notes above[/yellow]"
     console.print(verdict + escape(note))
 
 

@@ -24,8 +24,8 @@ def lazy_app(commands: Mapping[str, str], **settings: Any) -> typer.Typer:
 
 
 def command_name(target: str) -> str:
-    """Return the name of the command that `module:function` makes."""
-    return target.partition(":")[2].replace("_", "-")
+    """Return the name of the command that `module:function` makes: `list_` makes `list`."""
+    return target.partition(":")[2].rstrip("_").replace("_", "-")
 
 
 def command_function(target: str) -> Callable[..., Any]:

@@ -51,6 +51,12 @@ DATA_COMMANDS = {
     "data:verify": "Compare every byte of a folder's files with its manifest.",
     "pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
 }
+QUARANTINE_COMMANDS = {
+    "quarantine:list_": "List quarantined batches, and batches that wait for another attempt, with the reason of each.",
+    "quarantine:release": (
+        "Attempt quarantined batches again, once their data are mended. A finished run continues for this."
+    ),
+}
 
 app = lazy_app(
     COMMANDS,
@@ -60,6 +66,7 @@ app = lazy_app(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
+app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,5 +25,5 @@ def audit(
         typer.echo(json.dumps(asdict(report), indent=2))
     else:
         fields = asdict(report)
-        print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems)
-    raise typer.Exit(0 if report.clean else 1)
+        print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
+    raise typer.Exit(0 if report.passed else 1)

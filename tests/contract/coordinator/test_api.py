@@ -281,7 +281,7 @@ async def test_report_for_a_round_that_is_over_is_refused_by_name(coordinator: S
 async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None:
     client = WireClient(coordinator, 1)
     await client.join()
-    for place in ("/pause", "/resume", f"/clients/{client.client_id}/eject"):
+    for place in ("/pause", "/resume", "/quarantine/release", f"/clients/{client.client_id}/eject"):
         assert problem(await client.send("POST", place)) == "forbidden"
         assert problem(await client.send("POST", place, token="wrong")) == "forbidden"
     assert (await client.send("POST", "/pause", token=ADMIN)).status_code == 204
@@ -290,6 +290,16 @@ async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None
     assert (await client.send("POST", f"/clients/{client.client_id}/eject", token=ADMIN)).status_code == 204
     assert problem(await client.send("POST", "/clients", await client.join_request())) == "ejected"
     assert problem(await client.send("POST", "/clients/nobody/eject", token=ADMIN)) == "not-found"
+
+
+async def test_quarantine_is_public_and_release_names_what_is_not_in_it(coordinator: Served) -> None:
+    client = WireClient(coordinator, 1)
+    await client.join()
+    assert (await client.send("GET", "/quarantine")).json() == {"quarantined": [], "waiting": []}
+    for batches in (None, [{"start": 1, "end": 2}]):
+        refused = await client.send("POST", "/quarantine/release", {"batches": batches}, token=ADMIN)
+        assert problem(refused) == "not-found"
+    assert problem(await client.send("POST", "/quarantine/release", {}, token=ADMIN)) == "invalid-body"
 
 
 async def test_status_health_readiness_metrics_and_docs_answer(coordinator: Served) -> None:

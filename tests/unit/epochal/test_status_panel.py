@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from epochal.status_panel import curve, status_line, status_panel
-from state.messages import MemberView, RunStatus
+from state.intervals import BatchId
+from state.messages import FailedBatches, FailedData, MemberView, RunStatus
 from state.phases import RunState
 from state.wire import ClientId
 
@@ -52,7 +53,10 @@ def status_of(member_count: int, loss: float | None) -> RunStatus:
         loss=loss,
         loss_history=() if loss is None else ((1, 3.0), (2, loss)),
         carried_batches=0,
+        waiting_batches=0,
+        quarantined_batches=0,
         quarantined=(),
+        failed_data=FailedData((), ()),
         checkpoint_step=0,
         blob_bytes=0,
         journal_bytes=0,
@@ -81,6 +85,23 @@ def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
     shown = console.export_text()
     assert "[/x][red]\\x1b[2J" in shown
     assert "[/y] [red]" in shown
+
+
+def test_status_shows_the_batches_that_failed_and_why() -> None:
+    gone = tuple(FailedBatches(BatchId(n, n), (ClientId("ab" * 16),), f"corrupt: shard {n}\x1b") for n in range(8))
+    waiting = (FailedBatches(BatchId(40, 47), (), "rejected: not JSON"),)
+    status = replace(
+        status_of(1, 2.5), quarantined_batches=557, waiting_batches=8, failed_data=FailedData(gone, waiting)
+    )
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = console.export_text()
+    assert "557 batches quarantined, not trained on" in shown
+    assert "[2, 2]  corrupt: shard 2\\x1b" in shown
+    assert "epochal quarantine list" in shown
+    assert "8 batches failed, waiting for another attempt" in shown
+    assert "[40, 47]  rejected: not JSON" in shown
+    assert status_line(status).endswith("quarantined 557")
 
 
 def test_status_line_is_one_line() -> None:

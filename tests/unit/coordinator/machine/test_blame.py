@@ -15,12 +15,12 @@ from coordinator.machine.blame import (
     MEMBERS_BEFORE_QUARANTINE,
     has_delivered_lately,
 )
-from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
+from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided, QuarantineEnded
 from state.intervals import BatchId, total_batches
 from state.messages import FailureKind, FailureReport
 from state.phases import RunState
 from state.wire import ClientId
-from tests.support.machine_driver import Driver, client, in_round
+from tests.support.machine_driver import Driver, client, in_round, refused
 
 BAD = BatchId(5, 5)
 Fails = Callable[[ClientId, BatchId], bool]
@@ -116,7 +116,7 @@ def test_members_that_fail_on_everything_quarantine_nothing() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
 
 
-def test_lone_member_that_always_fails_is_believed_but_quarantines_nothing() -> None:
+def test_lone_member_that_always_fails_quarantines_nothing() -> None:
     driver = in_round(1, config__init_min_clients=1)
     for _ in range(3):
         play(driver, lambda *_: True)
@@ -181,6 +181,67 @@ def test_drain_rounds_leave_a_batch_that_waits_and_the_run_ends() -> None:
     assert driver.run.carried == ()
 
 
+def quarantined(driver: Driver) -> list[BatchId]:
+    return [item.batch_id for item in driver.run.quarantined]
+
+
+def with_quarantine(*bad: int, steps: int = 30) -> Driver:
+    """Return a driver whose run has quarantined these batches, and gone on."""
+    driver = in_round(1, 2, 3, config__init_min_clients=3, config__total_steps=steps)
+    for _ in range(40):
+        if len(driver.run.quarantined) < len(bad):
+            play(driver, lambda _, batch: batch.start in bad)
+    assert sorted(quarantined(driver)) == [BatchId(number, number) for number in bad]
+    return driver
+
+
+def test_released_batches_are_carried_and_applied() -> None:
+    driver = with_quarantine(5, 7)
+    told = driver.send(stimuli.BatchesReleased((BatchId(0, 6),)))
+    assert told == (QuarantineEnded((BatchId(5, 5),)),)
+    assert quarantined(driver) == [BatchId(7, 7)]
+    play_rounds(driver, nobody, 60)
+    assert BatchId(5, 5) in batches(driver.applied)
+    assert BatchId(7, 7) not in batches(driver.applied)
+
+
+def test_release_of_all_carries_each_quarantined_batch() -> None:
+    driver = with_quarantine(5, 6)
+    driver.send(stimuli.BatchesReleased(None))
+    assert quarantined(driver) == []
+    assert BatchId(5, 6) in driver.run.carried
+
+
+@pytest.mark.parametrize("intervals", [None, (BatchId(0, 100),)])
+def test_release_of_what_is_not_quarantined_is_refused(intervals: tuple[BatchId, ...] | None) -> None:
+    driver = in_round(1, 2)
+    with refused("not-found"):
+        driver.send(stimuli.BatchesReleased(intervals))
+
+
+def test_released_batch_that_fails_again_is_quarantined_again() -> None:
+    driver = with_quarantine(5)
+    driver.send(stimuli.BatchesReleased(None))
+    play_rounds(driver, everyone_on(BAD), 40)
+    assert quarantined(driver) == [BAD]
+
+
+def test_release_after_the_end_reopens_the_run() -> None:
+    driver = with_quarantine(5, steps=8)
+    play_rounds(driver, nobody, 20)
+    driver.make_checkpoint()
+    assert driver.in_phase(RunState.FINISHED)
+    driver.send(stimuli.BatchesReleased(None))
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+    assert driver.run.reason == "an operator released quarantined batches"
+    driver.pass_time(2)
+    driver.warm_up()
+    driver.play_round()
+    driver.make_checkpoint()
+    assert driver.in_phase(RunState.FINISHED)
+    assert BAD in batches(driver.applied)
+
+
 class Oracle:
     """Counts by the rule's words alone: who named each single batch, among those with a result in the last steps."""
 
@@ -202,7 +263,7 @@ class Oracle:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.randoms(use_true_random=False))
-def test_quarantined_are_exactly_the_batches_that_three_deliverers_named(data: st.DataObject, random: Random) -> None:
+def test_quarantined_are_the_batches_that_three_deliverers_named(data: st.DataObject, random: Random) -> None:
     count = data.draw(st.integers(1, 6))
     bad = data.draw(st.sets(st.integers(0, 60), max_size=4))
     lying = {client(number) for number in data.draw(st.sets(st.integers(1, count)))}
