@@ -248,7 +248,12 @@ class Handlers:
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
     ) -> None:
-        """Take the bytes of a result or checkpoint that this member announced (`Uploads.receive`)."""
+        """Take the bytes of a result or checkpoint that this member announced.
+
+        Raises:
+            Refused: `rate-limited`, and as `Uploads.receive` raises.
+        """
+        self.check_rate(client_id)
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
@@ -83,11 +83,18 @@ class Readers:
         self._results_news = Broadcast()
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
+        self._on_change: list[Callable[[Run, Run], None]] = []
         self._remember_round_documents()
+
+    def on_change(self, watcher: Callable[[Run, Run], None]) -> None:
+        """Call `watcher` with the run before and after each change."""
+        self._on_change.append(watcher)
 
     def show(self, run: Run, published: Published) -> None:
         """Show a run that was kept, and its document."""
         before, self.run = self.run, run
+        for watcher in self._on_change:
+            watcher(before, run)
         if run.round is not before.round or run.phase is not before.phase:
             self._remember_round_documents()
             self._results_news.notify()

@@ -14,7 +14,8 @@ from state.refusals import Refusal
 from state.wire import ClientId
 
 REPORTS_PER_PHASE = 32
-"""Number of messages that a member may send at once. An honest one sends four a round, and repeats what was lost."""
+"""Number of messages and uploads that a member may send at once. An honest one sends five a round, and repeats what was
+lost."""
 REPORT_PERIOD_S = 5.0
 """A phase that lasts allows a further message in each period: at most 720 an hour, of less than 1 kB each."""
 JOINS_AT_ONCE = 50

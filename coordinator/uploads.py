@@ -2,12 +2,13 @@
 
 The rule kept here: only a member that announced a blob may deliver it, and only well-formed bytes count. Others are
 deleted unless the run needs the same ones for something else, so that no bad delivery costs another client its blob.
+
+An upload ends when the run waits for it no longer: with its round, or with its sender's membership. Its minimum rate
+and its place are those of `coordinator/transfers.py`.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from coordinator.machine.stimuli import (
 )
 from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
 from coordinator.service import CoordinatorService
+from coordinator.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
 from runtime.worker_thread import Worker
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
@@ -31,8 +33,8 @@ from state.results import ResultHeader, check_result
 from state.tensors import TensorLayout
 from state.wire import ClientId, Sha256
 
-MAX_UPLOADS = 256
-"""Maximum number of blobs received at a time; each takes up to a megabyte of memory. Others wait unread."""
+MAX_UPLOADS = 512
+"""Maximum number of blobs received at a time; each takes up to half a megabyte of memory. Others wait unread."""
 MAX_UPLOADS_PER_CLIENT = 4
 """A client uploads one blob at a time; the rest is for connections that broke unnoticed."""
 MAX_CHECKS = 2
@@ -54,9 +56,15 @@ class Uploads:
         self._layout: TensorLayout | None = None
         self._receiving_genesis = asyncio.Lock()
         self._reading_layout = asyncio.Lock()
-        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
-        self._uploading: Counter[ClientId] = Counter()
+        self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
+        self._receiving: dict[Transfer, Sha256] = {}
         self._checks = asyncio.Semaphore(MAX_CHECKS)
+        service.readers.on_change(self._end_unexpected)
+
+    @property
+    def running_count(self) -> int:
+        """Number of blobs that are being received."""
+        return self._places.running_count
 
     async def layout(self) -> TensorLayout:
         """Return the names and shapes of the run's tensors, which every result and checkpoint must have.
@@ -87,7 +95,8 @@ class Uploads:
 
         Raises:
             Refused: `not-committed`, `late-result`, `blob-mismatch`, `blob-too-large`, `blobs-full`, `result-invalid`
-                (the context's `rule` says why), `overloaded`, `store-failed`, and as reading the body raises.
+                (the context's `rule` says why), `body-timeout` (too slow), `overloaded`, `unauthorized` (the member has
+                left), `store-failed`, and as reading the body raises.
         """
         if _is_delivered(self._service.run, client_id, sha256):
             return
@@ -96,9 +105,12 @@ class Uploads:
             kind = Refusal.BLOB_TOO_LARGE if length_bytes > expected.size_bytes else Refusal.BLOB_MISMATCH
             raise Refused(kind, f"the body has {length_bytes} bytes; {expected.size_bytes} were announced")
         try:
-            with self._place(client_id):
-                async with self._uploads:
-                    await self._keep(expected, body)
+            async with self._places.place(client_id, self._needed_bytes_per_s(expected)) as transfer:
+                self._receiving[transfer] = sha256
+                try:
+                    await self._keep(expected, _moved_by(transfer, body))
+                finally:
+                    del self._receiving[transfer]
             self._service.heard(client_id)
             async with self._checks:
                 await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
@@ -150,17 +162,25 @@ class Uploads:
                 await self._delete_unless_needed(sha256, self._service.run)
         return reference
 
-    @contextmanager
-    def _place(self, client_id: ClientId) -> Iterator[None]:
-        if self._uploading[client_id] >= MAX_UPLOADS_PER_CLIENT:
-            raise Refused(Refusal.OVERLOADED, f"{MAX_UPLOADS_PER_CLIENT} uploads of this client are under way already")
-        self._uploading[client_id] += 1
-        try:
-            yield
-        finally:
-            self._uploading[client_id] -= 1
-            if not self._uploading[client_id]:
-                del self._uploading[client_id]
+    def _needed_bytes_per_s(self, expected: ExpectedBlob) -> float:
+        """Return the minimum rate of an upload: a lower one than usual is enough if the blob arrives within the phase.
+
+        So members that share a slow link are not harmed.
+        """
+        run = self._service.run
+        if run.phase_ends_s is None:
+            return MIN_BYTES_PER_S
+        return min(MIN_BYTES_PER_S, expected.size_bytes / max(1.0, run.phase_ends_s - self._service.now_s()))
+
+    def _end_unexpected(self, before: Run, run: Run) -> None:
+        """End the uploads that the run waits for no longer."""
+        if _expectations(run) == _expectations(before) and run.members is before.members:
+            return
+        for transfer, sha256 in self._receiving.items():
+            try:
+                _announced(run, transfer.client_id, sha256)
+            except Refused as refusal:
+                transfer.end(refusal)
 
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
         """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
@@ -232,6 +252,11 @@ class Uploads:
             await self._service.blobs.delete(sha256)
 
 
+def _expectations(run: Run) -> tuple[object, ...]:
+    """Return what changes whenever the run waits for other blobs, apart from new commitments and members."""
+    return run.phase, run.step, run.attempt, run.checkpointing
+
+
 def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     bound = None if run.round is None else run.round.commitments.get(client_id)
     return bound is not None and bound.result_sha256 == sha256
@@ -250,7 +275,9 @@ def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
 
 
 def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
-    """Return the blob that this member announced and may deliver now."""
+    """Return the blob that this member announced and may deliver now. Raise `Refused` if there is none."""
+    if client_id not in run.members:
+        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
     expected = expected_blob(run, client_id, sha256)
     if expected is not None:
         return expected
@@ -260,3 +287,10 @@ def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
     if broken is not None:
         raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
     raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")
+
+
+async def _moved_by(transfer: Transfer, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of an upload's body while it may go on."""
+    while (piece := await transfer.move(lambda: anext(body, None))) is not None:
+        transfer.moved_bytes += len(piece)
+        yield piece

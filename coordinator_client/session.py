@@ -11,7 +11,8 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -115,6 +116,7 @@ class CoordinatorSession(ForwardedRequests):
         self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
         self._lost = False
         self._warned_s: dict[Refusal, float] = {}
+        self._repeated_since_s: dict[Backoff, float] = {}
         self._news = Broadcast()
         self.session_number = 0
 
@@ -132,6 +134,12 @@ class CoordinatorSession(ForwardedRequests):
     def wait_s(self) -> float:
         """Maximum time of a long poll: a third of the silence after which the coordinator drops a member."""
         return 0.0 if self._session is None else min(self._session.client_timeout_s / 3, MAX_WAIT_S)
+
+    @property
+    def repeating_s(self) -> float:
+        """Seconds for which a request has been repeated without an answer that ends it; 0 if all are answered."""
+        now_s = self._retry_policy.clock.monotonic_s()
+        return now_s - min(self._repeated_since_s.values(), default=now_s)
 
     def data_ticket(self) -> str:
         """Return the present session's ticket for data servers; "" before the first join."""
@@ -155,25 +163,25 @@ class CoordinatorSession(ForwardedRequests):
 
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         # Attempts farther apart would cost a member its place: a coordinator that comes back counts silence anew.
-        backoff = self._retry_policy.begin(self.wait_s or MAX_DELAY_S)
-        while True:
-            number = self.session_number
-            try:
-                answer = await request(*args, **kwargs)
-            except CoordinatorUnreachable as error:
-                self._note_lost(error)
-                await self._wait(backoff, error)
-            except Refused as refusal:
-                if refusal.kind is Refusal.UNAUTHORIZED:
-                    await self._join_after(number)
-                elif refusal.kind.retry is Retry.LATER:
-                    self._note_refused(refusal)
-                    await self._wait(backoff, refusal)
+        with self._repeating(self._retry_policy.begin(self.wait_s or MAX_DELAY_S)) as backoff:
+            while True:
+                number = self.session_number
+                try:
+                    answer = await request(*args, **kwargs)
+                except CoordinatorUnreachable as error:
+                    self._note_lost(error)
+                    await self._wait(backoff, error)
+                except Refused as refusal:
+                    if refusal.kind is Refusal.UNAUTHORIZED:
+                        await self._join_after(number)
+                    elif refusal.kind.retry is Retry.LATER:
+                        self._note_refused(refusal)
+                        await self._wait(backoff, refusal)
+                    else:
+                        raise
                 else:
-                    raise
-            else:
-                self._note_found()
-                return answer
+                    self._note_found()
+                    return answer
 
     async def session_after(self, number: int) -> None:
         """Return when there is a session later than `number`."""
@@ -206,12 +214,21 @@ class CoordinatorSession(ForwardedRequests):
         async with self._joining:
             if self.session_number > number:
                 return
-            policy = self._retry_policy
-            backoff = policy.begin()
-            for_key = replace(policy, bound_s=min(policy.bound_s, KEY_IN_USE_BOUND_S)).begin()
+            session = await self._join_repeatedly()
+            self._count_join()
+            self.session_number += 1
+            self._take(session)
+            self._news.notify()
+            self._note_found()
+            self._observer(Joined(self.client_id, self.session_number))
+
+    async def _join_repeatedly(self) -> Session:
+        policy = self._retry_policy
+        for_key = replace(policy, bound_s=min(policy.bound_s, KEY_IN_USE_BOUND_S))
+        with self._repeating(policy.begin()) as backoff, self._repeating(for_key.begin()) as while_key_is_used:
             while True:
                 try:
-                    session = await self._join_once()
+                    return await self._join_once()
                 except CoordinatorUnreachable as error:
                     self._note_lost(error)
                     await self._wait(backoff, error)
@@ -219,15 +236,7 @@ class CoordinatorSession(ForwardedRequests):
                     if not refusal.kind.may_retry:
                         raise
                     self._note_refused(refusal)
-                    await self._wait(for_key if refusal.kind is Refusal.KEY_IN_USE else backoff, refusal)
-                else:
-                    break
-            self._count_join()
-            self.session_number += 1
-            self._take(session)
-            self._news.notify()
-            self._note_found()
-            self._observer(Joined(self.client_id, self.session_number))
+                    await self._wait(while_key_is_used if refusal.kind is Refusal.KEY_IN_USE else backoff, refusal)
 
     async def _join_once(self) -> Session:
         self._api.use_token(None)
@@ -241,8 +250,17 @@ class CoordinatorSession(ForwardedRequests):
             )
         )
 
+    @contextmanager
+    def _repeating(self, backoff: Backoff) -> Iterator[Backoff]:
+        """Yield the waits of a request; from its first wait to the end of the context it is being repeated."""
+        try:
+            yield backoff
+        finally:
+            self._repeated_since_s.pop(backoff, None)
+
     async def _wait(self, backoff: Backoff, error: CoordinatorUnreachable | Refused) -> None:
         """Wait until the failed request may be repeated; raise the error if the policy's time is over."""
+        self._repeated_since_s.setdefault(backoff, self._retry_policy.clock.monotonic_s())
         await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
         self._observer(RequestRepeated(error.kind.value if isinstance(error, Refused) else UNREACHABLE))
 

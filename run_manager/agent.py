@@ -22,6 +22,11 @@ from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
+LEAVE_BOUND_S = 60.0
+"""Maximum time for which a client that is asked to leave finishes its round."""
+LEAVE_REFUSED_S = 5.0
+"""Such a client leaves earlier if the coordinator does not answer, or refuses its requests for now, for this long."""
+LEAVE_CHECK_S = 0.25
 LAST_REPLICA_TIMEOUT_S = 30.0
 """Maximum time that a client waits for its last replica after the run is finished."""
 
@@ -54,10 +59,18 @@ class Agent:
         api: the coordinator.
         profile: who the client is.
         dependencies: retries, workers, data, trainer, observer.
+        leave_bound_s: maximum time to finish the round when the client is asked to leave.
     """
 
-    def __init__(self, api: CoordinatorApi, profile: ClientProfile, dependencies: ClientDependencies) -> None:
+    def __init__(
+        self,
+        api: CoordinatorApi,
+        profile: ClientProfile,
+        dependencies: ClientDependencies,
+        leave_bound_s: float = LEAVE_BOUND_S,
+    ) -> None:
         self._dependencies = dependencies
+        self._leave_bound_s = leave_bound_s
         self._session = CoordinatorSession(api, profile, dependencies.retry_policy, dependencies.observer)
         self._leaving = asyncio.Event()
         self._ended = asyncio.Event()
@@ -67,7 +80,7 @@ class Agent:
     def finish_and_withdraw(self) -> None:
         """Leave the run after the present round, before the next roster includes this client.
 
-        Cancelling `run` leaves at once.
+        It takes no longer than the bound, whatever the client waits for. Cancelling `run` leaves at once.
         """
         self._leaving.set()
 
@@ -89,10 +102,8 @@ class Agent:
             manager = RunManager(self._session, self._dependencies, group)
             tasks: list[asyncio.Task[None]] = []
             try:
-                await self._session.join()
                 tasks = [
-                    group.create_task(self._follow(manager), name="follow"),
-                    group.create_task(self._session.keep_session(), name="session"),
+                    group.create_task(self._take_part(manager), name="take part"),
                     group.create_task(self._leave_when_asked(manager), name="leave"),
                 ]
                 await self._ended.wait()
@@ -105,6 +116,12 @@ class Agent:
         step, digest = (None, None) if held is None else (held.step, held.digest)
         log.info("client_ended", extra={"reason": self._reason.value, "step": step})
         return ClientEnd(self._reason, step, digest)
+
+    async def _take_part(self, manager: RunManager) -> None:
+        await self._session.join()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(manager), name="follow")
+            group.create_task(self._session.keep_session(), name="session")
 
     async def _follow(self, manager: RunManager) -> None:
         feed = DocumentFeed(self._session)
@@ -127,7 +144,16 @@ class Agent:
 
     async def _leave_when_asked(self, manager: RunManager) -> None:
         await self._leaving.wait()
-        await manager.round_done()
+        clock = self._dependencies.retry_policy.clock
+        at_latest_s = clock.monotonic_s() + self._leave_bound_s
+        async with asyncio.TaskGroup() as group:
+            round_done = group.create_task(manager.round_done())
+            while not round_done.done():
+                refused_s = self._session.repeating_s
+                if clock.monotonic_s() >= at_latest_s or refused_s >= LEAVE_REFUSED_S:
+                    log.warning("left_before_the_round_was_done", extra={"requests_repeated_for_s": round(refused_s)})
+                    round_done.cancel()
+                await asyncio.wait({round_done}, timeout=LEAVE_CHECK_S)
         self._end(EndReason.WITHDREW)
 
     def _end(self, reason: EndReason) -> None:

@@ -32,13 +32,13 @@ class BlobStore(BlobReader, Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """Size of all blobs, including unfinished uploads."""
+        """Size of all blobs, and of what has arrived of unfinished ones."""
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         """Keep the streamed bytes durably if they are `size_bytes` long and hash to `sha256`; else keep nothing.
 
         Receiving a blob that is already held reads the body and changes nothing. A new one must leave `spare_bytes` of
-        the store's maximum size free.
+        the store's maximum size free; only the bytes that have arrived take room from other blobs.
 
         Raises:
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.

@@ -2,8 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+
+EXIT_INTERRUPTED = 130
+"""Exit code of a process that is ended from within because it did not end when asked: as a shell shows for Ctrl-C."""
 
 
 class Interrupts:
@@ -27,6 +33,25 @@ class Interrupts:
         """Stop handling the signals."""
         for number in self.SIGNALS:
             self._loop.remove_signal_handler(number)
+
+
+def end_at_next_signal() -> None:
+    """Let the next SIGINT or SIGTERM end this process as the system does by default."""
+    for number in Interrupts.SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def end_within(bound_s: float) -> None:
+    """End this process after `bound_s` seconds if it still runs then, because a thread of it blocks."""
+    timer = threading.Timer(bound_s, _end_now)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_now() -> None:
+    logging.getLogger(__name__).warning("ended_while_a_thread_was_busy")
+    logging.shutdown()
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import typer
 
@@ -30,8 +30,8 @@ from epochal.cli.options import (
     trusted,
 )
 from epochal.cli.run import run_to_end, say
-from epochal.cli.shutdown import Interrupts
-from run_manager.agent import Agent, EndReason
+from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
+from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event, Observer
 from run_manager.metrics import ClientMetrics
@@ -49,6 +49,20 @@ log = logging.getLogger(__name__)
 
 TRAINER_BOUND_S = 60.0
 """Seconds to keep trying a training service that does not answer, before the step fails and is reported."""
+
+
+CLOSING_BOUND_S = 30.0
+"""Seconds to close data and trainer after the round, before the process is ended from within."""
+STOP_BOUND_S = 3.0
+"""Seconds after the second Ctrl-C, or after a client has left, before the process is ended from within."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where to serve metrics (None: nowhere), and how long to finish the round when asked to leave."""
+
+    metrics_address: tuple[int, str] | None
+    leave_bound_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,10 @@ TlsCaOption = Annotated[
 ReconnectOption = Annotated[
     float, typer.Option("--reconnect", min=1, help="Seconds to keep trying when the coordinator does not answer.")
 ]
+LeaveOption = Annotated[
+    float,
+    typer.Option("--leave-within", min=0, help="Maximum number of seconds to finish the round after the first Ctrl-C."),
+]
 CacheOption = Annotated[
     Path | None,
     typer.Option(
@@ -138,6 +156,7 @@ def client(
     invitation: InvitationOption = None,
     tls_ca: TlsCaOption = None,
     reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
+    leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     metrics_port: MetricsPortOption = None,
@@ -159,7 +178,8 @@ def client(
         observer=log_event,
     )
     profile = ClientProfile(_identity(key, new_key), Capabilities(batches_per_round=share, trainer=trainer), invitation)
-    run_to_end(_run(url, verify, profile, dependencies, None if metrics_port is None else (metrics_port, metrics_host)))
+    metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
+    run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
 
 
 def _identity(path: Path | None, may_make: bool) -> ClientKey:
@@ -229,13 +249,60 @@ async def _run(
     verify: bool | str,
     profile: ClientProfile,
     dependencies: ClientDependencies,
-    metrics_address: tuple[int, str] | None,
+    options: RunOptions,
 ) -> None:
-    async with (
-        _observing(metrics_address) as observer,
-        await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
-    ):
-        await _run_agent(Agent(api, profile, replace(dependencies, observer=observer)))
+    with _Leaving(options.leave_bound_s) as leaving:
+        async with (
+            _observing(options.metrics_address) as observer,
+            await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
+        ):
+            agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)
+            leaving.agent = agent
+            end = await agent.run()
+        held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
+        say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
+
+
+class _Leaving:
+    """Ctrl-C and SIGTERM of a client: the first leaves after the round, or at once before it is a member.
+
+    The second one stops at once. Neither waits for a thread that blocks, on a disk that hangs, say.
+    """
+
+    def __init__(self, bound_s: float) -> None:
+        self.agent: Agent | None = None
+        self._bound_s = bound_s
+        running = asyncio.current_task()
+        assert running is not None
+        self._running = running
+
+    def __enter__(self) -> Self:
+        self._interrupts = Interrupts(self._leave, self._stop)
+        return self
+
+    def _leave(self) -> None:
+        end_within(self._bound_s + CLOSING_BOUND_S)
+        if self.agent is None:
+            self._running.cancel()
+            return
+        log.info("leaving_after_this_round", extra={"at_latest_in_s": self._bound_s, "to_stop_at_once": "again"})
+        self.agent.finish_and_withdraw()
+
+    def _stop(self) -> None:
+        end_within(STOP_BOUND_S)
+        self._running.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._interrupts.restore()
+        if not self._interrupts.count:
+            return False
+        end_at_next_signal()
+        end_within(STOP_BOUND_S)
+        if kind is not asyncio.CancelledError:
+            return False
+        self._running.uncancel()
+        say("stopped")
+        return True
 
 
 @contextlib.asynccontextmanager
@@ -254,26 +321,3 @@ async def _observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[O
     async with serving_metrics(registry, *metrics_address) as url:
         say(f"metrics at {url}")
         yield observe
-
-
-async def _run_agent(agent: Agent) -> None:
-    running = asyncio.current_task()
-    assert running is not None
-
-    def leave() -> None:
-        log.info("leaving_after_this_round")
-        agent.finish_and_withdraw()
-
-    interrupts = Interrupts(leave, running.cancel)
-    try:
-        end = await agent.run()
-    except asyncio.CancelledError:
-        if interrupts.count < 2:
-            raise
-        running.uncancel()
-        say("stopped")
-        return
-    finally:
-        interrupts.restore()
-    held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
-    say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)

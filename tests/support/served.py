@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +19,13 @@ from coordinator.auth.tokens import SessionTokens
 from coordinator.genesis import Genesis
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions
+from coordinator.serve import ServeOptions, serving
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
 from coordinator.uploads import Uploads
 from coordinator_client.http import CoordinatorClient
 from runtime.clock import SystemClock
+from runtime.http_server import Endpoint
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.messages import ReadyReport, ResultCommitment, ResultMetrics
@@ -32,9 +35,11 @@ from state.replica import Replica, replica_digest
 from state.tensors import TensorLayout, Tensors
 from state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.hand_client import HandClient
+from tests.support.states import state_file
 
 ADMIN = "the admin token"
 REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
+REQUEST_TIMEOUT_S = 20.0
 DIFFERENCE = {"w": np.full((2, 3), 0.5, np.float32)}
 
 
@@ -84,6 +89,17 @@ async def served(
         await service.started.wait()
         yield Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
         serving.cancel()
+
+
+@contextlib.asynccontextmanager
+async def served_over_sockets(folder: Path, **overrides: Any) -> AsyncIterator[Served]:
+    """Serve a new run, kept in a folder, over real sockets; `overrides` replace fields of its state file."""
+    state = state_file(config__waiting_for_members_extra_time=0.001, **overrides)
+    async with (
+        serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=GENESIS)) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as http,
+    ):
+        yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
 
 
 class WireClient(HandClient):

@@ -16,7 +16,7 @@ from state.errors import StoreBlocked, StoreFailed
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
-MAX_IN_MEMORY_BYTES = 1024 * 1024
+MAX_IN_MEMORY_BYTES = 256 * 1024
 """A blob up to this size is written at once; a larger one is written as it arrives."""
 _PARTIAL = "partial"
 
@@ -25,9 +25,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Arriving:
-    """A blob that is being received, and whether it was named and is new."""
+    """A blob that is being received.
+
+    Attributes:
+        spare_bytes: room that must stay free when all of it has arrived.
+        received_bytes: number of bytes that have arrived; they are counted in the store's total.
+        is_new: whether it was named, and was not held before.
+    """
 
     partial: Path
+    spare_bytes: int
+    received_bytes: int = 0
     is_new: bool = False
 
 
@@ -72,8 +80,7 @@ class DirectoryBlobs:
             await _in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
             return
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        self.total_bytes += size_bytes
-        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}")
+        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}", spare_bytes)
         try:
             await self._receive(sha256, size_bytes, body, arriving)
             await _in_thread(sync_folder, folder, self._disk)
@@ -84,23 +91,24 @@ class DirectoryBlobs:
             raise
         finally:
             if not arriving.is_new:
-                self.total_bytes -= size_bytes
+                self.total_bytes -= arriving.received_bytes
 
     async def _receive(
         self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
     ) -> None:
-        digest, received = hashlib.sha256(), 0
-        waiting = bytearray()
+        digest, waiting = hashlib.sha256(), bytearray()
         async for piece in body:
-            received += len(piece)
-            check_growth(received, size_bytes)
+            check_growth(arriving.received_bytes + len(piece), size_bytes)
+            check_room(self.total_bytes + len(piece) + arriving.spare_bytes, self._max_total_bytes)
+            arriving.received_bytes += len(piece)
+            self.total_bytes += len(piece)
             digest.update(piece)
             waiting += piece
             if len(waiting) > MAX_IN_MEMORY_BYTES:
-                await _in_thread(self._write, arriving, received - len(waiting), bytes(waiting))
+                await _in_thread(self._write, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
                 waiting.clear()
-        check_content(sha256, size_bytes, received, Sha256(digest.hexdigest()))
-        await _in_thread(self._finish, sha256, arriving, received - len(waiting), bytes(waiting))
+        check_content(sha256, size_bytes, arriving.received_bytes, Sha256(digest.hexdigest()))
+        await _in_thread(self._finish, sha256, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
 
     def _write(self, arriving: "_Arriving", offset: int, data: bytes, *, is_last: bool = False) -> None:
         """Write a piece of a blob at its place, so that a failed call may be repeated.

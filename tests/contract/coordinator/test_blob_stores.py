@@ -1,7 +1,7 @@
 """Every blob store keeps bytes alike: one suite, run on each."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,45 @@ async def test_blob_that_leaves_too_little_room_is_refused(blobs: BlobStore) -> 
     assert refused.value.kind == "blobs-full"
     assert blobs.total_bytes == 0
     await blobs.receive(sha256_hex(data), len(data), pieces(data), spare_bytes=10)
+
+
+async def test_blob_that_was_only_promised_takes_no_room(blobs: BlobStore) -> None:
+    promised, other = b"a" * (LIMIT - 10), b"b" * (LIMIT - 10)
+    begun, given_up = asyncio.Event(), asyncio.Event()
+
+    async def dripping() -> AsyncIterator[bytes]:
+        yield promised[:5]
+        begun.set()
+        await given_up.wait()
+        raise ConnectionResetError
+
+    async with asyncio.TaskGroup() as tasks:
+        upload = tasks.create_task(expect_reset(blobs.receive(sha256_hex(promised), len(promised), dripping())))
+        await begun.wait()
+        assert blobs.total_bytes <= 5
+        assert await blobs.read(await put(blobs, other)) == other
+        given_up.set()
+        await upload
+    assert blobs.total_bytes == len(other)
+
+
+async def expect_reset(receiving: Awaitable[None]) -> None:
+    with pytest.raises(ConnectionResetError):
+        await receiving
+
+
+async def test_blob_for_which_the_room_was_taken_meanwhile_is_refused(blobs: BlobStore) -> None:
+    large = b"a" * (LIMIT - 10)
+
+    async def overtaken() -> AsyncIterator[bytes]:
+        yield large[:5]
+        await put(blobs, b"b" * 20)
+        yield large[5:]
+
+    with pytest.raises(Refused) as refused:
+        await blobs.receive(sha256_hex(large), len(large), overtaken())
+    assert refused.value.kind == "blobs-full"
+    assert blobs.total_bytes == 20
 
 
 async def test_blob_whose_upload_breaks_off_leaves_nothing(blobs: BlobStore) -> None:
