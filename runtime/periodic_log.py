@@ -1,13 +1,10 @@
 """Messages that may come thousands of times a second, logged at once and then once a period with their number."""
 
-import asyncio
 import logging
 from typing import Any
 
 PERIOD_S = 60.0
 """Time between two messages of the same kind."""
-ACCEPT_FAILED = "socket.accept() out of system resource"
-"""What asyncio says, up to thousands of times a second, while the process has no descriptor for another connection."""
 
 
 class PeriodicLog:
@@ -32,17 +29,3 @@ class PeriodicLog:
             return
         self._log.warning(self._message, extra={"count": self._count, **facts})
         self._next_at_s, self._count = now_s + self._period_s, 0
-
-
-def log_accept_errors_rarely(log: logging.Logger, period_s: float = PERIOD_S) -> None:
-    """Log errors of accepting connections in the running loop once a period, instead of a traceback for each."""
-    message = "no descriptors or memory for another connection; the next attempt is in a second"
-    errors = PeriodicLog(log, message, period_s)
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if context.get("message") == ACCEPT_FAILED:
-            errors.happened(loop.time(), error=str(context.get("exception")))
-        else:
-            loop.default_exception_handler(context)
-
-    asyncio.get_running_loop().set_exception_handler(handle)

@@ -23,6 +23,7 @@ class ServerConnection:
 
     Attributes:
         address: of its peer, as `runtime.peer_address` tells senders apart.
+        since_s: when it was accepted, on the loop's clock.
         busy: a request is being answered; otherwise it waits for its client and may be closed at any time.
         client_id: the client, once it was admitted.
     """
@@ -31,6 +32,7 @@ class ServerConnection:
     writer: PacedWriter
     task: asyncio.Task[None]
     address: str
+    since_s: float
     busy: bool = False
     client_id: ClientId | None = None
 
@@ -57,15 +59,18 @@ class Connections:
         for pool in (*self._strangers.values(), *self._clients.values()):
             yield from tuple(pool)
 
+    def wait_s(self, address: str, now_s: float) -> float:
+        """Return the seconds until a stranger from this address can enter; 0 or less if it can now.
+
+        The one that would give way has had `displaced_after_s` by then, so that an honest client is not displaced
+        before it could greet, however many others come.
+        """
+        oldest = self._displaced_by(address)
+        return 0.0 if oldest is None else oldest.since_s + self._limits.displaced_after_s - now_s
+
     def enter(self, connection: ServerConnection) -> ServerConnection | None:
         """Add a stranger. Return the stranger that gave way to it and must be closed now, or None."""
-        pool = self._strangers.get(connection.address, {})
-        displaced = None
-        if len(pool) >= self._limits.max_strangers_per_address:
-            displaced = next(iter(pool))
-        elif self.stranger_count >= self._limits.max_strangers:
-            largest: _Pool = max(self._strangers.values(), key=len)
-            displaced = next(iter(largest))
+        displaced = self._displaced_by(connection.address)
         if displaced is not None:
             self.leave(displaced)
         self._strangers.setdefault(connection.address, {})[connection] = None
@@ -99,6 +104,16 @@ class Connections:
             self.stranger_count -= _remove(self._strangers, connection.address, connection)
         else:
             self.client_count -= _remove(self._clients, connection.client_id, connection)
+
+    def _displaced_by(self, address: str) -> ServerConnection | None:
+        """Return the stranger that gives way to another one from this address, or None if there is room for both."""
+        pool = self._strangers.get(address, {})
+        if len(pool) >= self._limits.max_strangers_per_address:
+            return next(iter(pool))
+        if self.stranger_count >= self._limits.max_strangers:
+            largest: _Pool = max(self._strangers.values(), key=len)
+            return next(iter(largest))
+        return None
 
     def _idle_beyond(self, count: int) -> ServerConnection | None:
         """Return the oldest idle connection of the client that has the most, if it has more than `count`."""

@@ -22,6 +22,7 @@ class ServerLimits:
         max_strangers: connections that were not admitted yet; a further one takes the place of the oldest one of the
             address that has the most.
         max_strangers_per_address: the same, of one address (IPv6: of one network of 64 bits).
+        displaced_after_s: time that a stranger has before it may give way; until then no others are accepted.
         max_answer_bytes: the sizes of all answers under way; further requests wait. One answer may be larger.
         handshake_timeout_s: from the connection to a complete `HELLO`.
         idle_timeout_s: a connection without a request for longer is closed; the client reconnects when it needs to.
@@ -36,7 +37,8 @@ class ServerLimits:
     max_connections: int = 1024
     max_connections_per_client: int = 160
     max_strangers: int = 1024
-    max_strangers_per_address: int = 512
+    max_strangers_per_address: int = 768
+    displaced_after_s: float = 1.0
     max_answer_bytes: int = 128 * 1024**2
     handshake_timeout_s: float = 5.0
     idle_timeout_s: float = 300.0
@@ -54,7 +56,7 @@ class ServerLimits:
             self,
             max_connections=min(self.max_connections, int(open_files * CONNECTIONS_PER_FILE)),
             max_strangers=strangers,
-            max_strangers_per_address=min(self.max_strangers_per_address, max(strangers // 2, 1)),
+            max_strangers_per_address=min(self.max_strangers_per_address, max(strangers * 3 // 4, 1)),
         )
 
 

@@ -5,16 +5,18 @@ that a connection holds one answer in memory. `limits.py` bounds everything that
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.tcp.accepting import accept_for_ever, listen
 from data_providers.tcp.answer_memory import AnswerMemory
 from data_providers.tcp.connections import Connections, ServerConnection
 from data_providers.tcp.frames import (
@@ -34,23 +36,14 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.gate import Gate
 from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES, PacedWriter, TooSlow
+from runtime.broadcast import Broadcast
 from runtime.peer_address import network_of
-from runtime.periodic_log import PeriodicLog, log_accept_errors_rarely
+from runtime.periodic_log import PeriodicLog
 from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import DataIds
 from state.wire import ClientId, parse_document
 
 _log = logging.getLogger(__name__)
-
-
-BACKLOG = 64
-"""Connections accepted at a time; an honest one says `HELLO` before that many others can displace it."""
-RECEIVE_BUFFER_BYTES = 32 * 1024
-"""The system's memory for a connection's requests, which are small."""
-READ_AHEAD_BYTES = 4 * 1024
-"""Bytes of requests that are read while one is being answered, before the connection is read no further."""
-UNSENT_BYTES = 128 * 1024
-"""Bytes of an answer that the system takes before the network has room for them, where it can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +88,11 @@ class DataServer:
         self._spec = spec
         self._gate = gate
         self._limits = limits
-        self._server: asyncio.Server | None = None
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[NoReturn]] = []
         self.connections = Connections(limits)
         self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
-        self._connection_ended = asyncio.Event()
+        self._room = Broadcast()
         self._closing = False
         self._watcher: Callable[[DataServerEvent], None] = lambda _: None
         self._displaced = PeriodicLog(_log, "strangers fill the data server; the oldest connections give way")
@@ -107,25 +101,29 @@ class DataServer:
         """Call `watcher` at every event. It must return at once."""
         self._watcher = watcher
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible."""
-        log_accept_errors_rarely(_log)
-        self._server = await asyncio.start_server(
-            self._serve, host, port, limit=READ_AHEAD_BYTES, backlog=BACKLOG, start_serving=False
-        )
-        for listener in self._server.sockets:
-            _bound_memory(listener)
-        await self._server.start_serving()
-        bound: int = self._server.sockets[0].getsockname()[1]
+    async def start(self, tasks: asyncio.TaskGroup, host: str, port: int) -> int:
+        """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible.
+
+        Args:
+            tasks: accept connections until `aclose`.
+        """
+        self._listeners = await listen(host, port)
+        for listener in self._listeners:
+            self._accepting.append(tasks.create_task(accept_for_ever(listener, self._serve, self._until_room)))
+        bound: int = self._listeners[0].getsockname()[1]
         _log.info("data server listens", extra={"host": host, "port": bound, "fingerprint": self._provider.fingerprint})
         return bound
 
     async def aclose(self) -> None:
         """Accept no more connections, finish the answers under way within the bound, and close. May be repeated."""
-        if self._server is None:
+        if not self._accepting:
             return
         self._closing = True
-        self._server.close()
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.wait(self._accepting)
+        for listener in self._listeners:
+            listener.close()
         for connection in self.connections:
             if not connection.busy:
                 connection.writer.abort()
@@ -137,19 +135,25 @@ class DataServer:
                 connection.writer.abort()
                 connection.task.cancel()
             await self._all_ended()
-        await self._server.wait_closed()
 
     async def _all_ended(self) -> None:
         while self.connections:
-            self._connection_ended.clear()
-            await self._connection_ended.wait()
+            await self._room.wait()
+
+    async def _until_room(self, address: str) -> None:
+        """Return once a stranger from this address may be taken, at the latest when the oldest one may be displaced."""
+        loop = asyncio.get_running_loop()
+        while (wait_s := self.connections.wait_s(address, loop.time())) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._room.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
             raise InternalError("a connection is served outside a task")
-        address = network_of(writer.get_extra_info("peername"))
-        connection = ServerConnection(reader, PacedWriter(writer, self._limits), task, address)
+        loop, address = asyncio.get_running_loop(), network_of(writer.get_extra_info("peername"))
+        connection = ServerConnection(reader, PacedWriter(writer, self._limits), task, address, loop.time())
         self._displace(self.connections.enter(connection))
         try:
             await self._converse(connection)
@@ -163,7 +167,7 @@ class DataServer:
         finally:
             connection.writer.abort()  # whatever was sent is with the system; the rest nobody waits for
             self.connections.leave(connection)
-            self._connection_ended.set()
+            self._room.notify()
 
     async def _converse(self, connection: ServerConnection) -> None:
         client_id = await self._shake_hands(connection)
@@ -207,6 +211,7 @@ class DataServer:
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
             self._displace(self.connections.admit(connection, client_id))
+            self._room.notify()
         except InvalidInput as error:
             connection.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
             return None
@@ -255,10 +260,3 @@ class DataServer:
 
 def _error_frame(request: int, error: DataError) -> bytes:
     return json_frame(FrameKind.ERROR, request, failure_of(error))
-
-
-def _bound_memory(listener: socket.socket) -> None:
-    """Bound what the system keeps for each connection that this socket will accept."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

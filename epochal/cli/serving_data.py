@@ -89,7 +89,7 @@ async def serving_data(
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())
             try:
-                yield host, await _start(server, host, port)
+                yield host, await _start(tasks, server, host, port)
             finally:
                 await server.aclose()
                 following.cancel()
@@ -97,8 +97,8 @@ async def serving_data(
         await provider.aclose()
 
 
-async def _start(server: DataServer, host: str, port: int) -> int:
+async def _start(tasks: asyncio.TaskGroup, server: DataServer, host: str, port: int) -> int:
     try:
-        return await server.start(host, port)
+        return await server.start(tasks, host, port)
     except OSError as error:
         raise InvalidInput(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -14,7 +14,9 @@ from tests.support.data_files import SPEC
 from tests.support.data_server import HOST, open_client, serving
 
 HALF_HELLO = frame_header(FrameKind.HELLO, 0, 100)[:5]
-LIMITS = ServerLimits(max_connections=64, max_strangers=100, max_strangers_per_address=80, shutdown_timeout_s=0.2)
+LIMITS = ServerLimits(
+    max_connections=64, max_strangers=100, max_strangers_per_address=80, displaced_after_s=0.3, shutdown_timeout_s=0.2
+)
 STRANGERS = 150
 HONEST = 12
 

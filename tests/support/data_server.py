@@ -1,5 +1,6 @@
 """A TCP data server on a real socket, its clients, and a gate that lets half of everything through."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,14 +32,19 @@ class HalfGate:
 
 @asynccontextmanager
 async def serving(
-    source: DataProvider, gate: Gate | None = None, limits: ServerLimits | None = None, spec: DatasetSpec = SPEC
+    source: DataProvider,
+    gate: Gate | None = None,
+    limits: ServerLimits | None = None,
+    spec: DatasetSpec = SPEC,
+    port: int = 0,
 ) -> AsyncIterator[tuple[DataServer, DataServerAddress]]:
     server = DataServer(source, spec, gate or OpenGate(), limits or ServerLimits(shutdown_timeout_s=0.2))
-    port = await server.start(HOST, 0)
-    try:
-        yield server, DataServerAddress(HOST, port, "a-run")
-    finally:
-        await server.aclose()
+    async with asyncio.TaskGroup() as tasks:
+        port = await server.start(tasks, HOST, port)
+        try:
+            yield server, DataServerAddress(HOST, port, "a-run")
+        finally:
+            await server.aclose()
 
 
 async def open_client(address: DataServerAddress, ticket: str = "good") -> TcpDataProvider:

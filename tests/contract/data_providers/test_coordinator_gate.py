@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,8 @@ from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator_client.http import CoordinatorClient
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
-from data_providers.tcp.server import DataServer
 from state.assignment import assign_data_for_state
 from state.documents import WorkList
 from state.intervals import BatchId, DataIds
@@ -27,6 +27,7 @@ from state.wire import ClientId
 from tests.support.data_coordinator import CLIENTS, PublishedRun
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_http import http_server
+from tests.support.data_server import serving
 from tests.support.documents import round_head
 from tests.support.states import state_file
 
@@ -195,9 +196,8 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(
 ) -> None:
     source = LocalDataProvider.open(write_dataset(tmp_path), DatasetSpec(2, SPEC.sequence_length))
     run.publish(1, WORK)
-    async with following(run) as gate:
-        server = DataServer(source, source.order.spec, gate)
-        address = DataServerAddress("127.0.0.1", await server.start("127.0.0.1", 0), RUN)
+    async with following(run) as gate, serving(source, gate, spec=source.order.spec) as (_, served):
+        address = replace(served, run_id=RUN)
         tickets = [run.tokens.data_ticket(client_id, time.time()) for client_id in CLIENTS]
         clients = [await TcpDataProvider.open(address, partial(str, ticket)) for ticket in tickets]
         for client, client_id in zip(clients, CLIENTS, strict=True):
@@ -208,4 +208,3 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(
             await clients[0].get_samples(data_of(CLIENTS[1])[0])
         for client in clients:
             await client.aclose()
-        await server.aclose()

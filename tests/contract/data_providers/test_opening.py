@@ -15,7 +15,6 @@ from data_providers.opening import OpenOptions, open_described, open_location, o
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.server import DataServer
 from state.config.data_file import parse_data_config
 from state.config.data_location import DummyData, Local, Server, SingleUrl
 from state.config.state_file import StateFile
@@ -23,8 +22,8 @@ from state.errors import InvalidConfig, InvalidInput
 from state.intervals import DataIds
 from tests.support.data_files import SEED, write_dataset
 from tests.support.data_http import FileServer, http_server
+from tests.support.data_server import serving
 from tests.support.heavy import need_module
-from tests.support.open_gate import OpenGate
 from tests.support.states import state_file
 
 DATA_TOML = 'dir = "tokens"\ntoken_size = "TwoBytes"\nseq_len = 16\nshuffle_seed = ' + str(list(SEED))
@@ -109,24 +108,20 @@ async def test_factory_opens_a_data_server_and_its_data_toml_alike(tmp_path: Pat
     write_dataset(tmp_path / "tokens")
     (tmp_path / "data.toml").write_text(DATA_TOML)
     source = open_described(parse_data_config(DATA_TOML, "data.toml"), tmp_path)
-    server = DataServer(source, source.order.spec, OpenGate())
-    port = await server.start("127.0.0.1", 0)
-    provider = await opened({"Server": f"127.0.0.1:{port}"})
-    assert isinstance(provider, TcpDataProvider)
-    replaced = await opened({"Server": "127.0.0.1:1"}, override=str(tmp_path / "data.toml"))
-    again = await opened("Dummy", override=f"tcp://127.0.0.1:{port}")
-    assert provider.fingerprint == replaced.fingerprint == again.fingerprint
-    assert await first_tokens(provider) == await first_tokens(replaced) == await first_tokens(again)
-    await server.aclose()
+    async with serving(source, spec=source.order.spec) as (_, address):
+        provider = await opened({"Server": f"127.0.0.1:{address.port}"})
+        assert isinstance(provider, TcpDataProvider)
+        replaced = await opened({"Server": "127.0.0.1:1"}, override=str(tmp_path / "data.toml"))
+        again = await opened("Dummy", override=str(address))
+        assert provider.fingerprint == replaced.fingerprint == again.fingerprint
+        assert await first_tokens(provider) == await first_tokens(replaced) == await first_tokens(again)
 
 
 async def test_factory_refuses_a_data_server_of_another_sequence_length() -> None:
     spec = DatasetSpec(2, 17)
-    server = DataServer(DummyDataProvider(spec), spec, OpenGate())
-    port = await server.start("127.0.0.1", 0)
-    with pytest.raises(CorruptData, match="17 tokens"):
-        await opened({"Server": f"127.0.0.1:{port}"})
-    await server.aclose()
+    async with serving(DummyDataProvider(spec), spec=spec) as (_, address):
+        with pytest.raises(CorruptData, match="17 tokens"):
+            await opened({"Server": f"127.0.0.1:{address.port}"})
 
 
 async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Path) -> None:

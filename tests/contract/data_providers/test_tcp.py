@@ -15,7 +15,7 @@ from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Reject
 from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
 from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.server import DataServer, DataServerEvent, RequestEnded
+from data_providers.tcp.server import DataServerEvent, RequestEnded
 from state.errors import DataError
 from state.intervals import DataIds
 from state.wire import ClientId
@@ -106,22 +106,18 @@ async def test_tcp_server_restarted_serves_the_same_client(source: LocalDataProv
         before = await client.get_samples(DataIds(0, 30))
     with pytest.raises(SourceUnavailable):
         await client.get_samples(DataIds(0, 30))
-    server = DataServer(source, SPEC, OpenGate())
-    await server.start(HOST, address.port)
-    assert np.array_equal((await client.get_samples(DataIds(0, 30))).input_ids, before.input_ids)
-    await client.aclose()
-    await server.aclose()
+    async with serving(source, port=address.port):
+        assert np.array_equal((await client.get_samples(DataIds(0, 30))).input_ids, before.input_ids)
+        await client.aclose()
 
 
 async def test_tcp_server_restarted_with_another_dataset_is_corrupt(source: LocalDataProvider) -> None:
     async with serving(source) as (_, address):
         client = await open_client(address)
-    server = DataServer(DummyDataProvider(SPEC), SPEC, OpenGate())
-    await server.start(HOST, address.port)
-    with pytest.raises(CorruptData, match="and now"):
-        await client.get_samples(DataIds(0, 0))
-    await client.aclose()
-    await server.aclose()
+    async with serving(DummyDataProvider(SPEC), port=address.port):
+        with pytest.raises(CorruptData, match="and now"):
+            await client.get_samples(DataIds(0, 0))
+        await client.aclose()
 
 
 async def test_tcp_server_that_is_away_is_unavailable() -> None:

@@ -14,9 +14,9 @@ from state.wire import ClientId
 GREEDY, MODEST = ClientId("a" * 32), ClientId("b" * 32)
 
 
-def connection(address: str = "192.0.2.1") -> ServerConnection:
+def connection(address: str = "192.0.2.1", since_s: float = 0.0) -> ServerConnection:
     unused = cast("Any", None)
-    return ServerConnection(unused, unused, unused, address)
+    return ServerConnection(unused, unused, unused, address, since_s)
 
 
 def entered(connections: Connections, count: int, address: str) -> list[ServerConnection]:
@@ -47,6 +47,17 @@ def test_address_with_the_most_strangers_gives_way() -> None:
     entered(connections, 1, "192.0.2.3")
     assert connections.enter(connection("192.0.2.3")) is oldest
     assert len(connections) == 5
+
+
+def test_stranger_is_not_displaced_before_it_could_greet() -> None:
+    connections = Connections(ServerLimits(max_strangers=4, max_strangers_per_address=2, displaced_after_s=1.0))
+    assert connections.wait_s("192.0.2.1", 10.0) <= 0
+    for since_s in (10.0, 10.5):
+        connections.enter(connection("192.0.2.1", since_s))
+    assert connections.wait_s("192.0.2.1", 10.75) == 0.25
+    assert connections.wait_s("192.0.2.2", 10.75) <= 0, "another address has room"
+    connections.enter(connection("192.0.2.1", 11.0))
+    assert connections.wait_s("192.0.2.1", 11.0) == 0.5, "the next oldest one's time"
 
 
 def test_strangers_take_no_clients_place_and_clients_no_strangers() -> None:
