@@ -1,27 +1,23 @@
 """Auditing a run from its store: was each batch applied exactly once, and are the replicas what the results yield?
 
 The audit does not trust the coordinator: it replays every stimulus of the journal, compares every published document,
-and counts the applied batches itself. With `recompute` it also applies the kept results to the older kept checkpoint,
-and compares each replica's digest with the one that a quorum attested.
+counts the applied batches itself, and reads every blob that the run relies on. With `recompute` it also applies the
+kept results to the older kept checkpoint, and compares each replica's digest with the one that a quorum attested.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from coordinator.kept_blobs import wrong_blobs
 from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.records import ReplayDiffers, Replayed, replay, replay_tail
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
-from coordinator.store.blobs import BlobReader
-from coordinator.store.journal import Segment
+from coordinator.recompute import Recomputed, recompute
+from coordinator.store.journal import JournalReader, Segment
 from coordinator.store.open import StoreReader, open_store_reader
 from state.documents import Outcome
-from state.errors import EpochalError, StoreFailed
+from state.errors import StoreFailed
 from state.intervals import BatchId, coalesce, subtract, total_batches
-from state.merging import Contribution, OuterStep, merge, verify_arithmetic
 from state.phases import RunState
-from state.replica import Replica, parse_checkpoint, replica_digest
-from state.results import decode_result
-from state.wire import Sha256, sha256_hex
 
 MAX_PROBLEMS = 20
 MAX_AUDITS = 10
@@ -39,7 +35,12 @@ class AuditReport:
         quarantined: batches that failed too often and are skipped.
         unapplied: batches that are carried, suspected, or in the round under way.
         replay_identical: whether every published document was replayed to the same bytes.
+        torn_bytes: size of an incomplete last record, which nobody was told of.
+        damaged_bytes: size of a complete last record with a wrong checksum, which somebody may have been told of.
+        blobs: number of blobs that the run relies on, each of which was read.
+        wrong_blobs: number of those that are missing, have another size or other bytes.
         recomputed_steps: number of replicas recomputed and compared; None without `recompute`.
+        recomputed: how many of the run's steps those are, and why not all; None without `recompute`.
         replicas_identical: whether all of those agree with the attested digests; None without `recompute`.
         problems: descriptions of what is wrong, at most `MAX_PROBLEMS`.
         remarks: what an operator should know although the ledger is right: data that the run does not train on.
@@ -54,7 +55,11 @@ class AuditReport:
     unapplied: int
     replay_identical: bool
     torn_bytes: int
+    damaged_bytes: int
+    blobs: int
+    wrong_blobs: int
     recomputed_steps: int | None
+    recomputed: str | None
     replicas_identical: bool | None
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -82,6 +87,8 @@ class _Ledger:
     first_batch: int = 0
     applied: list[BatchId] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    blobs: int = 0
+    wrong_blobs: int = 0
     replay_identical: bool = True
     problems: list[str] = field(default_factory=list)
 
@@ -106,8 +113,8 @@ class _Ledger:
 async def audit_store(url: str, *, recompute: bool) -> AuditReport:
     """Audit the run in a store, without a lock.
 
-    A coordinator that serves it meanwhile may delete blobs that were needed when the journal was read. So problems
-    count only if two audits in a row find the same ones.
+    A coordinator that serves it meanwhile holds its sweeps back, but not for ever: it may delete blobs that were needed
+    when the journal was read. So problems count only if two audits in a row find the same ones.
 
     Raises:
         InvalidInput: there is no run.
@@ -115,19 +122,24 @@ async def audit_store(url: str, *, recompute: bool) -> AuditReport:
     """
     problems: tuple[str, ...] = ()
     for _ in range(MAX_AUDITS):
-        report = await audit(open_store_reader(url), recompute=recompute)
+        report = await audit(open_store_reader(url), with_parameters=recompute)
         if report.problems == problems:
             break
         problems = report.problems
     return report
 
 
-async def audit(store: StoreReader, *, recompute: bool) -> AuditReport:
-    """Audit a run once, with its parameters if `recompute`, else only its data.
+async def audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
+    """Audit a run once, `with_parameters`, else only its data and its blobs.
 
     Raises:
         StoreFailed: the journal cannot be read, or there is none.
     """
+    async with store.copying():
+        return await _audit(store, with_parameters=with_parameters)
+
+
+async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
     ledger = _Ledger()
     last: Replayed | None = None
     async for segment in store.journal.history():
@@ -135,6 +147,8 @@ async def audit(store: StoreReader, *, recompute: bool) -> AuditReport:
             opening = replay(Segment(segment.number, segment.snapshot, ()))
             if last is None:
                 ledger.first_batch = opening.run.cursor
+                if segment.number:
+                    ledger.problem(f"the journal begins with segment {segment.number}; earlier ones are missing")
             elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
                 ledger.differs(f"segment {segment.number} of the journal does not continue the one before it")
             last = replay_tail(opening, segment.records, ledger.watch)
@@ -143,11 +157,26 @@ async def audit(store: StoreReader, *, recompute: bool) -> AuditReport:
             break
     if last is None:
         raise StoreFailed("there is no journal to audit, or its first segment does not replay")
-    recomputed = await _recompute(last.run, store.blobs, ledger) if recompute else (None, None)
-    return _report(last.run, ledger, store.journal.torn_bytes, recomputed)
+    if store.journal.damaged_bytes:
+        ledger.problem(
+            f"the journal's last record is damaged ({store.journal.damaged_bytes} bytes), and clients may have seen "
+            "what it said; a start drops it and takes them back to the state before it"
+        )
+    async for wrong in wrong_blobs(last.run, store.blobs):
+        ledger.blobs += 1
+        if wrong is not None:
+            ledger.wrong_blobs += 1
+            ledger.problem(wrong)
+    recomputed = None
+    if with_parameters:
+        attested = {outcome.step - 1: outcome.replica_digest for outcome in ledger.outcomes.values()}
+        recomputed = await recompute(last.run, store.blobs, attested, len(ledger.outcomes))
+        if recomputed.problem is not None:
+            ledger.problem(recomputed.problem)
+    return _report(last.run, ledger, store.journal, recomputed)
 
 
-def _report(run: Run, ledger: _Ledger, torn_bytes: int, recomputed: tuple[int | None, bool | None]) -> AuditReport:
+def _report(run: Run, ledger: _Ledger, journal: JournalReader, recomputed: Recomputed | None) -> AuditReport:
     under_way = () if run.round is None else run.round.work.shared
     unapplied = (*run.carried, *(suspect.batch_id for suspect in run.suspects), *under_way)
     quarantined = tuple(item.batch_id for item in run.quarantined)
@@ -174,9 +203,13 @@ def _report(run: Run, ledger: _Ledger, torn_bytes: int, recomputed: tuple[int | 
         quarantined=total_batches(quarantined),
         unapplied=total_batches(unapplied),
         replay_identical=ledger.replay_identical,
-        torn_bytes=torn_bytes,
-        recomputed_steps=recomputed[0],
-        replicas_identical=recomputed[1],
+        torn_bytes=journal.torn_bytes,
+        damaged_bytes=journal.damaged_bytes,
+        blobs=ledger.blobs,
+        wrong_blobs=ledger.wrong_blobs,
+        recomputed_steps=None if recomputed is None else recomputed.compared_count,
+        recomputed=None if recomputed is None else recomputed.scope,
+        replicas_identical=None if recomputed is None else recomputed.problem is None,
         problems=tuple(ledger.problems),
         remarks=_remarks(run, total_batches(once), total_batches(unapplied)),
     )
@@ -199,53 +232,3 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
     if run.phase is RunState.FINISHED and unapplied_count:
         remarks.append(f"the run is finished, and {unapplied_count} batches were never applied")
     return tuple(remarks)
-
-
-async def _recompute(run: Run, blobs: BlobReader, ledger: _Ledger) -> tuple[int, bool]:
-    """Return how many recomputed replicas were compared, and whether all have the digest that was attested."""
-    if not run.checkpoints and not ledger.outcomes:
-        return 0, True  # stopped before its first checkpoint: nothing is applied
-    if not run.checkpoints:
-        ledger.problem("there is no checkpoint to recompute from")
-        return 0, False
-    known = {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
-    known |= {outcome.step - 1: outcome.replica_digest for outcome in ledger.outcomes.values()}
-    compared, step = 0, 0
-    try:
-        async for replica in _replicas(run, blobs):
-            step = replica.step
-            if step in known:
-                compared += 1
-                if replica_digest(replica) != known[step]:
-                    ledger.problem(f"replica {step} recomputes to another digest than was attested")
-                    return compared, False
-    except EpochalError as error:
-        ledger.problem(f"the parameters cannot be recomputed: {error}")
-        return compared, False
-    if step != run.replica_step:
-        ledger.problem(f"recomputing ends at replica {step}; the run is at {run.replica_step}")
-        return compared, False
-    return compared, True
-
-
-async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
-    """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
-    verify_arithmetic()
-    outer = OuterStep(run.state_file.merge.outer_lr, run.state_file.merge.outer_momentum)
-    replica = parse_checkpoint(await _blob(blobs, run.checkpoints[0].blob_sha256))
-    yield replica
-    while (outcome := run.outcomes.get(replica.step + 1)) is not None:
-        replica = merge(replica, await _contributions(outcome, blobs), outer)
-        yield replica
-
-
-async def _contributions(outcome: Outcome, blobs: BlobReader) -> list[Contribution]:
-    results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
-    return [Contribution(total_batches(entry.assignment), decode_result(data)[1]) for entry, data in results]
-
-
-async def _blob(blobs: BlobReader, sha256: Sha256) -> bytes:
-    data = await blobs.read(sha256)
-    if sha256_hex(data) != sha256:
-        raise StoreFailed(f"blob {sha256} is damaged")
-    return data

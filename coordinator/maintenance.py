@@ -1,6 +1,7 @@
 """Background work: keeping `state.toml` up to date, and deleting blobs that the run no longer needs."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -11,6 +12,22 @@ from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
+
+BLOBS_NEAR_BOUND_PERCENT = 80
+MAX_SWEEP_DELAY_S = 3600.0
+"""Maximum time that a sweep waits for those who copy the run. It does not wait where blobs are near their bound."""
+SWEEP_RETRY_S = 1.0
+
+
+def blobs_bound(run: Run) -> int:
+    """Return the size of all blobs at which room must be made."""
+    return run.state_file.blobs.max_total_bytes * BLOBS_NEAR_BOUND_PERCENT // 100
+
+
+def state_file_text(run: Run) -> str:
+    """Return the run as a `state.toml`, from which a new run can start."""
+    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
+    return dump_state(run.state_file.with_progress(run.phase, progress))
 
 
 class Maintenance:
@@ -27,7 +44,10 @@ class Maintenance:
         self._fail = fail
         self._due = asyncio.Event()
         self._state_file_stale = False
-        self._sweep_due = False
+        self._sweep_since_s: float | None = None
+        """Since when a sweep is due, on the event loop's clock."""
+        self._is_put_off = False
+        """Whether the sweep waits for somebody who copies the run."""
 
     def state_file_changed(self) -> None:
         """Have the kept `state.toml` written anew."""
@@ -36,7 +56,8 @@ class Maintenance:
 
     def sweep(self) -> None:
         """Have unneeded blobs deleted."""
-        self._sweep_due = True
+        if self._sweep_since_s is None:
+            self._sweep_since_s = asyncio.get_running_loop().time()
         self._due.set()
 
     def repeat(self) -> None:
@@ -46,13 +67,14 @@ class Maintenance:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await self._due.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_RETRY_S if self._is_put_off else None):
+                    await self._due.wait()
             self._due.clear()
             try:
                 await self.save_state_file()
-                if self._sweep_due:
-                    await self._sweep_blobs()
-                    self._sweep_due = False
+                if self._sweep_since_s is not None:
+                    await self._sweep_or_wait(self._sweep_since_s)
             except StoreFailed as error:
                 self._fail(error)
 
@@ -64,12 +86,27 @@ class Maintenance:
         """
         if self._state_file_stale:
             self._state_file_stale = False
-            run = self._run_now()
-            progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
             try:
-                await self._store.save_state_file(dump_state(run.state_file.with_progress(run.phase, progress)))
+                await self._store.save_state_file(state_file_text(self._run_now()))
             except StoreBlocked:
                 self._state_file_stale = True
+                raise
+
+    async def _sweep_or_wait(self, since_s: float) -> None:
+        """Delete unneeded blobs, unless somebody copies the run and there is time and room to wait."""
+        with self._store.sweeping() as is_allowed:
+            if not is_allowed:
+                waited_s = asyncio.get_running_loop().time() - since_s
+                has_room = self._store.blobs.total_bytes <= blobs_bound(self._run_now())
+                self._is_put_off = has_room and waited_s < MAX_SWEEP_DELAY_S
+                if self._is_put_off:
+                    return
+                log.warning("sweep_during_copy", extra={"waited_s": round(waited_s), "has_room": has_room})
+            self._sweep_since_s, self._is_put_off = None, False
+            try:
+                await self._sweep_blobs()
+            except StoreBlocked:
+                self._sweep_since_s = since_s
                 raise
 
     async def _sweep_blobs(self) -> None:

@@ -82,7 +82,8 @@ async def open_run(
 
     Raises:
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
-            of blobs than are held; or there is no run to restore, or its first checkpoint cannot be made.
+            of blobs than are held; there is no run to restore; its first checkpoint cannot be made; or the store is a
+            backup, and nobody said so.
         StoreFailed: the journal is damaged, or was written under other rules; the coordinator's key is not the run's;
             or blobs are missing.
     """
@@ -102,6 +103,8 @@ async def open_run(
             return await RunJournal.begin(store.journal, run), (CoordinatorStarted(), *provided)
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
+    if store.is_backup and not is_restored:
+        raise InvalidInput(f"{store.name} is a backup; start from it with --restored: clients return to what it holds")
     if store.journal.torn_bytes:
         log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.journal.torn_bytes})
     if store.journal.damaged_bytes:

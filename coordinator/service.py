@@ -11,6 +11,7 @@ Readers and their waiting are in `coordinator/publication.py`.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from coordinator.machine.stimuli import (
     Stimulus,
     Ticked,
 )
-from coordinator.maintenance import Maintenance
+from coordinator.maintenance import Maintenance, blobs_bound
 from coordinator.opening import ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.run_journal import RunJournal
@@ -57,7 +58,6 @@ MAX_QUEUED_STIMULI = 4096
 MAX_GROUP = 1024
 TICK_S = 0.1
 """Time between two checks of deadlines and silence. Nothing else waits for a tick."""
-BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_COMMIT_ATTEMPTS = 16
 """Maximum number of times a group is handled because other coordinators appended first; one always succeeds."""
 
@@ -118,6 +118,8 @@ class CoordinatorService:
             raise StoreFailed(self.health.reason)
         for waiting in group:
             waiting.answer.result()
+        with contextlib.suppress(StoreBlocked):  # it stays a backup, and the next start asks for --restored again
+            await self._options.store.note_served()
         self.is_serving = True
         self.started.set()
         try:
@@ -317,11 +319,10 @@ class CoordinatorService:
                 continue
             now_s = self._clock.now_s()
             silent = self._liveness.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
-            bound = self.run.state_file.blobs.max_total_bytes * BLOBS_NEAR_BOUND_PERCENT // 100
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
-                if self.blobs.total_bytes > bound:
+                if self.blobs.total_bytes > blobs_bound(self.run):
                     await self.note_blobs_near_bound()
                 if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
                     await self.submit(Ticked())

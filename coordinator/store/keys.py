@@ -9,8 +9,8 @@ KEY_LOST = (
 """What to do about a coordinator's key that is missing or wrong."""
 
 
-class CoordinatorKeys(Protocol):
-    """Secrets kept with the run, so that tokens stay valid after a restart and at all coordinators of the run.
+class CoordinatorKeyReader(Protocol):
+    """A run's secrets, which are only read.
 
     Every method raises `StoreFailed` if the medium fails or holds something else.
     """
@@ -18,14 +18,18 @@ class CoordinatorKeys(Protocol):
     async def private_key(self) -> bytes | None:
         """Return the coordinator's Ed25519 private key (32 raw bytes), or None before there is one."""
 
+    async def admin_token_sha256(self) -> bytes | None:
+        """Return the SHA-256 of the operator's token, or None before there is one."""
+
+
+class CoordinatorKeys(CoordinatorKeyReader, Protocol):
+    """Secrets kept with the run, so that tokens stay valid after a restart and at all coordinators of the run."""
+
     async def create_private_key(self) -> bytes:
         """Return the coordinator's private key, created if there is none; several callers at once get the same one."""
 
     async def replace_private_key(self) -> bytes:
         """Return a new private key, which replaces the one that is kept, readable or not. The old one is set aside."""
-
-    async def admin_token_sha256(self) -> bytes | None:
-        """Return the SHA-256 of the operator's token, or None before there is one."""
 
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         """Replace the SHA-256 of the operator's token."""

@@ -1,7 +1,8 @@
 """A store in memory, for tests and simulations. It passes the same contract tests as the run directory."""
 
+import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
@@ -122,6 +123,24 @@ class MemoryStore:
         self.journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs(max_blob_bytes)
         self.keys = MemoryKeys()
+        self._copies = 0
+
+    is_backup = False
+
+    async def note_served(self) -> None:
+        """Do nothing: it is no backup."""
+
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[bool]:
+        yield not self._copies
+
+    @contextlib.asynccontextmanager
+    async def copying(self) -> AsyncIterator[None]:
+        self._copies += 1
+        try:
+            yield
+        finally:
+            self._copies -= 1
 
     async def save_state_file(self, text: str) -> None:
         """Do nothing: nobody would read it."""

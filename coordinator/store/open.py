@@ -1,13 +1,15 @@
 """A store keeps a whole run, and is opened by its URL; only folders are supported yet."""
 
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from coordinator.store.blobs import BlobReader, BlobStore
+from coordinator.store.directory.backup_folder import refuse_unfinished
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
 from coordinator.store.journal import Journal, JournalReader
-from coordinator.store.keys import CoordinatorKeys
+from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
 from state.errors import InvalidInput
 
 ALLOWED = "a folder, or file:///PATH/OF/A/FOLDER"
@@ -26,6 +28,16 @@ class StoreReader(Protocol):
     @property
     def blobs(self) -> BlobReader: ...
 
+    @property
+    def keys(self) -> CoordinatorKeyReader: ...
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        """Let the coordinator keep its blobs while the context is entered: its sweeps wait, for a bounded time.
+
+        Raises:
+            StoreFailed: a sweep does not end.
+        """
+
 
 class Store(StoreReader, Protocol):
     """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
@@ -38,6 +50,20 @@ class Store(StoreReader, Protocol):
 
     @property
     def keys(self) -> CoordinatorKeys: ...
+
+    @property
+    def is_backup(self) -> bool:
+        """Whether it is a backup from which no coordinator has started yet."""
+
+    async def note_served(self) -> None:
+        """Note that a coordinator has started from it: it is no backup any more."""
+
+    def sweeping(self) -> AbstractContextManager[bool]:
+        """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile.
+
+        Raises:
+            StoreFailed: the medium fails.
+        """
 
     async def save_state_file(self, text: str) -> None:
         """Replace the kept `state.toml` atomically. Raise `StoreBlocked` or `StoreFailed` if the medium fails."""
@@ -57,10 +83,11 @@ async def open_store(url: str, max_blob_bytes: int) -> Store:
         max_blob_bytes: maximum size of all blobs together.
 
     Raises:
-        InvalidInput: the URL is not supported.
+        InvalidInput: the URL is not supported, or names a backup that was not finished.
         StoreFailed: the store cannot be created, read or written, or another coordinator serves it.
     """
     folder, run_dir = _folders_of(url)
+    refuse_unfinished(run_dir or folder)
     return await RunDirectory.open(run_dir or folder, max_blob_bytes)
 
 
@@ -68,12 +95,13 @@ def open_store_reader(url: str) -> StoreReader:
     """Open a store to read its run, without a lock and without changing it.
 
     Raises:
-        InvalidInput: the URL is not supported, or there is no run.
+        InvalidInput: the URL is not supported, or there is no run, or a backup of one that was not finished.
     """
     _, run_dir = _folders_of(url)
     if run_dir is None:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
         raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
+    refuse_unfinished(run_dir)
     return RunDirectoryReader(run_dir)
 
 

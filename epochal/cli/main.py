@@ -41,6 +41,7 @@ COMMANDS = {
     "audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
+    "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
     "evaluate:evaluate": "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
 }
 DATA_COMMANDS = {

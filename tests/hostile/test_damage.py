@@ -1,5 +1,7 @@
 """Parts of what a coordinator keeps are missing or damaged: a start and the audit say which, and what to do."""
 
+import json
+import os
 from pathlib import Path
 
 from state.documents import RunDocument
@@ -18,6 +20,13 @@ async def trained(run: RealRun, steps: int = 3) -> None:
     """Let a run take some steps, and stop its coordinator."""
     await run.until(in_training(steps))
     await run.stop_coordinator()
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one bit of the byte at this position."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 def newest_checkpoint(document: RunDocument, run: RealRun) -> Path:
@@ -52,18 +61,32 @@ async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_p
         said = await run.refused_start()
         assert f"{newest} is missing" in said
         assert "--restored" in said
-        audited = await run.command("audit", str(run.run_dir))
-        audited.expect(1, newest.name)
+        (await run.command("audit", str(run.run_dir))).expect(1, newest.name)
+
+
+async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
+        await trained(run)
+    checkpoint = newest_checkpoint(run.watch.seen[-1], run)
+    flip(checkpoint, checkpoint.stat().st_size // 2)
+    (await run.command("audit", str(run.run_dir))).expect(1, f"blob {checkpoint.name}", "step 0) is damaged")
+    flip(checkpoint, checkpoint.stat().st_size // 2)
+    whole = await run.command("audit", str(run.run_dir), "--recompute")
+    whole.expect(0, "steps, from the run's first checkpoint")
+    newest = max((run.run_dir / "journal").glob("*.log"))
+    flip(newest, -1)
+    (await run.command("audit", str(run.run_dir))).expect(1, "last record is damaged", "clients may have seen")
+    os.truncate(newest, newest.stat().st_size - 1)
+    flipped = await run.command("audit", str(run.run_dir), "--json")
+    flipped.expect(0)
+    assert (json.loads(flipped.out)["torn_bytes"] > 0, json.loads(flipped.out)["damaged_bytes"]) == (True, 0)
 
 
 async def test_damaged_last_record_is_told_and_clients_return_to_the_state_before(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__total_steps=20) as run:
         await trained(run)
         before = run.watch.seen[-1]
-        newest = max((run.run_dir / "journal").glob("*.log"))
-        data = bytearray(newest.read_bytes())
-        data[-1] ^= 1
-        newest.write_bytes(data)
+        flip(max((run.run_dir / "journal").glob("*.log")), -1)
         await run.start_coordinator()
         (dropped,) = run.events(run.coordinator, "journal_damaged_record_dropped")
         assert dropped["level"] == "warning"

@@ -1,13 +1,26 @@
 """The coordinator's key is lost or changed, and a run is copied while it goes on."""
 
+import asyncio
+import shutil
+import signal
+import sys
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import in_training, real_run
+from state.phases import RunState
+from tests.support.processes import RealRun, in_training, real_run
 
 KEY = "keys/coordinator.key"
+ATTEMPTS = 5
+SHORT_EPOCHS = {
+    "config__warmup_time": 2,
+    "config__max_round_train_time": 2,
+    "config__epoch_time": 2.1,
+    "config__total_steps": 100_000,
+}
 
 
 def flip_a_bit(path: Path) -> None:
@@ -40,6 +53,45 @@ async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
         await run.finish()
         assert run.events(late, "joined")
         assert len(run.events(client, "joined")) == 2
+
+
+async def begun_backup(run: RealRun, to: Path) -> Process:
+    """Return a backup that was stopped in the middle."""
+    command = (sys.executable, "-m", "epochal", "backup", str(run.run_dir), str(to))
+    for _ in range(ATTEMPTS):
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        assert b"copying " in await process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        if not await asyncio.to_thread(to.exists):
+            return process
+        process.send_signal(signal.SIGCONT)
+        await process.wait()
+        shutil.rmtree(to)
+    raise AssertionError("no backup was stopped before it was complete")
+
+
+async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path: Path) -> None:
+    to = tmp_path / "backup"
+    async with real_run(tmp_path, 2, **SHORT_EPOCHS) as run:
+        await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
+        backup = await begun_backup(run, to)
+        before = run.watch.seen[-1]
+        swept = len(run.events(run.coordinator, "blobs_swept"))
+        await run.until(lambda document: document.epoch >= before.epoch + 2)
+        assert len(run.events(run.coordinator, "blobs_swept")) == swept, "sweeps wait for the backup"
+        backup.send_signal(signal.SIGCONT)
+        assert await backup.wait() == 0
+        (await run.command("backup", "--verify", str(to))).expect(0, "all checks passed")
+        await run.until(lambda _: len(run.events(run.coordinator, "blobs_swept")) > swept)
+        await run.stop_coordinator()
+        shutil.rmtree(run.run_dir)
+        to.rename(run.run_dir)
+        assert "with --restored" in await run.refused_start(code=2)
+        await run.start_coordinator("--restored")
+        run.watch.seen.clear()
+        after = await run.until(lambda document: document.step > before.step + 1)
+        assert after.lineage != before.lineage
 
 
 async def test_run_whose_key_is_put_back_goes_on(tmp_path: Path) -> None:

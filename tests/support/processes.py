@@ -152,11 +152,11 @@ class RealRun:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
 
-    async def refused_start(self, *arguments: str) -> str:
-        """Start the coordinator, which must refuse what it finds kept; return what it says."""
+    async def refused_start(self, *arguments: str, code: int = 1) -> str:
+        """Start the coordinator, which must refuse what it finds kept with this exit code; return what it says."""
         where = ("--store", str(self.run_dir), "--port", "0")
         ran = await self.command("coordinator", str(self.state_path), *where, *arguments)
-        ran.expect(1)
+        ran.expect(code)
         return ran.err
 
     async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:

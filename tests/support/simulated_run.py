@@ -169,7 +169,7 @@ class SimulatedRun:
     async def audit(self) -> AuditReport:
         """Return the operator's audit, with the parameters recomputed."""
         self.witness.check()
-        return await audit(self.coordinator.store, recompute=True)
+        return await audit(self.coordinator.store, with_parameters=True)
 
 
 @asynccontextmanager

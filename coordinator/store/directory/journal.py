@@ -31,6 +31,11 @@ def segment_paths(run_dir: Path) -> list[Path]:
     return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.log"))
 
 
+def segment_file(number: int) -> str:
+    """Return the place of a segment file in its run directory."""
+    return f"{JOURNAL_FOLDER}/{number:08d}.log"
+
+
 class WritingThread:
     """The thread that writes a run directory's journal and state file, in order.
 
@@ -244,7 +249,7 @@ class DirectoryJournal(DirectoryHistory):
 
 
 def _path_of(run_dir: Path, number: int) -> Path:
-    return run_dir / JOURNAL_FOLDER / f"{number:08d}.log"
+    return run_dir / segment_file(number)
 
 
 def _number_of(path: Path) -> int:

@@ -30,7 +30,7 @@ class DirectoryKeys:
         return await self._in_thread(KEY_FILE, _read_key)
 
     async def create_private_key(self) -> bytes:
-        return await self._in_thread(KEY_FILE, lambda path: load_or_create_private_key(path).private_bytes_raw())
+        return await self._in_thread(KEY_FILE, _create_key)
 
     async def replace_private_key(self) -> bytes:
         return await self._in_thread(KEY_FILE, _replace_key)
@@ -40,13 +40,12 @@ class DirectoryKeys:
 
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         text = digest.hex().encode()
-        await self._in_thread(ADMIN_FILE, lambda path: replace_file(path, text, mode=PRIVATE_MODE))
+        await self._in_thread(ADMIN_FILE, lambda path: _keep(path, text))
 
     async def _in_thread(self, name: str, work: Callable[[Path], T]) -> T:
         """Return what work on a file returns; raise every failure as a `StoreFailed` that names the file."""
         path = self._folder / name
         try:
-            await asyncio.to_thread(make_folder, self._folder, mode=PRIVATE_FOLDER_MODE)
             return await asyncio.to_thread(work, path)
         except (OSError, ValueError) as error:
             raise StoreFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
@@ -59,13 +58,23 @@ def _read_key(path: Path) -> bytes | None:
         raise ValueError(f"{error}; {KEY_LOST}") from error
 
 
+def _create_key(path: Path) -> bytes:
+    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
+    return load_or_create_private_key(path).private_bytes_raw()
+
+
+def _keep(path: Path, data: bytes) -> None:
+    make_folder(path.parent, mode=PRIVATE_FOLDER_MODE)
+    replace_file(path, data, mode=PRIVATE_MODE)
+
+
 def _replace_key(path: Path) -> bytes:
     """Set the kept file aside, numbered, and create a new key. A crash between the two leaves no key, which is told."""
     if path.exists():
         number = next(number for number in itertools.count(1) if not _aside(path, number).exists())
         path.rename(_aside(path, number))
         sync_folder(path.parent)
-    return load_or_create_private_key(path).private_bytes_raw()
+    return _create_key(path)
 
 
 def _aside(path: Path, number: int) -> Path:

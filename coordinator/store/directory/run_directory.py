@@ -3,6 +3,8 @@
 ```
 RUN_DIR/
 ├── lock                    held by the coordinator that serves the run; contains its process ID
+├── sweep.lock              held by a sweep, or shared by those who copy (coordinator/store/directory/sweep_lock.py)
+├── backup.json             in a backup from which nobody has started (coordinator/store/directory/backup_folder.py)
 ├── state.toml              the run's state file, rewritten at phase changes; a new run can start from it
 ├── journal/00000000.log    numbered segments (coordinator/store/directory/segments.py)
 ├── blobs/ab/abcd…          results and checkpoints by SHA-256 (coordinator/store/directory/blobs.py)
@@ -15,9 +17,13 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import BinaryIO
 
+from coordinator.store.directory import sweep_lock
+from coordinator.store.directory.backup_folder import NOTE_FILE
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.directory.journal import (
     JOURNAL_FOLDER,
@@ -81,12 +87,31 @@ class RunDirectory:
                 lock = on_failure.enter_context(_take_lock(run_dir))
                 for stale in (run_dir / JOURNAL_FOLDER).glob("*.new"):
                     stale.unlink()
+                open_private(run_dir / sweep_lock.SWEEP_LOCK_FILE).close()
                 await asyncio.to_thread(_make_all_private, run_dir)
                 blobs = await DirectoryBlobs.open(run_dir, max_blob_bytes, disk)
                 on_failure.pop_all()
         except OSError as error:
             raise StoreFailed(f"{run_dir} cannot be used as a run directory: {error.strerror or error}") from error
         return cls(run_dir, lock, blobs, disk)
+
+    @property
+    def is_backup(self) -> bool:
+        return (self._run_dir / NOTE_FILE).exists()
+
+    async def note_served(self) -> None:
+        await self._thread.run((self._run_dir / NOTE_FILE).unlink, True)
+
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[bool]:
+        try:
+            with sweep_lock.sweeping(self._run_dir) as is_allowed:
+                yield is_allowed
+        except OSError as error:
+            raise StoreFailed(f"{self._run_dir}: {error.strerror or error}") from error
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        return sweep_lock.copying(self._run_dir)
 
     async def save_state_file(self, text: str) -> None:
         await self._thread.run(replace_file, self._run_dir / STATE_FILE, text.encode(), self._disk, PRIVATE_MODE)
@@ -108,6 +133,11 @@ class RunDirectoryReader:
         self.name = str(run_dir)
         self.journal = DirectoryHistory(run_dir)
         self.blobs = DirectoryBlobs.for_reading(run_dir)
+        self.keys = DirectoryKeys(run_dir)
+        self._run_dir = run_dir
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        return sweep_lock.copying(self._run_dir)
 
 
 def _make_all_private(run_dir: Path) -> None:

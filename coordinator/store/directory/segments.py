@@ -103,7 +103,7 @@ def parse_segment(data: bytes, name: str, *, is_last: bool) -> ParsedSegment:
         return ParsedSegment(tuple(entries), successor, offset, 0, 0)
     rest = data[offset:]
     if rest and (not is_last or not entries or _any_whole_entry_after(data, offset, entries[-1][0])):
-        raise StoreFailed(f"{name} is damaged at byte {offset}, before its end", offset=offset)
+        raise StoreFailed(f"{name} is damaged at byte {offset}, before its end; restore a backup", offset=offset)
     if not entries:
         raise StoreFailed(f"{name} has no snapshot")
     damaged_bytes = len(rest) if _is_damaged(rest) else 0

@@ -53,3 +53,24 @@ async def test_store_takes_a_state_file_again_and_again(store: Store) -> None:
 async def test_store_closed_twice_is_closed(store: Store) -> None:
     await store.aclose()
     await store.aclose()
+
+
+async def test_store_that_nobody_copies_may_be_swept(store: Store) -> None:
+    for _ in range(2):
+        with store.sweeping() as is_allowed:
+            assert is_allowed
+
+
+async def test_store_is_not_swept_while_anybody_copies_it(store: Store) -> None:
+    async with store.copying():
+        async with store.copying():
+            pass
+        with store.sweeping() as is_allowed:
+            assert not is_allowed
+    with store.sweeping() as is_allowed:
+        assert is_allowed
+
+
+async def test_store_that_was_never_copied_from_is_no_backup(store: Store) -> None:
+    assert not store.is_backup
+    await store.note_served()

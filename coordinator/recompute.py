@@ -1,0 +1,94 @@
+"""Recomputing a run's parameters from what its store keeps: a checkpoint, and the results since.
+
+A checkpoint includes everything before it, so the results that it includes are deleted once two checkpoints are kept.
+What can be recomputed is therefore the steps since the older kept checkpoint, and the report says how many those are.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from coordinator.machine.run import Run
+from coordinator.store.blobs import BlobReader
+from state.documents import Outcome
+from state.errors import EpochalError, StoreFailed
+from state.intervals import total_batches
+from state.merging import Contribution, OuterStep, merge, verify_arithmetic
+from state.replica import Replica, parse_checkpoint, replica_digest
+from state.results import decode_result
+from state.wire import Sha256, sha256_hex
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Replicas that were recomputed.
+
+    Attributes:
+        compared_count: replicas whose digest was compared with the attested one.
+        scope: how many of the run's steps were rebuilt, and why not all.
+        problem: what is wrong; None if nothing is.
+    """
+
+    compared_count: int
+    scope: str
+    problem: str | None = None
+
+
+async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], step_count: int) -> Recomputed:
+    """Apply the kept results to the older kept checkpoint, and compare each replica's digest.
+
+    Args:
+        run: the run as it is kept.
+        blobs: holds checkpoints and results.
+        attested: the digests on which quorums agreed, by replica.
+        step_count: number of the run's steps.
+    """
+    if not run.checkpoints:
+        problem = "there is no checkpoint to recompute from" if step_count else None
+        return Recomputed(0, f"0 of {step_count} steps: there is no checkpoint yet", problem)
+    known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
+    first, step, compared, problem = run.checkpoints[0].step, run.checkpoints[0].step, 0, None
+    try:
+        async for replica in _replicas(run, blobs):
+            step = replica.step
+            if step in known:
+                compared += 1
+                if replica_digest(replica) != known[step]:
+                    problem = f"replica {step} recomputes to another digest than was attested"
+                    break
+        else:
+            if step != run.replica_step:
+                problem = f"recomputing ends at replica {step}; the run is at {run.replica_step}"
+    except EpochalError as error:
+        problem = f"the parameters cannot be recomputed: {error}"
+    return Recomputed(compared, _scope(first, step, step_count), problem)
+
+
+def _scope(first: int, last: int, step_count: int) -> str:
+    """Return how many steps were rebuilt after replica `first`, and why not the others."""
+    rebuilt = last - first
+    if rebuilt >= step_count:
+        return f"all {step_count} steps, from the run's first checkpoint"
+    return f"{rebuilt} of {step_count} steps, from the checkpoint of step {first}: results that it includes are deleted"
+
+
+async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
+    """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
+    verify_arithmetic()
+    outer = OuterStep(run.state_file.merge.outer_lr, run.state_file.merge.outer_momentum)
+    replica = parse_checkpoint(await _blob(blobs, run.checkpoints[0].blob_sha256))
+    yield replica
+    while (outcome := run.outcomes.get(replica.step + 1)) is not None:
+        replica = merge(replica, await _contributions(outcome, blobs), outer)
+        yield replica
+
+
+async def _contributions(outcome: Outcome, blobs: BlobReader) -> list[Contribution]:
+    results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
+    return [Contribution(total_batches(entry.assignment), decode_result(data)[1]) for entry, data in results]
+
+
+async def _blob(blobs: BlobReader, sha256: Sha256) -> bytes:
+    data = await blobs.read(sha256)
+    if sha256_hex(data) != sha256:
+        raise StoreFailed(f"blob {sha256} is damaged")
+    return data
