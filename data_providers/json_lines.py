@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_providers.file_names import JSON_LINES_SUFFIX
+from data_providers.local_places import cannot_open
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
@@ -74,6 +75,7 @@ class JsonLinesDataProvider:
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
+            Rejected: there is no such path, or this user may not read it.
             CorruptData: there are no records, or one is longer than `MAX_LINE_BYTES`; the fault of the data's owner.
             InvalidInput: the folder has several splits and not the one asked for; the user's fault.
         """
@@ -82,7 +84,7 @@ class JsonLinesDataProvider:
             folder = path if path.is_dir() else path.parent
             files = [_indexed(folder / name, name) for name in sorted(names)]
         except OSError as error:
-            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+            raise cannot_open(path, error) from error
         if not any(file.token_count for file in files):
             raise CorruptData(f"{path} holds no JSON record", path=str(path))
         return cls(files, shuffle_seed)

@@ -21,6 +21,7 @@ from data_providers.formats.discovery import Part, discovery
 from data_providers.formats.mds import SHARD_SUFFIX
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
+from data_providers.local_places import cannot_open
 from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
 from data_providers.sources.protocol import SourceFile
@@ -68,6 +69,7 @@ class LocalDataProvider:
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
+            Rejected: there is no such path, or this user may not read it.
             CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
         """
         try:
@@ -85,8 +87,7 @@ class LocalDataProvider:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
             files = _discovered(paths, spec)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise SourceUnavailable(f"{path.absolute()} cannot be read: {reason}", path=str(path)) from error
+            raise cannot_open(path, error) from error
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
         return cls(paths, files, spec)

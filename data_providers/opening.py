@@ -16,9 +16,10 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.file_names import JSON_LINES_SUFFIX, PARQUET_SUFFIX, TOKEN_SUFFIXES
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
+from data_providers.local_places import cannot_open
 from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, parse_mix, spec_for
 from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import BlockCache, CachedSource
 from data_providers.sources.http.manifests import open_checked
@@ -50,6 +51,7 @@ from state.errors import DataError, EpochalError, InvalidInput
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
+ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL instead, with --data"
 MAX_MIX_BYTES = 1024**2
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
@@ -61,14 +63,14 @@ class OpenOptions:
 
     Attributes:
         run_id: names the run to a data server.
-        ticket: returns the client's current ticket for data servers.
+        ticket: returns the client's current ticket for data servers; None for who is no member of the run.
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
         packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
         split: the split to use of a folder of JSON lines or parquet files.
     """
 
     run_id: str
-    ticket: Callable[[], str]
+    ticket: Callable[[], str] | None
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
@@ -109,6 +111,8 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
     if isinstance(location, DummyData):
         return DummyDataProvider(spec)
     if isinstance(location, Server):
+        if options.ticket is None:
+            raise InvalidInput(ONLY_FOR_MEMBERS)
         return await _open_tcp(DataServerAddress(location.host, location.port, options.run_id), options.ticket, spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles):
         urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
@@ -223,8 +227,7 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     try:
         config = parse_data_config(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise SourceUnavailable(f"{path.absolute()} cannot be read: {reason}", path=str(path)) from error
+        raise cannot_open(path, error) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 at byte {error.start}", path=str(path)) from error
     if config.seq_len != spec.sequence_length:

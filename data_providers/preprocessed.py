@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_providers.file_names import PARQUET_SUFFIX
+from data_providers.local_places import cannot_open
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
@@ -95,6 +96,7 @@ class PreprocessedDataProvider:
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
+            Rejected: there is no such path, or this user may not read it.
             CorruptData: no parquet files, or one that does not hold samples; the fault of the data's owner.
             InvalidInput: pyarrow is not installed, or the folder has several splits and not the one asked for.
         """
@@ -105,7 +107,7 @@ class PreprocessedDataProvider:
             names = files_of_split(path, PARQUET_SUFFIX, split)
             tables = [_row_file(path / name, name) for name in sorted(names)]
         except OSError as error:
-            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+            raise cannot_open(path, error) from error
         first = tables[0]
         for table in tables:
             if table.columns != first.columns:
@@ -198,6 +200,8 @@ def _row_file(path: Path, name: str) -> RowFile:
             metadata, schema = file.metadata, file.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except (arrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise cannot_open(path, error) from error
         raise _as_ours(error, path, "is not a parquet file") from error
     columns = tuple(column for column in (INPUTS, *OPTIONAL) if column in schema.names)
     if INPUTS not in columns:

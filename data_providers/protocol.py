@@ -5,10 +5,10 @@ moved as the bytes of the files, never one by one. The errors:
 
 ```
 DataError
-├── SourceUnavailable   the source does not answer now (network, server, missing file); retry
+├── SourceUnavailable   the source does not answer now (network, server, a file that vanished); retry
 ├── CorruptData         the bytes are not the data that they should be; never retry
 ├── OutOfRange          no such data index; the caller's fault
-└── Rejected            the source refuses the request; the message has its reason
+└── Rejected            the source refuses the request, or there is no such path; the message has its reason
 ```
 """
 

@@ -195,10 +195,15 @@ class RunManager:
 
     async def _open_provider(self, access: RunAccess) -> DataProvider:
         """Open the run's data; wait for a source that does not answer yet."""
-        backoff = self._dependencies.retry_policy.begin()
+        policy = self._dependencies.retry_policy
+        backoff = policy.begin()
+        said = ""
         while True:
             try:
                 return await self._dependencies.open_provider(access)
             except SourceUnavailable as error:
-                log.warning("data_not_available_yet", extra={"reason": str(error)})
+                if error.message != said:
+                    said = error.message
+                    fields = {"reason": said, "goes_on_trying_for_s": policy.bound_s}
+                    log.warning("data_not_available_yet", extra=fields)
                 await backoff.wait(error)

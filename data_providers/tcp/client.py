@@ -6,13 +6,14 @@ and the server must then still serve the same dataset.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -187,9 +188,14 @@ class TcpDataProvider:
 
         Raises:
             SourceUnavailable: the server cannot be reached now; retry.
-            Rejected: it does not admit this client, and says why.
+            Rejected: there is no such host, or the server does not admit this client and says why.
         """
-        return cls(address, ticket, await _connect(address, ticket()))
+        try:
+            return cls(address, ticket, await _connect(address, ticket()))
+        except SourceUnavailable as error:
+            if isinstance(error.__cause__, socket.gaierror) and error.__cause__.errno == socket.EAI_NONAME:
+                raise Rejected(f"there is no host {address.host!r}; check the address {address}") from error
+            raise
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""

@@ -15,7 +15,7 @@ from batching.mesh.layout import parse_mesh
 from coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import ClientProfile
-from data_providers.locations import parse_location
+from data_providers.locations import AnyLocation, parse_location
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
@@ -39,6 +39,7 @@ from runtime.http_client import check_url
 from runtime.metrics import LOOPBACK, new_registry, serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
+from state.config.data_location import Local, WeightedHttp
 from state.errors import InvalidInput
 from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
@@ -224,13 +225,22 @@ def _mesh_options(
 
 def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
     if data.location is not None:
-        parse_location(data.location)  # a mistake ends the command before it asks the coordinator
+        _check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
     cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
 
     async def open_data(access: RunAccess) -> DataProvider:
         return await open_provider(access.state, access.ticket, data.location, cache)
 
     return open_data
+
+
+def _check_place(location: AnyLocation) -> None:
+    """Raise `InvalidInput` for a path on this machine at which nothing is."""
+    place = location.path if isinstance(location, Local) else ""
+    if isinstance(location, WeightedHttp) and "://" not in location.place:
+        place = location.place
+    if place and not Path(place).exists():
+        raise InvalidInput(f"--data {place}: there is no such file or folder ({Path(place).absolute()})", path=place)
 
 
 def _trainer_opener(

@@ -102,7 +102,7 @@ def inspect(
     packs = path is not None and _holds_samples(path)
 
     async def main() -> None:
-        options = OpenOptions("", lambda: "", packs=packs)
+        options = OpenOptions("", None, packs=packs)
         try:
             async with contextlib.aclosing(await open_location(target, spec, options)) as provider:
                 report = await _report(location, provider, tokenizer)

@@ -14,7 +14,7 @@ from coordinator.machine.records import replay
 from coordinator.store.open import StoreReader, open_store_reader
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.locations import parse_location, spec_for
-from data_providers.opening import OpenOptions, open_location
+from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption, StoreArgument
 from epochal.cli.run import run_to_end, say
@@ -107,13 +107,13 @@ async def loss_of(
     if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
         location = Preprocessed(location.path)
     if isinstance(location, Server):
-        raise InvalidInput("a TCP data server serves only a run's members; name the data's files or URL with --data")
+        raise InvalidInput(ONLY_FOR_MEMBERS)
     packs = llm.data_type is DataType.FINETUNING
     if packs or isinstance(location, Preprocessed | WeightedHttp):
         split = split or DEFAULT_SPLIT
     elif split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
-    options = OpenOptions(state.run_id, lambda: "", packs=packs, split=split or DEFAULT_SPLIT)
+    options = OpenOptions(state.run_id, None, packs=packs, split=split or DEFAULT_SPLIT)
     opening = open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
     worker = WorkerThread("epochal-evaluate")
     model = open_model(llm.spec)

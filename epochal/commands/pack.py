@@ -100,7 +100,7 @@ def pack(
         raise InvalidInput(f"--{name.replace('_', '-')} {wrong['input']!r}; allowed: {allowed}") from error
 
     async def main() -> None:
-        options = OpenOptions("", lambda: "", packs=True, split=split)
+        options = OpenOptions("", None, packs=True, split=split)
         opening = open_location(parse_location(location), DatasetSpec(2, seq_len), options)
         async with contextlib.aclosing(await opening) as provider:
             job = _PackingJob(provider, config, context, out)

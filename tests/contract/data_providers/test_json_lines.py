@@ -95,7 +95,7 @@ async def test_splits_are_files_of_one_folder(tmp_path: Path) -> None:
 
 
 async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceUnavailable, match="cannot be read"):
+    with pytest.raises(Rejected, match=r"none\.jsonl cannot be read: No such file or directory; check the path"):
         JsonLinesDataProvider.open(tmp_path / "none.jsonl")
     with pytest.raises(CorruptData, match="holds no jsonl files"):
         JsonLinesDataProvider.open(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 import data_providers.local
 from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from state.intervals import DataIds
 from tests.support.data_files import SEQUENCE_COUNT, SPEC, write_dataset
 from tests.support.data_formats import write_megatron
@@ -72,8 +72,8 @@ async def test_local_file_that_vanished_is_unavailable_until_it_is_back(tmp_path
     assert (await provider.get_samples(DataIds(0, SEQUENCE_COUNT - 1))).sample_count == SEQUENCE_COUNT
 
 
-def test_local_place_without_samples_is_unavailable_or_corrupt(tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable, match="nowhere"):
+def test_local_place_without_samples_is_rejected_or_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="nowhere cannot be read: No such file or directory; check the path"):
         LocalDataProvider.open(tmp_path / "nowhere", SPEC)
     (tmp_path / "readme.txt").write_text("x")
     with pytest.raises(CorruptData, match="no token files"):

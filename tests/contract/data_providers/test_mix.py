@@ -150,7 +150,7 @@ async def test_list_that_is_missing_or_too_long_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("location", "error"), [({"Local": "absent.bin"}, SourceUnavailable), ({"Local": "empty.bin"}, CorruptData)]
+    ("location", "error"), [({"Local": "absent.bin"}, Rejected), ({"Local": "empty.bin"}, CorruptData)]
 )
 async def test_source_that_cannot_be_opened_ends_the_mix_with_its_error(
     tmp_path: Path, location: Any, error: type[EpochalError]

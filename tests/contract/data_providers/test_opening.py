@@ -12,7 +12,7 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.locations import Registered, parse_location
 from data_providers.opening import OpenOptions, open_described, open_location, open_provider
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
+from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
 from state.config.data_file import parse_data_config
@@ -126,7 +126,7 @@ async def test_factory_refuses_a_data_server_of_another_sequence_length() -> Non
 
 async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Path) -> None:
     path = tmp_path / "data.toml"
-    with pytest.raises(SourceUnavailable, match=r"data\.toml"):
+    with pytest.raises(Rejected, match=r"data\.toml cannot be read: No such file"):
         await opened("Dummy", override=str(path))
     path.write_text(DATA_TOML.replace("seq_len = 16", "seq_len = 32"))
     with pytest.raises(InvalidInput, match="seq_len is 32"):
@@ -139,9 +139,14 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
         await opened("Dummy", override=str(path))
 
 
+async def test_data_server_is_not_asked_by_who_is_no_member() -> None:
+    with pytest.raises(InvalidInput, match="serves only a run's members; name the data's files or URL instead"):
+        await open_location(parse_location("tcp://127.0.0.1:1"), DatasetSpec(2, 16), OpenOptions("", None))
+
+
 async def test_factory_names_preprocessed_samples_that_are_not_there() -> None:
     need_module("pyarrow")
-    with pytest.raises(SourceUnavailable, match="somewhere"):
+    with pytest.raises(Rejected, match="somewhere cannot be read: No such file"):
         await opened({"Preprocessed": "somewhere"})
 
 

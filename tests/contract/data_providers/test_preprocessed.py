@@ -200,7 +200,7 @@ def test_files_of_different_columns_do_not_go_together(tmp_path: Path) -> None:
 def test_empty_folder_and_missing_path_are_said(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="holds no parquet files"):
         PreprocessedDataProvider.open(tmp_path)
-    with pytest.raises(SourceUnavailable, match="absent"):
+    with pytest.raises(Rejected, match=r"absent\.parquet cannot be read: No such file or directory; check the path"):
         PreprocessedDataProvider.open(tmp_path / "absent.parquet")
 
 

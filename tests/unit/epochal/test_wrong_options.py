@@ -28,6 +28,8 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [
         ((*CLIENT, "--trainer", "nope"), "there is no trainer 'nope'; allowed: null, numpy"),
         ((*CLIENT, "--data", "tcp://nowhere"), "data location 'tcp://nowhere'"),
+        ((*CLIENT, "--data", "../nope.bin"), "--data ../nope.bin: there is no such file or folder (/"),
+        ((*CLIENT, "--data", "nope.json"), "--data nope.json: there is no such file or folder"),
         ((*CLIENT, "--cache", "cache", "--cache-bytes", "3"), "a data cache of 3 bytes"),
         ((*CLIENT, "--key", "typo.key"), "key file typo.key does not exist; check the path, or add --new-key"),
         ((*CLIENT, "--key", "typo/my.key", "--new-key"), "key file typo/my.key: there is no folder typo"),
