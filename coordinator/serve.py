@@ -20,7 +20,9 @@ from coordinator.service import CoordinatorService
 from coordinator.store.open import open_store
 from coordinator.uploads import Uploads
 from runtime.clock import SystemClock
-from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint, allow_connections
+from runtime.connections import ConnectionLimits, Connections
+from runtime.descriptors import allow_connections, connection_limit
+from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from runtime.metrics import new_registry
 from runtime.worker_thread import SharedThreads
 from state.config.state_file import StateFile
@@ -42,6 +44,7 @@ class ServeOptions:
         source: name of the state file in messages.
         is_restored: whether the store was restored from a backup.
         new_admin_token: whether to replace the admin token.
+        other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's first replica, where the operator makes it.
     """
@@ -54,6 +57,7 @@ class ServeOptions:
     new_admin_token: bool = False
     new_coordinator_key: bool = False
     genesis: Genesis = NO_GENESIS
+    other_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 service, nonces, tokens, admin, Uploads(service, SharedThreads(), options.genesis.layout)
             )
             metrics = CoordinatorMetrics(new_registry())
-            server = endpoint.server(create_app(handlers, options.version, metrics))
+            connections = Connections(ConnectionLimits(connection_limit(options.other_connections)))
+            server = endpoint.server(create_app(handlers, options.version, metrics), connections)
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))

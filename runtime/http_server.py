@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -12,22 +13,36 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from runtime.accepting import Acceptor
+from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimits, Connections, Shed
+from runtime.descriptors import connection_limit
 from state.errors import InvalidInput
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
-
-BACKLOG = 4096
+BACKLOG = 1024
+"""Number of connections that the system holds until they are accepted."""
 KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
-MAX_CONNECTIONS = 32_768
 HEAD_TIMEOUT_S = 20.0
 """Maximum time for a request's line and headers, from the start of the connection or from their first byte."""
 MAX_HEAD_BYTES = 256 * 1024
 """Approximate maximum length of a request's line and headers: bytes that arrive with them are counted too."""
+MAX_PIPELINED_REQUESTS = 16
+"""Maximum number of requests that a connection sends before it reads the answer to one."""
+UNREAD_TIMEOUT_S = 30.0
+"""Maximum time for which written bytes wait to be read, beyond the time that `MIN_READ_BYTES_PER_S` allows for them."""
+MIN_READ_BYTES_PER_S = 16 * 1024
+"""Rate below which an answer's reader uses up `UNREAD_TIMEOUT_S`."""
+CLOSING_TIMEOUT_S = 10.0
+"""Maximum time for which a closed connection waits for the rest of its answer to be read."""
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
+"""Maximum size of the answers that wait in memory to be read; the largest ones are given up first."""
+TICKS_PER_SWEEP = 20
+"""Number of tenths of a second between two looks for answers that are not read."""
+
+_protocol_log = logging.getLogger("runtime.http_server.protocol")
+_protocol_log.setLevel(logging.ERROR)  # a warning for each malformed request would let strangers fill the log
 
 
 def is_loopback(host: str) -> bool:
@@ -92,34 +107,49 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
-    def server(self, app: Any) -> "HttpServer":
-        """Return a server for an ASGI app."""
+    def server(self, app: Any, connections: Connections | None = None) -> "HttpServer":
+        """Return a server for an ASGI app, by default with as many connections as the process may have."""
         config = uvicorn.Config(
             app,
-            http=BoundedHeads,
             log_config=None,
             access_log=False,
             lifespan="off",
-            backlog=BACKLOG,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
             ssl_certfile=None if self.tls_cert is None else str(self.tls_cert),
             ssl_keyfile=None if self.tls_key is None else str(self.tls_key),
             server_header=False,
         )
-        return HttpServer(config)
+        if connections is None:
+            connections = Connections(ConnectionLimits(connection_limit()))
+        return HttpServer(config, connections)
 
 
-class BoundedHeads(HttpToolsProtocol):
-    """A connection that is closed if a request's head is too slow or too long; uvicorn limits neither."""
+class BoundedConnection(HttpToolsProtocol):
+    """A connection whose bounds uvicorn lacks: slow and long heads, requests in advance, answers that nobody reads."""
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, connections: Connections, connection: Connection
+    ) -> None:
+        super().__init__(config, server_state, {})
+        self.logger = _protocol_log
+        self.connection = connection
+        self._connections = connections
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._patience_s = UNREAD_TIMEOUT_S
+        """Time left in which written bytes may wait to be read."""
+        self._paused_s = 0.0
+        self._paused_bytes = 0
+        self.closing_since_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self.connection.abort = transport.abort
+        if not self.connection.is_held:  # it was shed while it was opened
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -134,7 +164,57 @@ class BoundedHeads(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._connections.forget(self.connection)
         super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CONNECTION_IN_SCOPE] = (self._connections, self.connection)  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+            self._connections.shed(self.connection, Shed.PIPELINED)
+            raise ConnectionAbortedError("too many requests without reading an answer")  # ends the parsing
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._connections.has_asked(self.connection)
+
+    def on_response_complete(self) -> None:
+        self._connections.has_answered(self.connection)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._paused_s, self._paused_bytes = self.loop.time(), self.unread_bytes
+        self._unread_timer = self.loop.call_later(max(0.0, self._patience_s), self._is_unread)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+            read_bytes = self._paused_bytes - self.unread_bytes
+            gained_s = read_bytes / MIN_READ_BYTES_PER_S - (self.loop.time() - self._paused_s)
+            self._patience_s = min(UNREAD_TIMEOUT_S, self._patience_s + gained_s)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes that were written and have not left the process."""
+        return self.transport.get_write_buffer_size()
+
+    def abort_unread(self) -> None:
+        """End the connection because its answers are not read."""
+        if self.connection.is_held:
+            self._connections.shed(self.connection, Shed.UNREAD)
+        self.transport.abort()
+
+    def _is_unread(self) -> None:
+        self._unread_timer = None
+        self.abort_unread()
 
     def _awaits_head(self) -> bool:
         """Return whether no request is being received or answered."""
@@ -153,18 +233,66 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: the command line handles signals."""
+    """Uvicorn with bounded connections, and without its signal handlers: the command line handles signals."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self.connections = connections
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the given sockets."""
+
+        def protocol_of(connection: Connection) -> BoundedConnection:
+            return BoundedConnection(self.config, self.server_state, self.connections, connection)
+
+        acceptors = [Acceptor(each, self.connections, protocol_of, self.config.ssl) for each in sockets or ()]
+        for acceptor in acceptors:
+            acceptor.start()
+        self.servers = acceptors  # type: ignore[assignment]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the requests under way within a bound, and end every connection."""
+        await super().shutdown(sockets)
+        for protocol in self._open():
+            protocol.transport.abort()
+
+    def _open(self) -> list[BoundedConnection]:
+        return [protocol for protocol in self.server_state.connections if isinstance(protocol, BoundedConnection)]
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do what is due every tenth of a second; return whether to stop."""
+        if counter % TICKS_PER_SWEEP == 0:
+            self._end_unread(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+    def _end_unread(self, now_s: float) -> None:
+        """End connections that were closed and are not read to their end, and those that keep too much unread."""
+        unread: list[tuple[int, BoundedConnection]] = []
+        for protocol in self._open():
+            if protocol.transport.is_closing():
+                protocol.closing_since_s = protocol.closing_since_s or now_s
+                if now_s > protocol.closing_since_s + CLOSING_TIMEOUT_S:
+                    protocol.abort_unread()
+                    continue
+            if protocol.unread_bytes:
+                unread.append((protocol.unread_bytes, protocol))
+        surplus_bytes = sum(size for size, _ in unread) - MAX_UNREAD_BYTES
+        for size, protocol in sorted(unread, key=lambda entry: -entry[0]):
+            if surplus_bytes <= 0:
+                break
+            surplus_bytes -= size
+            protocol.abort_unread()
+
 
 @contextlib.asynccontextmanager
-async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
+async def serving_app(endpoint: Endpoint, app: Any, connections: Connections | None = None) -> AsyncIterator[str]:
     """Serve an ASGI app until the context is left; yield the base URL. Raise `InvalidInput` if it cannot listen."""
-    server = endpoint.server(app)
-    server.config.limit_concurrency = max_connections
+    server = endpoint.server(app, connections)
     with endpoint.bind() as listener:
         async with asyncio.TaskGroup() as tasks:
             http = tasks.create_task(server.serve([listener]))
@@ -173,22 +301,3 @@ async def serving_app(endpoint: Endpoint, app: Any, max_connections: int = MAX_C
             finally:
                 server.should_exit = True
                 await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
-
-
-def open_files_limit() -> int:
-    """Return how many files and connections this process may have open."""
-    if resource is None:
-        return MAX_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
-
-
-def allow_connections() -> None:
-    """Raise the process's limit of open files, often 1,024, towards `MAX_CONNECTIONS`."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # the system's limit is lower than it says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -9,16 +9,17 @@ import contextlib
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics, make_asgi_app
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.connections import CONNECTION_IN_SCOPE, ConnectionLimits, Connections, Shed, Standing
 from runtime.http_server import Endpoint, serving_app
 from state.refusals import Refusal
 
@@ -74,7 +75,7 @@ async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LO
         InvalidInput: it cannot listen there.
     """
     app = Starlette(routes=[metrics_route(registry)])
-    async with serving_app(Endpoint(host, port), app, max_connections=MAX_SCRAPES) as url:
+    async with serving_app(Endpoint(host, port), app, Connections(ConnectionLimits(MAX_SCRAPES))) as url:
         yield url + MetricsEndpoint.path
 
 
@@ -90,6 +91,8 @@ class HttpMetrics:
             "epochal_http_refusals", "Requests refused, by the problem's type.", ("reason",), registry=registry
         )
         self._totals: defaultdict[tuple[str, str, int], _Totals] = defaultdict(_Totals)
+        self.connections: Connections | None = None
+        """The server's connections, known from its first request on."""
         registry.register(self)
 
     def add(self, scope: Scope, answer: "Answer") -> None:
@@ -106,8 +109,17 @@ class HttpMetrics:
         if refusal is not None:
             self._refused.labels(refusal.value).inc()
 
-    def describe(self) -> tuple[HistogramMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+    def notes(self) -> Iterator[str]:
+        """Yield what the server sheds at the moment, as lines for its operator."""
+        if self.connections is not None:
+            yield from self.connections.notes()
+
+    def describe(self) -> tuple[Metric, ...]:
         """Return the metrics without values."""
+        return (*self._request_metrics(), *_connection_metrics())
+
+    @staticmethod
+    def _request_metrics() -> tuple[HistogramMetricFamily, CounterMetricFamily, CounterMetricFamily]:
         return (
             HistogramMetricFamily(
                 "epochal_http_request_duration_seconds",
@@ -124,7 +136,7 @@ class HttpMetrics:
 
     def collect(self) -> tuple[Metric, ...]:
         """Return the metrics with their values."""
-        duration, received, sent = self.describe()
+        duration, received, sent = self._request_metrics()
         received_bytes, sent_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
         for (method, route, status_class), totals in self._totals.items():
             buckets = list(zip(BUCKET_LABELS, accumulate(totals.request_counts), strict=True))
@@ -134,7 +146,30 @@ class HttpMetrics:
         for metric, counted in ((received, received_bytes), (sent, sent_bytes)):
             for route, count in counted.items():
                 metric.add_metric((route,), count)
-        return duration, received, sent
+        if self.connections is None:
+            return duration, received, sent
+        held, shed, accept_errors = _connection_metrics()
+        for standing in Standing:
+            held.add_metric((standing.value,), self.connections.count(standing))
+        for reason in Shed:
+            shed.add_metric((reason.value,), self.connections.shed_counts[reason])
+        accept_errors.add_metric((), self.connections.accept_error_count)
+        return duration, received, sent, held, shed, accept_errors
+
+
+def _connection_metrics() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+    """Return the metrics of a server's connections, without values."""
+    return (
+        GaugeMetricFamily(
+            "epochal_http_connections",
+            "Open connections: of strangers (no whole request yet), of readers (without a token), of members.",
+            labels=("standing",),
+        ),
+        CounterMetricFamily(
+            "epochal_http_connections_shed", "Connections ended before their time, by the reason.", labels=("reason",)
+        ),
+        CounterMetricFamily("epochal_http_accept_errors", "Errors while accepting a connection."),
+    )
 
 
 @dataclass(slots=True)
@@ -191,6 +226,9 @@ class MeasuredRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        place = scope.get(CONNECTION_IN_SCOPE)
+        if place is not None:
+            self._metrics.connections = place[0]
         answer = Answer(receive, send)
         try:
             await self._app(scope, answer.receive, answer.send)

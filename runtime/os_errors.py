@@ -29,4 +29,4 @@ def obstacle_of(error: OSError | MemoryError) -> Obstacle:
 
 def reason_of(error: OSError | MemoryError) -> str:
     """Return the system's words for the error, such as "No space left on device"."""
-    return str(getattr(error, "strerror", None) or error or "out of memory")
+    return str(getattr(error, "strerror", None) or error) or "out of memory"

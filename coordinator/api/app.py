@@ -47,7 +47,7 @@ def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | N
         membership_routes(handlers),
         blob_routes(handlers),
         operator_routes(handlers),
-        health_routes(handlers),
+        health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)
     app.router.routes.append(metrics_route(metrics.registry))

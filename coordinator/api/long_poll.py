@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.publication import Published
+from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token, has_gone
 from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
@@ -89,6 +90,8 @@ class RunDocumentEndpoint:
         headers = Headers(scope=scope)
         token = bearer_token(headers)
         client_id = None if token is None else handlers.authenticate(token)
+        if client_id is not None:
+            vouch_for(scope, client_id)
         query = Query(scope["query_string"])
         after, lineage = query.whole("after", BEFORE_THE_FIRST, BEFORE_THE_FIRST), query.text("lineage")
         wait_s = query.seconds("wait_s")

@@ -1,11 +1,14 @@
 """Routes for the coordinator's operator: status, pause, resume, eject, quarantine, health."""
 
+from collections.abc import Callable, Iterable
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from coordinator.api.requests import RUN, sha256_of
 from coordinator.handlers import Handlers
+from runtime.connections import vouch_for
 from runtime.http_bodies import (
     bearer_token,
     body_pieces,
@@ -19,6 +22,9 @@ from state.documents import CheckpointRef
 from state.messages import FailedData, QuarantineRelease, RunStatus
 from state.wire import ClientId
 
+OPERATOR = "operator"
+"""Owner of the connections of requests with the admin token."""
+
 
 def operator_routes(handlers: Handlers) -> APIRouter:
     """Return the operator's routes. Those that change the run need the admin token."""
@@ -27,6 +33,7 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     def check(run_id: str, request: Request) -> None:
         handlers.check_run(run_id)
         handlers.check_admin(bearer_token(request.headers))
+        vouch_for(request.scope, OPERATOR)
 
     @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
@@ -81,8 +88,13 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     return router
 
 
-def health_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes that tell whether the process is alive and ready."""
+def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> APIRouter:
+    """Return the routes that tell whether the process is alive and ready.
+
+    Args:
+        handlers: the coordinator.
+        notes: returns lines on what is refused to some although the coordinator is ready.
+    """
     router = APIRouter()
 
     @router.get("/healthz", summary="Whether the process is alive")
@@ -93,7 +105,7 @@ def health_routes(handlers: Handlers) -> APIRouter:
     async def readyz() -> Response:
         service = handlers.service
         if service.accepting:
-            return PlainTextResponse("ready\n")
+            return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *notes())))
         return PlainTextResponse(f"not accepting: {service.health.problem or 'the run is not loaded yet'}\n", 503)
 
     return router

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.long_poll import LongPolls
-from coordinator.api.requests import RUN, sha256_of
+from coordinator.api.requests import RUN, caller, sha256_of
 from coordinator.handlers import Handlers
 from runtime.http_bodies import (
     IMMUTABLE,
@@ -51,8 +51,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     )
     async def results(run_id: str, step: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        token = bearer_token(request.headers)
-        client_id = None if token is None else handlers.authenticate(token)
+        client_id = None if bearer_token(request.headers) is None else caller(handlers, request)
         query, number = Query(request.scope["query_string"]), parse_whole("step", step)
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
         with polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, request.receive)):

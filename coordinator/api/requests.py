@@ -3,6 +3,7 @@
 from starlette.requests import Request
 
 from coordinator.handlers import Handlers
+from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token
 from state.errors import Refused
 from state.refusals import Refusal
@@ -17,7 +18,9 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
     run_id = request.path_params.get("run_id")
     if run_id is not None:
         handlers.check_run(run_id)
-    return handlers.authenticate(bearer_token(request.headers))
+    client_id = handlers.authenticate(bearer_token(request.headers))
+    vouch_for(request.scope, client_id)
+    return client_id
 
 
 def sha256_of(text: str) -> Sha256:

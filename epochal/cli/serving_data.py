@@ -16,7 +16,8 @@ from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.state_files import read_data_config
-from runtime.http_server import is_loopback, open_files_limit
+from runtime.descriptors import open_files_limit
+from runtime.http_server import is_loopback
 from state.config.data_file import check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile

@@ -10,6 +10,7 @@ import typer
 from coordinator.genesis import Genesis
 from coordinator.serve import ServeOptions, serving
 from coordinator_client.http import CoordinatorClient
+from data_providers.tcp.limits import DEFAULT_LIMITS
 from epochal import __version__
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
@@ -90,6 +91,7 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
+        other_connections=0 if data_config is None else DEFAULT_LIMITS.max_connections,
         new_admin_token=new_admin_token,
         new_coordinator_key=new_coordinator_key,
         genesis=_genesis_of(state, seed, waits=no_genesis),

@@ -23,7 +23,8 @@ from epochal.cli.options import (
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.shutdown import interruption
 from runtime.clock import SystemClock
-from runtime.http_server import Endpoint, allow_connections, serving_app
+from runtime.descriptors import allow_connections
+from runtime.http_server import Endpoint, serving_app
 from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
 from trainers.remote.wire import FRAME_BYTES, ServiceLimits

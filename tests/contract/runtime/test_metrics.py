@@ -22,6 +22,7 @@ from docs.metrics_tables import PROGRAMS, table
 from epochal.commands.trainer_service import serving_training
 from run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
 from run_manager.metrics import ClientMetrics
+from runtime.connections import Shed
 from runtime.http_server import Endpoint
 from runtime.metrics import METHODS, new_registry, serving_metrics
 from state.errors import InvalidInput
@@ -159,7 +160,7 @@ async def test_no_label_has_a_value_that_a_stranger_chooses(program: str, tmp_pa
     for family in found.families.values():
         for sample in family.samples:
             assert sample.labels.get("method", "GET") in METHODS | {"(none)"}
-            assert sample.labels.get("reason", "internal") in {*Refusal, *DATA_ERRORS, UNREACHABLE}
+            assert sample.labels.get("reason", "internal") in {*Refusal, *DATA_ERRORS, *Shed, UNREACHABLE}
             assert "nowhere" not in sample.labels.get("route", "")
 
 

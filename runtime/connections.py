@@ -1,0 +1,233 @@
+"""The connections of one server, who is at their other end, and which are shed when there are too many.
+
+The rule kept here: strangers go first, then readers, and a member never makes room for either. A stranger has not sent
+a whole request yet; a reader has, without a token; a member has shown a valid one with its last request. Among
+strangers and among readers the address with the most connections loses its oldest one, so that one sender cannot take
+the places of all others. A member has a bound of its own. Nobody loses a connection before there was time to ask
+something: while all strangers are that new, others wait in the system's queue.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from runtime.by_address import ByAddress
+from runtime.rare_log import RareLog
+
+log = logging.getLogger(__name__)
+
+MAX_STRANGERS = 4096
+"""Maximum number of connections without a whole request; an unfinished one takes up to 50 KB of memory."""
+MAX_READERS = 8192
+MAX_PERCENT_OF_ADDRESS = 75
+"""Maximum part of the strangers' and of the readers' places that one address takes. Many clients may share one."""
+MIN_PERCENT_OF_STRANGERS = 25
+"""Part of all places that readers cannot take from those who are about to ask."""
+STRANGER_GRACE_S = 0.5
+"""Time that a new connection has to send its request, before it may be shed."""
+MAX_CONNECTIONS_PER_MEMBER = 64
+"""Twice as many as a client opens at most."""
+SHED_SHOWN_S = 60.0
+"""Time for which `/readyz` shows that connections were shed."""
+CONNECTION_IN_SCOPE = "epochal.connection"
+"""Key in the ASGI scope of a request under which its `Connection` stands."""
+
+
+class Standing(StrEnum):
+    """Who is at the other end of a connection."""
+
+    STRANGER = "stranger"
+    READER = "reader"
+    MEMBER = "member"
+
+
+class Shed(StrEnum):
+    """Why a connection was ended from here, before its time."""
+
+    STRANGERS = "strangers"
+    """There were too many strangers, in all or of one address."""
+    READERS = "readers"
+    """There were too many readers, in all or of one address."""
+    MEMBER = "member"
+    """One member had too many connections."""
+    CONNECTIONS = "connections"
+    """The server had too many connections, or the process too few descriptors."""
+    UNREAD = "unread"
+    """Its answers were not read, or too slowly."""
+    PIPELINED = "pipelined"
+    """It sent too many requests without reading an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Maximum numbers of a server's connections."""
+
+    total: int
+    strangers: int = MAX_STRANGERS
+    readers: int = MAX_READERS
+    per_member: int = MAX_CONNECTIONS_PER_MEMBER
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One connection.
+
+    Attributes:
+        address: who sends, as `sender_of` returns it.
+        abort: ends the connection at once.
+        opened_s: when it was accepted, on the server's clock.
+        owner: the member, if its standing is `MEMBER`.
+    """
+
+    address: str
+    abort: Callable[[], object]
+    opened_s: float
+    standing: Standing = Standing.STRANGER
+    owner: str = ""
+    is_held: bool = True
+    _is_vouched: bool = field(default=False, repr=False)
+
+
+class Connections:
+    """The connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.shed_counts: Counter[Shed] = Counter()
+        self.accept_error_count = 0
+        self._monotonic_s = monotonic_s
+        self._held: dict[Standing, ByAddress[Connection]] = {standing: ByAddress() for standing in Standing}
+        self._last_shed_s: dict[Shed, float] = {}
+        self._shed_log = RareLog(log, "connections_shed", monotonic_s)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def count(self, standing: Standing) -> int:
+        """Return the number of connections with this standing."""
+        return len(self._held[standing])
+
+    def wait_s(self) -> float:
+        """Return the number of seconds until another connection can be taken without shedding one that is too new."""
+        if len(self) < self.limits.total and self.count(Standing.STRANGER) < self._most(self.limits.strangers):
+            return 0.0
+        least = self._least()
+        if least is None or least.standing is not Standing.STRANGER:
+            return 0.0
+        return max(0.0, least.opened_s + STRANGER_GRACE_S - self._monotonic_s())
+
+    def admit(self, address: str, abort: Callable[[], object]) -> Connection | None:
+        """Take a new connection, and shed another if that needs room; None if only members are there.
+
+        Args:
+            address: who sends, as `sender_of` returns it.
+            abort: ends the connection at once.
+        """
+        if len(self) >= self.limits.total and not self.shed_least():
+            self._note_shed(Shed.CONNECTIONS)
+            return None
+        connection = Connection(address, abort, self._monotonic_s())
+        self._place(connection, Standing.STRANGER, address)
+        self._bound(Standing.STRANGER, address, self.limits.strangers, Shed.STRANGERS)
+        return connection
+
+    def has_asked(self, connection: Connection) -> None:
+        """Record that a whole request has arrived."""
+        if connection.is_held and connection.standing is Standing.STRANGER:
+            self._become_reader(connection)
+
+    def has_answered(self, connection: Connection) -> None:
+        """Record that a request was answered: without a token, a member becomes a reader again."""
+        if connection.is_held and connection.standing is Standing.MEMBER and not connection._is_vouched:
+            self._become_reader(connection)
+        connection._is_vouched = False
+
+    def vouch(self, connection: Connection, owner: str) -> None:
+        """Record that the request under way has the valid token of a member."""
+        connection._is_vouched = True
+        if not connection.is_held or (connection.standing, connection.owner) == (Standing.MEMBER, owner):
+            return
+        self._place(connection, Standing.MEMBER, owner)
+        if self._held[Standing.MEMBER].count(owner) > self.limits.per_member:
+            oldest = self._held[Standing.MEMBER].oldest(owner)
+            if oldest is not None:
+                self.shed(oldest, Shed.MEMBER)
+
+    def forget(self, connection: Connection) -> None:
+        """Record that a connection has ended."""
+        if connection.is_held:
+            connection.is_held = False
+            self._held[connection.standing].remove(connection.owner or connection.address, connection)
+
+    def shed(self, connection: Connection, reason: Shed) -> None:
+        """End a connection at once."""
+        self.forget(connection)
+        self._note_shed(reason)
+        connection.abort()
+
+    def shed_least(self) -> bool:
+        """End the least important connection; return whether there was one that is no member's."""
+        connection = self._least()
+        if connection is not None:
+            self.shed(connection, Shed.CONNECTIONS)
+        return connection is not None
+
+    def _least(self) -> Connection | None:
+        """Return the connection that is to make room: a stranger's unless readers have taken their places."""
+        strangers, readers = self._held[Standing.STRANGER], self._held[Standing.READER]
+        if len(strangers) * 100 >= self.limits.total * MIN_PERCENT_OF_STRANGERS:
+            return strangers.oldest_of_most()
+        return readers.oldest_of_most() or strangers.oldest_of_most()
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each reason for which connections were shed lately."""
+        now_s = self._monotonic_s()
+        for reason, shed_s in self._last_shed_s.items():
+            if now_s < shed_s + SHED_SHOWN_S:
+                yield f"shedding connections ({reason}): {self.shed_counts[reason]} since the start"
+
+    def _become_reader(self, connection: Connection) -> None:
+        self._place(connection, Standing.READER, connection.address)
+        self._bound(Standing.READER, connection.address, self.limits.readers, Shed.READERS)
+
+    def _place(self, connection: Connection, standing: Standing, key: str) -> None:
+        self._held[connection.standing].remove(connection.owner or connection.address, connection)
+        connection.standing, connection.owner = standing, key if standing is Standing.MEMBER else ""
+        self._held[standing].add(key, connection)
+
+    def _bound(self, standing: Standing, address: str, most: int, reason: Shed) -> None:
+        held, most = self._held[standing], self._most(most)
+        surplus = None
+        if len(held) > most:
+            surplus = held.oldest_of_most()
+        elif held.count(address) > max(1, most * MAX_PERCENT_OF_ADDRESS // 100):
+            surplus = held.oldest(address)
+            if surplus is not None and self._monotonic_s() < surplus.opened_s + STRANGER_GRACE_S:
+                surplus = None
+        if surplus is not None:
+            self.shed(surplus, reason)
+
+    def _most(self, most: int) -> int:
+        return min(most, self.limits.total)
+
+    def _note_shed(self, reason: Shed) -> None:
+        self.shed_counts[reason] += 1
+        self._last_shed_s[reason] = self._monotonic_s()
+        self._shed_log.note(reason)
+
+
+def vouch_for(scope: MutableMapping[str, Any], owner: str) -> None:
+    """Record that a request has a valid token, so that its connection is shed last.
+
+    Args:
+        scope: the request's ASGI scope.
+        owner: the member to which the token belongs, or another name for whoever holds it.
+    """
+    place = scope.get(CONNECTION_IN_SCOPE)
+    if place is not None:
+        connections, connection = place
+        connections.vouch(connection, owner)
