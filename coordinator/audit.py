@@ -8,6 +8,7 @@ kept results to the older kept checkpoint, and compares each replica's digest wi
 from dataclasses import dataclass, field
 
 from coordinator.kept_blobs import wrong_blobs
+from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.records import ReplayDiffers, Replayed, replay, replay_tail
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
@@ -16,7 +17,7 @@ from coordinator.store.journal import JournalReader, Segment
 from coordinator.store.open import StoreReader, open_store_reader
 from state.documents import Outcome
 from state.errors import StoreFailed
-from state.intervals import BatchId, coalesce, subtract, total_batches
+from state.intervals import BatchId, coalesce, counted_batches, subtract, total_batches
 from state.phases import RunState
 
 MAX_PROBLEMS = 20
@@ -216,19 +217,23 @@ def _report(run: Run, ledger: _Ledger, journal: JournalReader, recomputed: Recom
 
 
 def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, ...]:
-    """Return which data the run has not trained on, and why."""
+    """Return which data the run has not trained on and why, and why it does not go on."""
     remarks = []
     if not applied_count:
         remarks.append("no batch was applied: the model is the one that the run began with")
+    hold = hold_reason(run)
+    if hold is not None:
+        remarks.append(f"the run waits: {hold}")
     if run.quarantined:
         first, count = run.quarantined[0], total_batches(item.batch_id for item in run.quarantined)
         remarks.append(
-            f"{count} batches are quarantined: the run does not train on them; the first is {first.batch_id}, "
-            f"{first.message}"
+            f"quarantined, and not trained on: {counted_batches(count)}; the first is {first.batch_id}, {first.message}"
         )
     if run.suspects:
         first, count = run.suspects[0], total_batches(item.batch_id for item in run.suspects)
-        remarks.append(f"{count} batches failed and are not applied; the first are {first.batch_id}, {first.message}")
+        remarks.append(
+            f"failed, and not applied: {counted_batches(count)}; the first is {first.batch_id}, {first.message}"
+        )
     if run.phase is RunState.FINISHED and unapplied_count:
-        remarks.append(f"the run is finished, and {unapplied_count} batches were never applied")
+        remarks.append(f"the run is finished without having applied {counted_batches(unapplied_count)}")
     return tuple(remarks)

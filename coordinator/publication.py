@@ -3,9 +3,10 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.liveness import Liveness
+from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json
 from runtime.broadcast import Broadcast
 from runtime.clock import RunClock
@@ -215,6 +216,7 @@ def status_of(
         version=version,
         run_state=run.phase,
         reason=run.reason,
+        hold=hold_reason(replace(run, now_s=now_s)),
         phase_remaining_s=None if run.phase_ends_s is None else round(max(0.0, run.phase_ends_s - now_s), 3),
         epoch=run.epoch,
         step=run.step,

@@ -27,6 +27,7 @@ from coordinator.machine.instructions import (
     OutcomeDecided,
     PhaseChanged,
     QuarantineEnded,
+    RunHeld,
     SegmentEnded,
     SweepBlobs,
 )
@@ -294,6 +295,8 @@ class CoordinatorService:
             case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
                 fields = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
                 log.warning("batches_quarantined", extra=fields)
+            case RunHeld(reason=reason):
+                log.warning("run_held", extra={"reason": reason})
             case QuarantineEnded(batches=batches):
                 log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
             case MembershipChanged(client_id=client_id, change=change):

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.logs import visible
+from state.intervals import counted_batches
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
 
@@ -57,6 +58,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
         parts.append(Text(curve(losses), style="green"))
     if status.members:
         parts.append(_members(status.members, status.member_count))
+    if status.hold is not None:
+        parts.append(Text(f"The run waits: {visible(status.hold)}", style="bold yellow"))
     parts.extend(_failed_data(status))
     parts.extend(Text(note, style="dim") for note in notes)
     title = Text(visible(f"Epochal · run {status.run_id}"))
@@ -72,7 +75,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     ):
         if not count:
             continue
-        lines = [f"{count} batches {title}"]
+        lines = [f"{counted_batches(count)} {title}"]
         lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
         if len(items) > MAX_SHOWN_FAILURES:
             lines.append("  … `epochal quarantine list` shows all")

@@ -260,6 +260,7 @@ class RunStatus(WireDocument):
     """The run as `epochal status` shows it: the document's progress, and values that change too often for it.
 
     Attributes:
+        hold: who rests and why, if the run waits for that; else None.
         carried_batches: batches that no outcome has applied yet, those that wait included.
         waiting_batches: batches that failed and wait for another attempt.
         quarantined: all quarantined batches, as intervals.
@@ -270,6 +271,7 @@ class RunStatus(WireDocument):
     version: Count
     run_state: RunState
     reason: str
+    hold: str | None
     phase_remaining_s: float | None
     epoch: Count
     step: Count

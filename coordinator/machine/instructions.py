@@ -22,6 +22,13 @@ class PhaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RunHeld:
+    """Log that the run waits for members that rest, and for what they rest."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentEnded:
     """Open a new journal segment with a snapshot: an epoch begins."""
 
@@ -67,6 +74,9 @@ class MembershipChanged:
     change: str
 
 
+# fmt: off
 Instruction: TypeAlias = (
-    PhaseChanged | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded | SweepBlobs | MembershipChanged
+    PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
+    | SweepBlobs | MembershipChanged
 )
+# fmt: on

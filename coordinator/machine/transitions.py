@@ -5,10 +5,12 @@ Timers are upper bounds only: each phase first checks whether everything that it
 
 from dataclasses import dataclass, replace
 
-from coordinator.machine.instructions import Instruction, SegmentEnded
+from coordinator.machine.hold import hold_reason
+from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, agreed_checkpoint_digest, current_checkpointer
+from state.intervals import counted_batches, total_batches
 from state.phases import RunState
 from state.wire import ClientId
 
@@ -55,6 +57,12 @@ def _steps_done(run: Run) -> bool:
     return not (run.carried or run.suspects) or run.drain_rounds >= DRAIN_ROUNDS
 
 
+def _done_reason(run: Run) -> str:
+    reason = f"all {run.state_file.config.total_steps} steps are done"
+    left = total_batches((*run.carried, *(suspect.batch_id for suspect in run.suspects)))
+    return f"{reason}, and {counted_batches(left)} could not be applied" if left else reason
+
+
 def _awaits_genesis(run: Run) -> bool:
     """Whether the operator has yet to provide the first checkpoint."""
     return run.checkpoint is None and run.state_file.access.genesis == "operator"
@@ -75,7 +83,7 @@ def _leave_waiting(run: Run) -> Move | None:
     if run.pause_pending:
         return Move("held", "an operator paused the run", run)
     if _steps_done(run):
-        return Move("finished", f"all {config.total_steps} steps are done", run)
+        return Move("finished", _done_reason(run), run)
     if _awaits_genesis(run) or run.enough_since_s is None or len(run.members) < config.init_min_clients:
         return None
     if run.now_s < run.enough_since_s + config.waiting_for_members_extra_time:
@@ -156,7 +164,7 @@ def _epoch_end_reason(run: Run) -> str | None:
     if run.pause_pending:
         return "an operator paused the run"
     if _steps_done(run):
-        return f"all {config.total_steps} steps are done"
+        return _done_reason(run)
     if ready_count < config.min_clients:
         return f"{ready_count} ready members, {config.min_clients} needed"
     if run.now_s >= run.epoch_started_s + config.epoch_time:
@@ -177,6 +185,13 @@ def _leave_cooldown(run: Run) -> Move | None:
         reason = f"time is over without a verified checkpoint ({claimed})"
     else:
         return None
-    run, instructions = replace(run, epoch=run.epoch + 1), (SegmentEnded(run.epoch + 1),)
-    trigger = "held" if run.pause_pending else "finished" if _steps_done(run) else "epoch_closed"
-    return Move(trigger, reason, run, instructions)
+    instructions: tuple[Instruction, ...] = (SegmentEnded(run.epoch + 1),)
+    run = replace(run, epoch=run.epoch + 1)
+    if run.pause_pending:
+        return Move("held", reason, run, instructions)
+    if _steps_done(run):
+        return Move("finished", _done_reason(run), run, instructions)
+    hold = hold_reason(run)
+    if hold is not None:
+        return Move("epoch_closed", hold, run, (*instructions, RunHeld(hold)))
+    return Move("epoch_closed", reason, run, instructions)

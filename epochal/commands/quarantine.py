@@ -8,7 +8,7 @@ from coordinator_client.operator import parse_batches
 from epochal.cli.logs import visible
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operator import AdminToken, ask, required_token
-from state.intervals import BatchId, total_batches
+from state.intervals import BatchId, counted_batches, total_batches
 from state.messages import FailedBatches
 from state.wire import canonical_json
 
@@ -25,7 +25,7 @@ def list_(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOp
         typer.echo("no batch has failed")
     for title, items in (("quarantined", found.quarantined), ("waiting for another attempt", found.waiting)):
         if items:
-            typer.echo(f"{title}: {total_batches(item.batch_id for item in items)} batches")
+            typer.echo(f"{title}: {counted_batches(total_batches(item.batch_id for item in items))}")
         for item in items:
             typer.echo(f"  {_line(item)}")
 
@@ -51,4 +51,4 @@ def release(
     """Attempt quarantined batches again, once their data are mended. A finished run continues for this."""
     wanted = parse_batches(batches)
     released = ask(url, tls_ca, lambda operator: operator.release(wanted), required_token(admin_token))
-    typer.echo(f"released {total_batches(released)} batches: {', '.join(map(_numbers, released))}")
+    typer.echo(f"released {counted_batches(total_batches(released))}: {', '.join(map(_numbers, released))}")

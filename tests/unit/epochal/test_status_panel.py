@@ -39,6 +39,7 @@ def status_of(member_count: int, loss: float | None) -> RunStatus:
         version=7,
         run_state=RunState.ROUND_TRAIN,
         reason="all are ready",
+        hold=None,
         phase_remaining_s=4.0,
         epoch=1,
         step=3,
@@ -102,6 +103,12 @@ def test_status_shows_the_batches_that_failed_and_why() -> None:
     assert "8 batches failed, waiting for another attempt" in shown
     assert "[40, 47]  rejected: not JSON" in shown
     assert status_line(status).endswith("quarantined 557")
+
+
+def test_status_shows_why_the_run_waits() -> None:
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(replace(status_of(1, None), hold="0 of 1 members can work\x1b")))
+    assert "The run waits: 0 of 1 members can work\\x1b" in console.export_text()
 
 
 def test_status_line_is_one_line() -> None:
