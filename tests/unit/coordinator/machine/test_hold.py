@@ -13,7 +13,7 @@ from tests.support.machine_driver import client, in_round
 
 def run_with(*last_misses: str, members: int, min_clients: int = 1) -> Run:
     """Return a run in which a member rests for each of these reasons, and further ones do not."""
-    run = in_round(*range(1, members + 1), config__min_clients=min_clients).run
+    run = in_round(*range(1, members + 1), config__init_min_clients=members, config__min_clients=min_clients).run
     resting = dict(run.members)
     for number, miss in enumerate(last_misses, 1):
         member = run.members[client(number)]
