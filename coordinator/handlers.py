@@ -12,6 +12,7 @@ from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator.liveness import KEY_FREE_AFTER_S
+from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
 from coordinator.machine.run import Member
 from coordinator.publication import Published, failed_data_of, standing_of
@@ -69,6 +70,23 @@ class Handlers:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
+
+    def reader(self, token: str | None, host: str) -> Reader:
+        """Return who sends a request that reads: a member, which was heard, a data server, or a stranger.
+
+        Args:
+            token: a session token or a data server's; None for a stranger.
+            host: the sender's address.
+
+        Raises:
+            Refused: `unauthorized` for a token that is neither; as `authenticate` raises.
+        """
+        if token is None:
+            return stranger_at(host)
+        server_id = self.tokens.data_server_of(token, self.service.now_s())
+        if server_id is not None:
+            return Reader(ReaderKind.DATA_SERVER, server_id)
+        return Reader(ReaderKind.MEMBER, self.authenticate(token))
 
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
@@ -179,9 +197,12 @@ class Handlers:
     def _bounded_wait_s(self, wait_s: float) -> float:
         return max(0.0, min(wait_s, self.service.run.state_file.config.client_timeout_s / LONG_POLLS_PER_TIMEOUT))
 
-    async def wait_published(self, after: int, lineage: str | None, wait_s: float) -> Published | None:
-        """Return the published document once it is newer, or None after `wait_s`."""
-        return await self.service.readers.wait_published(after, lineage, self._bounded_wait_s(wait_s))
+    async def wait_published(
+        self, after: int, lineage: str | None, wait_s: float, *, is_stranger: bool = False
+    ) -> Published | None:
+        """Return the published document once it is newer, or None after `wait_s`; tell many strangers later."""
+        bounded_s = self._bounded_wait_s(wait_s)
+        return await self.service.readers.wait_published(after, lineage, bounded_s, is_stranger=is_stranger)
 
     def immutable(self, sha256: Sha256) -> bytes:
         """Return the canonical JSON of a roster, work list or configuration."""
@@ -204,9 +225,12 @@ class Handlers:
             raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
 
-    async def results(self, step: int, attempt: int, after: int, wait_s: float) -> messages.ResultsPage:
-        """Return verified results of the round under way, as they arrive."""
-        return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s))
+    async def results(
+        self, step: int, attempt: int, after: int, wait_s: float, *, is_stranger: bool = False
+    ) -> messages.ResultsPage:
+        """Return verified results of the round under way, as they arrive; tell many strangers later."""
+        bounded_s = self._bounded_wait_s(wait_s)
+        return await self.service.readers.wait_results(step, attempt, after, bounded_s, is_stranger=is_stranger)
 
     def status(self) -> messages.RunStatus:
         """Return the run as an operator sees it."""
@@ -257,6 +281,10 @@ class Handlers:
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator
+
+    def data_server_token(self) -> messages.DataServerToken:
+        """Return a new token for a data server of the run."""
+        return messages.DataServerToken(self.tokens.data_server_token(self.service.now_s()))
 
     async def receive_genesis(
         self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None

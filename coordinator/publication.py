@@ -1,6 +1,7 @@
 """Views of a run for its readers, and how they wait for news: they never wait for the writer."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from coordinator.liveness import Liveness
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json
-from runtime.broadcast import Broadcast
+from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
 from state.errors import InternalError, Refused
@@ -23,6 +24,10 @@ MAX_ROUND_DOCUMENTS = 32
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
 MAX_FAILED_IN_STATUS = 8
+PROMPT_STRANGERS = 8
+"""Up to this number of waiting strangers are told of news at once."""
+STRANGERS_TOLD_PER_S = 100.0
+"""Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class Readers:
         self._clock = clock
         self._news = Broadcast()
         self._results_news = Broadcast()
+        self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
         self._on_change: list[Callable[[Run, Run], None]] = []
@@ -99,28 +105,39 @@ class Readers:
         if run.round is not before.round or run.phase is not before.phase:
             self._remember_round_documents()
             self._results_news.notify()
+            self._news_for_strangers.notify()
         if published is not self.published:
             self.published = published
             self._news.notify()
+            self._news_for_strangers.notify()
 
     def release(self) -> None:
         """Answer every waiting reader, because the service stops."""
         self._is_released = True
         self._news.close()
         self._results_news.close()
+        self._news_for_strangers.close()
 
-    async def wait_published(self, after: int, lineage: str | None, timeout_s: float) -> Published | None:
-        """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`."""
+    async def wait_published(
+        self, after: int, lineage: str | None, timeout_s: float, *, is_stranger: bool = False
+    ) -> Published | None:
+        """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`.
+
+        Where many strangers wait, all of them are told later, also of a document that is news already.
+        """
+        news = self._news_for_strangers if is_stranger else self._news
         if self.published.is_news(after, lineage):
-            return self.published
-        try:
+            if not is_stranger or self._news_for_strangers.is_prompt:
+                return self.published
+            self._news_for_strangers.notify()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            return None
+                await news.wait()
         return self.published if self.published.is_news(after, lineage) else None
 
-    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float) -> ResultsPage:
+    async def wait_results(
+        self, step: int, attempt: int, after: int, timeout_s: float, *, is_stranger: bool = False
+    ) -> ResultsPage:
         """Return a round's verified results from number `after` on, once there are any, or after `timeout_s`.
 
         It returns at once when no further result can come.
@@ -129,6 +146,7 @@ class Readers:
             Refused: `stale-round`.
         """
         deadline_s = self._clock.now_s() + timeout_s
+        news = self._news_for_strangers if is_stranger else self._results_news
         while True:
             page = results_page(self.run, step, attempt, after)
             remaining_s = deadline_s - self._clock.now_s()
@@ -136,7 +154,7 @@ class Readers:
                 return page
             try:
                 async with asyncio.timeout(remaining_s):
-                    await self._results_news.wait()
+                    await news.wait()
             except TimeoutError:
                 return results_page(self.run, step, attempt, after)
 

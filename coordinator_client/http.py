@@ -29,6 +29,7 @@ from state.messages import (
     REPORT_PATHS,
     Challenge,
     ChallengeRequest,
+    DataServerToken,
     FailedData,
     JoinRequest,
     QuarantineRelease,
@@ -201,6 +202,10 @@ class CoordinatorClient:
         """Release the quarantined batches in these intervals, or all with None; return which."""
         answer = await self._post("/quarantine/release", QuarantineRelease(batches))
         return parse_document(QuarantineRelease, answer).batches or ()
+
+    async def data_server_token(self) -> DataServerToken:
+        answer = await self._request("POST", f"{self._run}/tokens/data-server")
+        return parse_document(DataServerToken, answer.content)
 
     async def get_blob(self, sha256: Sha256) -> bytes:
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""

@@ -1,6 +1,7 @@
-"""Wakes all tasks that wait for a change."""
+"""Wakes all tasks that wait for a change, at once or at a bounded rate."""
 
 import asyncio
+import math
 
 
 class Broadcast:
@@ -33,3 +34,55 @@ class Broadcast:
         """Wake all waiting tasks, and let every later wait return at once."""
         self._is_closed = True
         self._event.set()
+
+
+class PacedBroadcast:
+    """Wakes all waiting tasks after a notification: the more of them wait, the later.
+
+    Args:
+        prompt_count: up to this number of waiting tasks are woken at once.
+        per_s: approximate maximum number of tasks woken in a second, if more of them wait.
+    """
+
+    def __init__(self, prompt_count: int, per_s: float) -> None:
+        self._broadcast = Broadcast()
+        self._prompt_count = prompt_count
+        self._per_s = per_s
+        self._waiting_count = 0
+        self._woken_s = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether so few tasks wait that a notification wakes them at once."""
+        return self._waiting_count <= self._prompt_count
+
+    async def wait(self) -> None:
+        """Return when the tasks are woken. The caller sets a timeout."""
+        self._waiting_count += 1
+        try:
+            await self._broadcast.wait()
+        finally:
+            self._waiting_count -= 1
+
+    def notify(self) -> None:
+        """Wake all waiting tasks, now or when it is time."""
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = self._woken_s + self._waiting_count / self._per_s
+        if self.is_prompt or due_s <= loop.time():
+            self._wake()
+        else:
+            self._timer = loop.call_at(due_s, self._wake)
+
+    def close(self) -> None:
+        """Wake all waiting tasks, and let every later wait return at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._broadcast.close()
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._woken_s = asyncio.get_running_loop().time()
+        self._broadcast.notify()

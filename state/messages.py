@@ -85,6 +85,13 @@ class Session(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class DataServerToken(WireDocument):
+    """A token with which a data server reads the run document, in a pool of its own (`POST …/tokens/data-server`)."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyReport(WireDocument):
     """This client holds replica `step` with this digest, and the dataset with this fingerprint."""
 

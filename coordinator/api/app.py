@@ -9,13 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from coordinator.api.blobs import blob_routes
-from coordinator.api.long_poll import LongPolls, RunDocumentEndpoint
+from coordinator.api.long_poll import RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import health_routes, operator_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
+from coordinator.long_polls import LongPolls
 from runtime.http_bodies import openapi_answer, openapi_schemas
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.problem_json import handle_error

@@ -4,62 +4,23 @@ A bare ASGI endpoint: every waiting client is sent the same bytes, which were se
 dependency in between.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.requests import RUN
+from coordinator.api.requests import RUN, reader_of
 from coordinator.handlers import Handlers
+from coordinator.long_polls import LongPolls
 from coordinator.publication import Published
-from runtime.connections import vouch_for
-from runtime.http_bodies import bearer_token, has_gone
+from runtime.http_bodies import has_gone
 from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
-from state.errors import EpochalError, Refused
-from state.refusals import Refusal
-from state.wire import ClientId
+from state.errors import EpochalError
 
 BEFORE_THE_FIRST = -1
 """The version that a reader names who has seen no document."""
-MAX_LONG_POLLS = 20_000
-"""Maximum number of requests that wait for news."""
-MAX_ANONYMOUS_LONG_POLLS = 2_000
-"""Maximum number of them without a session token: strangers must not take the members' places."""
-MAX_LONG_POLLS_PER_CLIENT = 16
-"""A client waits for the document and for results; the rest is for connections that broke unnoticed."""
-
-
-class LongPolls:
-    """Counts the waiting requests, and bounds them."""
-
-    def __init__(self) -> None:
-        self._waiting: Counter[ClientId | None] = Counter()
-        self.count = 0
-
-    @contextmanager
-    def place(self, client_id: ClientId | None) -> Iterator[None]:
-        """Hold a place for a waiting request of a member or, if None, of an anonymous reader.
-
-        Raises:
-            Refused: `overloaded`.
-        """
-        most = MAX_ANONYMOUS_LONG_POLLS if client_id is None else MAX_LONG_POLLS_PER_CLIENT
-        if self.count >= MAX_LONG_POLLS or self._waiting[client_id] >= most:
-            raise Refused(Refusal.OVERLOADED, "too many requests are waiting; try again in a moment")
-        self.count += 1
-        self._waiting[client_id] += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-            self._waiting[client_id] -= 1
-            if not self._waiting[client_id]:
-                del self._waiting[client_id]
 
 
 class RunDocumentEndpoint:
@@ -87,19 +48,16 @@ class RunDocumentEndpoint:
     async def _published(self, scope: Scope, receive: Receive) -> tuple[Published | None, str | None]:
         handlers = self._handlers
         handlers.check_run(scope["path_params"]["run_id"])
-        headers = Headers(scope=scope)
-        token = bearer_token(headers)
-        client_id = None if token is None else handlers.authenticate(token)
-        if client_id is not None:
-            vouch_for(scope, client_id)
+        reader = reader_of(handlers, scope)
         query = Query(scope["query_string"])
         after, lineage = query.whole("after", BEFORE_THE_FIRST, BEFORE_THE_FIRST), query.text("lineage")
         wait_s = query.seconds("wait_s")
-        with self._polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, receive)):
-            published = await handlers.wait_published(after, lineage, wait_s)
+        async with self._polls.place(reader, wait_s):
+            with handlers.service.waiting(reader.client_id, partial(has_gone, receive)):
+                published = await handlers.wait_published(after, lineage, wait_s, is_stranger=reader.is_stranger)
         if published is None:
-            handlers.check_store(client_id)
-        return published, headers.get("if-none-match")
+            handlers.check_store(reader.client_id)
+        return published, Headers(scope=scope).get("if-none-match")
 
 
 def _headers(published: Published) -> list[tuple[bytes, bytes]]:

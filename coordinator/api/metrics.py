@@ -7,7 +7,7 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from coordinator.api.long_poll import LongPolls
+from coordinator.long_polls import LongPolls, ReaderKind
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
 from coordinator.service import CoordinatorService, GroupKept, ServiceEvent
@@ -50,6 +50,16 @@ _GAUGES: _Rows = (
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
+    (
+        "coordinator_data_server_long_polls_waiting",
+        "Those of data servers with a token.",
+        lambda seen: seen.polls.count_of(ReaderKind.DATA_SERVER),
+    ),
+    (
+        "coordinator_stranger_long_polls_waiting",
+        "Those without a token.",
+        lambda seen: seen.polls.count_of(ReaderKind.STRANGER),
+    ),
 )
 _COUNTERS: _Rows = (
     ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),

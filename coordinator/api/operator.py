@@ -19,7 +19,7 @@ from runtime.http_bodies import (
     read_message,
 )
 from state.documents import CheckpointRef
-from state.messages import FailedData, QuarantineRelease, RunStatus
+from state.messages import DataServerToken, FailedData, QuarantineRelease, RunStatus
 from state.wire import ClientId
 
 OPERATOR = "operator"
@@ -57,6 +57,15 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         check(run_id, request)
         await handlers.eject(ClientId(client_id))
         return Response(status_code=204)
+
+    @router.post(
+        f"{RUN}/tokens/data-server",
+        summary="A new token for a data server (admin token)",
+        responses=openapi_answer(DataServerToken),
+    )
+    async def data_server_token(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        return document_response(handlers.data_server_token())
 
     @router.put(
         f"{RUN}/genesis/{{sha256}}",

@@ -6,12 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.long_poll import LongPolls
-from coordinator.api.requests import RUN, caller, sha256_of
+from coordinator.api.requests import RUN, reader_of, sha256_of
 from coordinator.handlers import Handlers
+from coordinator.long_polls import LongPolls
 from runtime.http_bodies import (
     IMMUTABLE,
-    bearer_token,
     document_response,
     has_gone,
     json_response,
@@ -51,13 +50,14 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     )
     async def results(run_id: str, step: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        client_id = None if bearer_token(request.headers) is None else caller(handlers, request)
+        reader = reader_of(handlers, request.scope)
         query, number = Query(request.scope["query_string"]), parse_whole("step", step)
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
-        with polls.place(client_id), handlers.service.waiting(client_id, partial(has_gone, request.receive)):
-            page = await handlers.results(number, attempt, after, wait_s)
+        async with polls.place(reader, wait_s):
+            with handlers.service.waiting(reader.client_id, partial(has_gone, request.receive)):
+                page = await handlers.results(number, attempt, after, wait_s, is_stranger=reader.is_stranger)
         if not page.results:
-            handlers.check_store(client_id)
+            handlers.check_store(reader.client_id)
         return document_response(page)
 
     @router.get(

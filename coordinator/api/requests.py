@@ -1,8 +1,11 @@
-"""Parts of a request: the member that sent it, and the digest in its path."""
+"""Parts of a request: its sender, and the digest in its path."""
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 from coordinator.handlers import Handlers
+from coordinator.long_polls import Reader
 from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token
 from state.errors import Refused
@@ -21,6 +24,15 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
     client_id = handlers.authenticate(bearer_token(request.headers))
     vouch_for(request.scope, client_id)
     return client_id
+
+
+def reader_of(handlers: Handlers, scope: Scope) -> Reader:
+    """Return who sends a request that anyone may make. Raise `Refused` if it shows a token that is not valid."""
+    host, _ = scope.get("client") or ("", 0)
+    reader = handlers.reader(bearer_token(Headers(scope=scope)), host)
+    if not reader.is_stranger:
+        vouch_for(scope, reader.name)
+    return reader
 
 
 def sha256_of(text: str) -> Sha256:

@@ -1,7 +1,12 @@
-"""The session tokens and data tickets of members. A bounded number of checked tokens is cached."""
+"""The session tokens and data tickets of members, and the tokens of data servers.
 
+A bounded number of checked tokens is cached.
+"""
+
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jwt
 
@@ -13,7 +18,12 @@ from state.wire import ClientId
 
 SESSION_LIFETIME_S = 3600.0
 SESSION_AUDIENCE = "epochal-session"
+DATA_SERVER_AUDIENCE = "epochal-data-server"
+DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
+"""A data server's token only takes a place in a pool of its own, so that it need not be renewed during a run."""
 MAX_CACHED_TOKENS = 16_384
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,7 @@ class SessionTokens:
         self._key = key
         self._run_id = run_id
         self._checked: OrderedDict[str, SessionClaims] = OrderedDict()
+        self._data_servers: OrderedDict[str, str | None] = OrderedDict()
 
     def session_token(self, client_id: ClientId, session: int, now_s: float) -> str:
         """Return a signed token for the client's requests, valid for `SESSION_LIFETIME_S`."""
@@ -41,9 +52,31 @@ class SessionTokens:
         """Return a signed ticket for data servers; it is not a session token."""
         return self._sign(client_id, DATA_TICKET_AUDIENCE, now_s, {})
 
-    def _sign(self, client_id: ClientId, audience: str, now_s: float, more: dict[str, int]) -> str:
-        claims = {"sub": client_id, "run": self._run_id, "aud": audience, "exp": int(now_s + SESSION_LIFETIME_S)}
+    def data_server_token(self, now_s: float) -> str:
+        """Return a signed token for a data server's requests, with an id of its own."""
+        return self._sign(secrets.token_hex(8), DATA_SERVER_AUDIENCE, now_s, {}, DATA_SERVER_LIFETIME_S)
+
+    def _sign(
+        self, subject: str, audience: str, now_s: float, more: dict[str, int], lifetime_s: float = SESSION_LIFETIME_S
+    ) -> str:
+        claims = {"sub": subject, "run": self._run_id, "aud": audience, "exp": int(now_s + lifetime_s)}
         return self._key.sign({**claims, **more})
+
+    def data_server_of(self, token: str, now_s: float) -> str | None:
+        """Return the id of the data server whose token this is; None if it is no valid one for this run."""
+        if token in self._checked:
+            return None
+        if token not in self._data_servers:
+            _remember(self._data_servers, token, self._data_server_in(token, now_s))
+        return self._data_servers[token]
+
+    def _data_server_in(self, token: str, now_s: float) -> str | None:
+        try:
+            found = self._key.verified(token, DATA_SERVER_AUDIENCE)
+            is_valid = found["run"] == self._run_id and float(found["exp"]) > now_s
+            return str(found["sub"]) if is_valid else None
+        except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
+            return None
 
     def check_session(self, token: str, now_s: float) -> SessionClaims:
         """Return the claims of a session token. The caller checks whether the session is still the client's latest.
@@ -54,9 +87,7 @@ class SessionTokens:
         claims = self._checked.get(token)
         if claims is None:
             claims = self._verified(token)
-            self._checked[token] = claims
-            if len(self._checked) > MAX_CACHED_TOKENS:
-                self._checked.popitem(last=False)
+            _remember(self._checked, token, claims)
         if claims.expires_s <= now_s:
             raise Refused(Refusal.UNAUTHORIZED, "the session token has expired; join again")
         return claims
@@ -69,3 +100,9 @@ class SessionTokens:
             return SessionClaims(ClientId(str(found["sub"])), int(found["sid"]), float(found["exp"]))
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
             raise Refused(Refusal.UNAUTHORIZED, "the session token is not one of this coordinator's") from None
+
+
+def _remember(checked: OrderedDict[str, T], token: str, found: T) -> None:
+    checked[token] = found
+    if len(checked) > MAX_CACHED_TOKENS:
+        checked.popitem(last=False)

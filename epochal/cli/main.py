@@ -58,6 +58,11 @@ QUARANTINE_COMMANDS = {
         "Attempt quarantined batches again, once their data are mended. A finished run continues for this."
     ),
 }
+TOKEN_COMMANDS = {
+    "token:data_server": (
+        "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
+    ),
+}
 
 app = lazy_app(
     COMMANDS,
@@ -68,6 +73,7 @@ app = lazy_app(
 )
 app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
 app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
+app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
 
 
 def _print_version(wanted: bool) -> None:

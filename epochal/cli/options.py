@@ -10,6 +10,7 @@ from epochal.cli.logs import LogFormat
 from state.errors import InvalidInput
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
+DATA_SERVER_TOKEN_VARIABLE = "EPOCHAL_DATA_SERVER_TOKEN"
 RUNS_FOLDER = Path("runs")
 """Folder for runs that are given no other place."""
 

@@ -121,6 +121,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             certificate = options.endpoint.tls_cert
             verify = True if certificate is None else trusting_holder_of(certificate)
             itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
+            itself.use_token(served.handlers.data_server_token().token)
             serving_them = serving_data(state, DataServerOptions(data_config), itself, served.registry)
             host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")

@@ -1,6 +1,7 @@
 """`epochal data-server`: serve a run's data over TCP."""
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,14 @@ import typer
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import CoordinatorCaOption, LogFormatOption, MetricsHostOption, VerboseOption, trusted
+from epochal.cli.options import (
+    DATA_SERVER_TOKEN_VARIABLE,
+    CoordinatorCaOption,
+    LogFormatOption,
+    MetricsHostOption,
+    VerboseOption,
+    trusted,
+)
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data
 from epochal.cli.shutdown import interruption
@@ -17,6 +25,7 @@ from epochal.cli.state_files import read_data_config
 from runtime.descriptors import allow_connections
 from runtime.metrics import LOOPBACK, new_registry, serving_metrics
 from runtime.retry import RetryPolicy
+from state.errors import InvalidInput
 
 
 def data_server(
@@ -33,6 +42,15 @@ def data_server(
             min=0, max=65535, help="Port to listen on; 0 picks a free one. Default: as the run's data_location says."
         ),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar=DATA_SERVER_TOKEN_VARIABLE,
+            show_envvar=False,
+            help="Token from `epochal token data-server`, with which the coordinator keeps a place for this server. "
+            f"Better: set {DATA_SERVER_TOKEN_VARIABLE}.",
+        ),
+    ] = None,
     tls_ca: CoordinatorCaOption = None,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on which Prometheus reads /metrics; 0 picks a free one.")
@@ -44,18 +62,29 @@ def data_server(
     """Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."""
     start_logging(log_format, verbose=verbose)
     read_data_config(data_path)
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidInput("--token is not a token; allowed: what `epochal token data-server` prints")
     options = DataServerOptions(data_path, host, port)
-    run_to_end(_serve_data(options, coordinator_url, trusted(tls_ca), (metrics_port, metrics_host)))
+    asked = _Asked(coordinator_url, trusted(tls_ca), token)
+    run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
 
 
-async def _serve_data(
-    options: DataServerOptions, coordinator_url: str, verify: bool | str, metrics_address: tuple[int, str]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The coordinator that the data server follows, and how."""
+
+    url: str
+    verify: bool | str
+    token: str | None
+
+
+async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str]) -> None:
     allow_connections()
     async with contextlib.AsyncExitStack() as stack:
         coordinator = await stack.enter_async_context(
-            await CoordinatorClient.connect(coordinator_url, RetryPolicy(), verify)
+            await CoordinatorClient.connect(asked.url, RetryPolicy(), asked.verify)
         )
+        coordinator.use_token(asked.token)
         document = await DocumentFeed(coordinator).next(0.0)
         state = await coordinator.config(document.config_sha256)
         registry = new_registry()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,29 +69,31 @@ class Children:
         for child in reversed(self.started):
             await child.stop()
 
-    async def start(self, name: str, *arguments: str) -> Child:
-        """Start `epochal ARGUMENTS…` with JSON logs into `log_dir/NAME.log`."""
+    async def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
+        """Start `epochal ARGUMENTS…` with JSON logs into `log_dir/NAME.log`, and with more variables if given."""
         log_path = self.log_dir / f"{name}.log"
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        fixed = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "epochal", *arguments, "--log-format", "json"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
-                env=environment,
+                env={**os.environ, **fixed, **(environment or {})},
             )
         child = Child(name, process, log_path)
         self.started.append(child)
         return child
 
-    async def start_server(self, name: str, *arguments: str) -> tuple[Child, str]:
+    async def start_server(
+        self, name: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> tuple[Child, str]:
         """Start a command that serves, and wait for the address that it prints.
 
         Raises:
             EpochalError: the command ended, or printed no address in `START_TIMEOUT_S`; the message ends with its log.
         """
-        child = await self.start(name, *arguments)
+        child = await self.start(name, *arguments, environment=environment)
         assert child.process.stdout is not None
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

@@ -17,9 +17,11 @@ import tomli
 import tomli_w
 
 from coordinator.audit import AuditReport, audit_store
+from coordinator.data_server_token import data_server_token_from
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
+from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.report import Report, compare_digests
@@ -177,7 +179,12 @@ class LocalRun:
             *("coordinator", str(directory / "state.toml"), "--store", self._store),
             *("--host", HOST, "--port", "0"),
         )
-        await children.start_server("data-server", "data-server", str(directory / "data.toml"), "--coordinator", url)
+        environment = {DATA_SERVER_TOKEN_VARIABLE: await data_server_token_from(self._store)}
+        await children.start_server(
+            "data-server",
+            *("data-server", str(directory / "data.toml"), "--coordinator", url),
+            environment=environment,
+        )
         for _ in range(self._options.client_count):
             await self._start_client(children, url)
         return url

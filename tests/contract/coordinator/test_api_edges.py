@@ -9,8 +9,8 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from coordinator.api.long_poll import MAX_ANONYMOUS_LONG_POLLS, MAX_LONG_POLLS_PER_CLIENT, LongPolls
 from coordinator.api.requests import RUN
+from coordinator.long_polls import POOLS, ReaderKind
 from coordinator.machine.run import parse_snapshot, snapshot_bytes
 from runtime.http_bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message
 from state.errors import Refused
@@ -106,23 +106,6 @@ async def test_metrics_count_answers_by_route_and_status_class(coordinator: Serv
     assert 'route="(none)",status="4xx"} 1.0' in text
 
 
-def test_long_polls_beyond_a_bound_are_refused_and_places_are_given_back() -> None:
-    polls = LongPolls()
-    for most, client_id in ((MAX_LONG_POLLS_PER_CLIENT, "a" * 32), (MAX_ANONYMOUS_LONG_POLLS, None)):
-        places = [polls.place(client_id) for _ in range(most)]  # type: ignore[arg-type]
-        for place in places:
-            place.__enter__()
-        with pytest.raises(Refused) as refused, polls.place(client_id):  # type: ignore[arg-type]
-            raise AssertionError("a place was given")
-        assert refused.value.kind == "overloaded"
-        places[0].__exit__(None, None, None)
-        with polls.place(client_id):  # type: ignore[arg-type]
-            assert polls.count >= most
-        for place in places[1:]:
-            place.__exit__(None, None, None)
-    assert polls.count == 0
-
-
 async def test_member_cannot_wait_more_often_than_its_bound(coordinator: Served) -> None:
     client = WireClient(coordinator, 1)
     await client.join()
@@ -133,7 +116,7 @@ async def test_member_cannot_wait_more_often_than_its_bound(coordinator: Served)
         answers.append(await client.send("GET", f"?after={version + 100}&wait_s=0.3"))
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(MAX_LONG_POLLS_PER_CLIENT + 1):
+        for _ in range(POOLS[ReaderKind.MEMBER].each + 1):
             tasks.create_task(wait())
     refused = [answer for answer in answers if answer.status_code == 503]
     assert [problem(answer) for answer in refused] == ["overloaded"]

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.api.long_poll import LongPolls
 from coordinator.api.metrics import CoordinatorMetrics
+from coordinator.long_polls import LongPolls
 from tests.support.served import Served, WireClient, served, training
 from tests.support.states import state_file
 

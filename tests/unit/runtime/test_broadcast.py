@@ -2,7 +2,7 @@
 
 import asyncio
 
-from runtime.broadcast import Broadcast
+from runtime.broadcast import Broadcast, PacedBroadcast
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -44,3 +44,48 @@ async def test_closed_broadcast_lets_every_wait_return_at_once() -> None:
         broadcast.close()
     broadcast.notify()
     await broadcast.wait()
+
+
+async def woken_at_s(broadcast: PacedBroadcast) -> float:
+    await broadcast.wait()
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+async def test_paced_notification_wakes_a_few_at_once_and_many_later() -> None:
+    broadcast = PacedBroadcast(prompt_count=2, per_s=10)
+    for count, expected_s in ((2, 0.0), (30, 3.0)):
+        since_s = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(count)]
+            await asyncio.sleep(0)
+            assert broadcast.is_prompt is (count == 2)
+            broadcast.notify()
+            broadcast.notify()
+        assert {task.result() - since_s for task in waiting} == {expected_s}
+
+
+@in_virtual_time
+async def test_paced_notification_after_a_long_silence_wakes_all_at_once() -> None:
+    broadcast = PacedBroadcast(prompt_count=0, per_s=10)
+    broadcast.notify()
+    await asyncio.sleep(100)
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(30)]
+        await asyncio.sleep(0)
+        broadcast.notify()
+    assert {task.result() for task in waiting} == {100.0}
+
+
+@in_virtual_time
+async def test_paced_broadcast_that_is_closed_wakes_at_once_and_ever_after() -> None:
+    broadcast = PacedBroadcast(prompt_count=0, per_s=1)
+    broadcast.notify()
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(30)]
+        await asyncio.sleep(0)
+        broadcast.notify()
+        await asyncio.sleep(1)
+        broadcast.close()
+        await broadcast.wait()
+    assert {task.result() for task in waiting} == {1.0}

@@ -5,7 +5,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.auth.signing_key import SigningKey
-from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.auth.tokens import DATA_SERVER_LIFETIME_S, SESSION_LIFETIME_S, SessionTokens
 from state.errors import Refused
 from state.messages import DATA_TICKET_AUDIENCE
 from state.wire import client_id_of
@@ -49,3 +49,29 @@ def test_data_ticket_is_verified_with_the_public_key_alone() -> None:
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(KEY.public_key_hex))
     claims = jwt.decode(ticket, key, ["EdDSA"], audience=DATA_TICKET_AUDIENCE, options={"verify_exp": False})
     assert (claims["sub"], claims["run"]) == (CLIENT_ID, "run")
+
+
+def test_data_server_token_holds_for_its_run_and_is_no_session() -> None:
+    tokens = SessionTokens(KEY, "run")
+    token, another = tokens.data_server_token(NOW_S), tokens.data_server_token(NOW_S)
+    ids = {tokens.data_server_of(token, NOW_S), SessionTokens(KEY, "run").data_server_of(token, NOW_S)}
+    assert len(ids) == 1
+    assert None not in ids
+    assert tokens.data_server_of(another, NOW_S) not in {None, *ids}
+    with pytest.raises(Refused, match="not one of this coordinator's"):
+        tokens.check_session(token, NOW_S)
+
+
+def test_data_server_token_of_another_kind_run_signer_or_time_is_none() -> None:
+    tokens = SessionTokens(KEY, "run")
+    session = tokens.session_token(CLIENT_ID, 1, NOW_S)
+    tokens.check_session(session, NOW_S)
+    for token in (
+        session,
+        tokens.data_ticket(CLIENT_ID, NOW_S),
+        SessionTokens(KEY, "other").data_server_token(NOW_S),
+        SessionTokens(SigningKey(bytes(32)), "run").data_server_token(NOW_S),
+        tokens.data_server_token(NOW_S - DATA_SERVER_LIFETIME_S),
+        *("", "a.b.c"),
+    ):
+        assert tokens.data_server_of(token, NOW_S) is None

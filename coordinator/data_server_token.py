@@ -1,0 +1,30 @@
+"""A token for a data server, made from the store of a run."""
+
+import time
+from dataclasses import replace
+
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
+from coordinator.machine.records import replay
+from coordinator.store.open import open_store_reader
+from state.errors import StoreFailed
+
+
+async def data_server_token_from(store: str) -> str:
+    """Return a new token for a data server of the run in a store. A coordinator may be serving the run.
+
+    Args:
+        store: its URL.
+
+    Raises:
+        InvalidInput: the URL is not supported, or there is no run.
+        StoreFailed: the coordinator's key or the journal cannot be read.
+    """
+    reader = open_store_reader(store)
+    private_key = await reader.keys.private_key()
+    if private_key is None:
+        raise StoreFailed(f"{reader.name} holds no coordinator's key")
+    async for segment in reader.journal.history():
+        run_id = replay(replace(segment, records=())).run.state_file.run_id
+        return SessionTokens(SigningKey(private_key), run_id).data_server_token(time.time())
+    raise StoreFailed(f"{reader.name} holds no journal")

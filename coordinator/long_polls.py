@@ -1,0 +1,117 @@
+"""Requests that wait for news: how many there may be, in pools of their own for members, data servers and strangers."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import IPv6Address, ip_address
+
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import ClientId
+
+IPV6_HOST_BITS = 64
+"""Addresses of IPv6 that differ in these last bits belong to one site, and are counted as one."""
+STRANGERS_PAUSE_S = 5.0
+"""Maximum time that a stranger without a place waits for its refusal, and then is asked to wait (`Retry-After`)."""
+
+
+class ReaderKind(Enum):
+    """Whose requests they are, which decides their pool."""
+
+    MEMBER = "member"
+    DATA_SERVER = "data server"
+    STRANGER = "stranger"
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The sender of a request that reads.
+
+    Attributes:
+        name: a member's client id, the id of a data server's token, or a stranger's address.
+    """
+
+    kind: ReaderKind
+    name: str
+
+    @property
+    def client_id(self) -> ClientId | None:
+        """The member's id; None if it is no member."""
+        return ClientId(self.name) if self.kind is ReaderKind.MEMBER else None
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it showed no token."""
+        return self.kind is ReaderKind.STRANGER
+
+
+def stranger_at(host: str) -> Reader:
+    """Return the reader without a token at this address."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return Reader(ReaderKind.STRANGER, host)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return Reader(ReaderKind.STRANGER, str(IPv6Address(int(address) >> IPV6_HOST_BITS << IPV6_HOST_BITS)))
+    return Reader(ReaderKind.STRANGER, host)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Maximum number of requests of one kind of reader that wait: of all together, and of one."""
+
+    total: int
+    each: int
+
+
+POOLS: Mapping[ReaderKind, Pool] = {
+    ReaderKind.MEMBER: Pool(total=40_000, each=16),
+    ReaderKind.DATA_SERVER: Pool(total=1_024, each=64),
+    ReaderKind.STRANGER: Pool(total=2_000, each=64),
+}
+"""A member waits for the document and for results, a data server for the document; the rest is for connections that
+broke unnoticed, and for data servers that share a token."""
+
+
+class LongPolls:
+    """Counts the waiting requests, and bounds them."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[Reader] = Counter()
+        self._counts: Counter[ReaderKind] = Counter()
+
+    @property
+    def count(self) -> int:
+        """Number of requests that wait."""
+        return self._counts.total()
+
+    def count_of(self, kind: ReaderKind) -> int:
+        """Return the number of requests of this kind of reader that wait."""
+        return self._counts[kind]
+
+    @asynccontextmanager
+    async def place(self, reader: Reader, wait_s: float) -> AsyncIterator[None]:
+        """Hold a place for a request that waits for up to `wait_s`.
+
+        Raises:
+            Refused: `overloaded`; a stranger hears it when its wait is over, because it would only ask again.
+        """
+        pool = POOLS[reader.kind]
+        if self._counts[reader.kind] >= pool.total or self._waiting[reader] >= pool.each:
+            message = f"too many requests of {reader.kind.value}s are waiting; try again in a moment"
+            if reader.is_stranger:
+                await asyncio.sleep(min(wait_s, STRANGERS_PAUSE_S))
+                raise Refused(Refusal.OVERLOADED, message, retry_after_s=STRANGERS_PAUSE_S)
+            raise Refused(Refusal.OVERLOADED, message)
+        self._counts[reader.kind] += 1
+        self._waiting[reader] += 1
+        try:
+            yield
+        finally:
+            self._counts[reader.kind] -= 1
+            self._waiting[reader] -= 1
+            if not self._waiting[reader]:
+                del self._waiting[reader]

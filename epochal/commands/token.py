@@ -1,0 +1,29 @@
+"""`epochal token`: tokens that an operator gives to other programs of a run."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from coordinator.data_server_token import data_server_token_from
+from epochal.cli.options import CoordinatorCaOption
+from epochal.commands.operator import AdminToken, ask, required_token
+
+
+def data_server(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE_OR_URL",
+            help="The coordinator's --store on this machine, or its address (http://… or https://…).",
+        ),
+    ],
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."""
+    if source.startswith(("http://", "https://")):
+        made = ask(source, tls_ca, lambda operator: operator.data_server_token(), required_token(admin_token))
+        typer.echo(made.token)
+    else:
+        typer.echo(asyncio.run(data_server_token_from(source)))

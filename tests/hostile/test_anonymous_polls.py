@@ -1,0 +1,85 @@
+"""Readers without a token that wait in numbers: members and data servers are told of news as if they were alone."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coordinator import long_polls, publication
+from coordinator.long_polls import Pool, ReaderKind
+from tests.support.processes import BOUND_S
+from tests.support.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
+from tests.support.states import state_file
+
+STRANGERS = 40
+SMALL = {
+    ReaderKind.MEMBER: Pool(total=4, each=4),
+    ReaderKind.DATA_SERVER: Pool(total=2, each=2),
+    ReaderKind.STRANGER: Pool(total=STRANGERS, each=STRANGERS),
+}
+
+
+@contextlib.asynccontextmanager
+async def strangers_waiting(run: Served, version: int) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+    """Let as many strangers wait for news as there is room for, over connections of their own."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=run.http.base_url, limits=limits, timeout=BOUND_S) as http:
+        url = f"{run.run_url}?wait_s=5&after={version}"
+        polls = [asyncio.create_task(http.get(url)) for _ in range(STRANGERS)]
+        while (
+            f"epochal_coordinator_stranger_long_polls_waiting {STRANGERS}.0"
+            not in (await run.http.get("/metrics")).text
+        ):
+            continue
+        yield polls
+        for poll in polls:
+            poll.cancel()
+
+
+async def test_strangers_that_take_every_place_keep_nobody_else_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_polls, "POOLS", SMALL)
+    monkeypatch.setattr(long_polls, "STRANGERS_PAUSE_S", 0.1)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2) as run:
+        member, second = WireClient(run, 1), WireClient(run, 2)
+        await member.join()
+        server = run.handlers.data_server_token().token
+        version = run.service.published.version
+        async with strangers_waiting(run, version):
+            refused = await run.http.get(f"{run.run_url}?wait_s=5&after={version}")
+            assert problem(refused) == "overloaded"
+            told = [
+                asyncio.create_task(member.send("GET", f"?wait_s=5&after={version}", token=token))
+                for token in (member.token, server)
+            ]
+            await second.join()
+            assert [(await answer).status_code for answer in told] == [200, 200]
+
+
+async def test_many_strangers_are_told_later_than_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "STRANGERS_TOLD_PER_S", 1.0)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+        members = await training(run)
+        version = run.service.published.version
+        async with strangers_waiting(run, version) as later:
+            news = asyncio.create_task(members[0].send("GET", f"?wait_s=5&after={version}"))
+            for member in members:
+                assert (await member.send("DELETE", "/clients/me")).status_code == 204
+            assert (await news).json()["version"] > version
+            assert not any(poll.done() for poll in later)
+
+
+async def test_data_server_token_needs_the_admin_token_and_opens_nothing_else() -> None:
+    async with served(state_file()) as run:
+        client = WireClient(run, 1)
+        assert problem(await client.send("POST", "/tokens/data-server")) == "forbidden"
+        made = await client.send("POST", "/tokens/data-server", token=ADMIN)
+        token = made.json()["token"]
+        assert (await client.send("GET", "", token=token)).status_code == 200
+        for method, place in (("GET", "/clients/me"), ("POST", "/pause"), ("GET", "/v1/blobs/" + "ab" * 32)):
+            refusal = await client.send(method, place, token=token)
+            assert refusal.status_code in (401, 403)
