@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
-from ipaddress import IPv6Address, ip_address
 
+from runtime.by_address import sender_of
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
 
-IPV6_HOST_BITS = 64
-"""Addresses of IPv6 that differ in these last bits belong to one site, and are counted as one."""
 STRANGERS_PAUSE_S = 5.0
 """Maximum time that a stranger without a place waits for its refusal, and then is asked to wait (`Retry-After`)."""
 
@@ -50,13 +48,7 @@ class Reader:
 
 def stranger_at(host: str) -> Reader:
     """Return the reader without a token at this address."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return Reader(ReaderKind.STRANGER, host)
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-        return Reader(ReaderKind.STRANGER, str(IPv6Address(int(address) >> IPV6_HOST_BITS << IPV6_HOST_BITS)))
-    return Reader(ReaderKind.STRANGER, host)
+    return Reader(ReaderKind.STRANGER, sender_of(host))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ class Readers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await news.wait()
+                while not (self.published.is_news(after, lineage) or self._is_released):
+                    await news.wait()
         return self.published if self.published.is_news(after, lineage) else None
 
     async def wait_results(

@@ -61,9 +61,9 @@ def data_server(
 ) -> None:
     """Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."""
     start_logging(log_format, verbose=verbose)
-    read_data_config(data_path)
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise InvalidInput("--token is not a token; allowed: what `epochal token data-server` prints")
+    read_data_config(data_path)
     options = DataServerOptions(data_path, host, port)
     asked = _Asked(coordinator_url, trusted(tls_ca), token)
     run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))

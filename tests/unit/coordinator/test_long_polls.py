@@ -64,9 +64,7 @@ async def test_stranger_hears_its_refusal_late(wait_s: float, refused_after_s: f
 
 def test_addresses_of_one_site_are_one_stranger() -> None:
     assert stranger_at("2001:db8:1:2::7") == stranger_at("2001:db8:1:2:ffff::1%eth0")
-    assert stranger_at("2001:db8:1:3::7") != stranger_at("2001:db8:1:2::7")
     assert stranger_at("192.0.2.1") != stranger_at("192.0.2.2")
-    assert stranger_at("::ffff:192.0.2.1") != stranger_at("::ffff:192.0.2.2")
     assert stranger_at("a socket").is_stranger
 
 
