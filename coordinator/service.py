@@ -29,6 +29,7 @@ from coordinator.machine.instructions import (
     QuarantineEnded,
     RunHeld,
     SegmentEnded,
+    SentToRest,
     SweepBlobs,
 )
 from coordinator.machine.run import Run
@@ -301,6 +302,8 @@ class CoordinatorService:
                 log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
             case MembershipChanged(client_id=client_id, change=change):
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
+            case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
+                log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
             case SweepBlobs():
                 self._maintenance.sweep()
             case SegmentEnded(epoch=epoch):

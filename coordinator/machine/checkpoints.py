@@ -47,15 +47,19 @@ def begin_genesis(run: Run, seed: Seed) -> Run:
     """Ask a member for the run's first checkpoint, if there is none and members may make it."""
     if run.checkpoint is not None or run.state_file.access.genesis == "operator":
         return replace(run, checkpointing=None)
-    return _begin(run, seed, roster_of(run.members.values()), genesis=True)
+    return _begin(run, seed, roster_of(run.available_members()), genesis=True)
 
 
 def begin_cooldown(run: Run, seed: Seed) -> Handled:
-    """Ask the ready members for a checkpoint of the agreed replica, unless it is kept already."""
+    """Ask the ready members for a checkpoint of the agreed replica, unless it is kept already.
+
+    Members that rest are asked only when nobody else is ready.
+    """
     if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
         kept = replace(run, checkpointing=None)
         return _keep(kept, run.checkpoints) if run.blobs_near_bound else (kept, ())
-    return _begin(run, seed, roster_of(run.ready_members()), genesis=False), ()
+    ready = run.ready_members() or [member for member in run.members.values() if member.ready_step is not None]
+    return _begin(run, seed, roster_of(ready), genesis=False), ()
 
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from coordinator.machine import checkpoints, membership, reports, stimuli
 from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
+from coordinator.machine.pace import train_limit_s
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Run, config_json
 from coordinator.machine.stimuli import Stamped, Stimulus
@@ -64,7 +65,7 @@ def _rebase(run: Run, outage_s: float) -> Run:
 def _take(run: Run, stimulus: Stimulus) -> Handled:
     match stimulus:
         case stimuli.Ticked() | stimuli.CoordinatorStarted():
-            return run, ()
+            return membership.gathered(run), ()  # a rest may be over
         case stimuli.RunRestored():
             return replace(run, lineage=stimulus.lineage), ()
         case stimuli.CoordinatorKeyReplaced():
@@ -142,18 +143,18 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
     config = run.state_file.config
     bound = {
         RunState.WARMUP: config.warmup_time,
-        RunState.ROUND_TRAIN: config.max_round_train_time,
+        RunState.ROUND_TRAIN: train_limit_s(run),
         RunState.ROUND_WITNESS: config.round_witness_time,
         RunState.COOLDOWN: config.cooldown_time,
     }.get(phase)
     ends_s = None if bound is None else run.now_s + bound
-    run = replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, reason=reason)
+    run = replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, enough_since_s=None, reason=reason)
     match phase:
         case RunState.WAITING_FOR_MEMBERS:
             return membership.gathered(replace(run, checkpointing=None, round=None)), ()
         case RunState.WARMUP:
             members = {client_id: replace(member, ready_step=None) for client_id, member in run.members.items()}
-            run = replace(run, members=members, enough_since_s=None, height=0, epoch_start_batch=run.cursor)
+            run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
             return checkpoints.begin_genesis(run, seed), ()
         case RunState.ROUND_TRAIN:
             epoch_started_s = run.now_s if run.height == 0 else run.epoch_started_s

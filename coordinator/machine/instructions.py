@@ -74,9 +74,18 @@ class MembershipChanged:
     change: str
 
 
+@dataclass(frozen=True, slots=True)
+class SentToRest:
+    """Log that a client is kept off the rosters for a while, because it missed too many rounds."""
+
+    client_id: ClientId
+    rest_s: float
+    reason: str
+
+
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged
+    | SweepBlobs | MembershipChanged | SentToRest
 )
 # fmt: on

@@ -1,9 +1,12 @@
 """Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
+from coordinator.machine.conduct import NEWCOMER
 from coordinator.machine.instructions import MembershipChanged
+from coordinator.machine.round_conduct import remembered
 from coordinator.machine.run import Handled, Member, Run
 from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from state.errors import Refused
@@ -40,9 +43,15 @@ def join(run: Run, event: ClientJoined) -> Handled:
         trainer=event.capabilities.trainer,
         nonce=event.nonce,
         instance=event.instance,
+        was_late=before is not None and before.was_late,
+        conduct=run.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
     )
     members = {**run.members, event.client_id: member}
-    run = gathered(replace(run, members=members, used_nonces=used, invitations_used=invitations))
+    departed = run.departed
+    if event.client_id in departed:
+        departed = {client_id: conduct for client_id, conduct in departed.items() if client_id != event.client_id}
+    joined = replace(run, members=members, departed=departed, used_nonces=used, invitations_used=invitations)
+    run = gathered(joined)
     return run, (MembershipChanged(event.client_id, "joined" if before is None else "joined again"),)
 
 
@@ -93,8 +102,12 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     current = run.round
     if current is not None:
         current = replace(current, pending=current.pending - set(gone))
-    run = replace(run, members=members, round=current)
-    if not run.batches_applied and not run.ready_members():  # nothing vouches for the data any more
+    departed = run.departed
+    for client_id in gone:
+        departed = remembered(departed, client_id, run.members[client_id].conduct)
+    run = replace(run, members=members, round=current, departed=departed)
+    vouched = any(member.ready_step is not None for member in members.values())
+    if not run.batches_applied and not vouched:  # nothing vouches for the data any more
         run = replace(run, data_fingerprint=None)
     return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
 
@@ -110,11 +123,27 @@ def eject(run: Run, client_id: ClientId) -> Handled:
 
 
 def gathered(run: Run) -> Run:
-    """Return the run with `enough_since_s` set for its members and phase."""
-    waiting = run.phase is RunState.WAITING_FOR_MEMBERS
-    enough = waiting and len(run.members) >= run.state_file.config.init_min_clients
+    """Return the run with `enough_since_s` set for its members and phase.
+
+    A member that rests counts among the `init_min_clients` that have gathered, so that it cannot hold the others by its
+    rest, and not among the `min_clients` that can work.
+    """
+    config = run.state_file.config
+    match run.phase:
+        case RunState.WAITING_FOR_MEMBERS:
+            available = (member for member in run.members.values() if run.is_available(member))
+            enough = len(run.members) >= config.init_min_clients and _are_at_least(config.min_clients, available)
+        case RunState.WARMUP:
+            ready = (member for member in run.members.values() if run.is_ready(member))
+            enough = run.checkpoint is not None and _are_at_least(config.min_clients, ready)
+        case _:
+            enough = False
     since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None
     return run if since == run.enough_since_s else replace(run, enough_since_s=since)
+
+
+def _are_at_least(count: int, members: Iterator[Member]) -> bool:
+    return sum(1 for _ in islice(members, count)) == count
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
@@ -147,11 +176,11 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
             f"the client's dataset has fingerprint {report.data_fingerprint}, the run's has {run.data_fingerprint}",
             expected=run.data_fingerprint,
         )
-    if member.ready_step == report.step:
+    if member.ready_step is not None:
         return run, ()
-    members = {**run.members, event.client_id: replace(member, ready_step=report.step)}
+    members = {**run.members, event.client_id: replace(member, ready_step=report.step, was_late=False)}
     run = replace(run, members=members, data_fingerprint=run.data_fingerprint or report.data_fingerprint)
-    return run, () if member.ready_step is not None else (MembershipChanged(event.client_id, "ready"),)
+    return gathered(run), (MembershipChanged(event.client_id, "ready"),)
 
 
 def _known_digest(run: Run, step: int) -> Sha256 | None:

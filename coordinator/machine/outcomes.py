@@ -7,12 +7,13 @@ Tests of the machine check it after every stimulus, and the audit (`coordinator/
 import math
 from collections import Counter
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from coordinator.machine.blame import blame_after
 from coordinator.machine.instructions import BatchesQuarantined, Instruction, OutcomeDecided
+from coordinator.machine.pace import with_pace
 from coordinator.machine.round import Round
+from coordinator.machine.round_conduct import with_conduct
 from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
 from state.documents import Outcome, OutcomeEntry
 from state.intervals import BatchId, subtract, total_batches
@@ -87,6 +88,9 @@ def end_round(run: Run, current: Round) -> Handled:
         OutcomeDecided(current.step, current.attempt, outcome, verdict.reason),
         *(BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined),
     )
+    run = with_pace(run, current, is_applied=outcome is not None)
+    run, rests = with_conduct(run, current, outcome)
+    instructions += rests
     run = replace(
         run,
         round=None,
@@ -106,7 +110,7 @@ def end_round(run: Run, current: Round) -> Handled:
         batches_applied=run.batches_applied + total_batches(applied),
         outcomes={**run.outcomes, outcome.step: outcome},
         losses=_with_loss(run, current, outcome),
-        members=_with_deliveries(run, current, included),
+        members=_with_last_losses(run, current),
     )
     return run, instructions
 
@@ -126,14 +130,10 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
     return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
 
-def _with_deliveries(run: Run, current: Round, included: AbstractSet[ClientId]) -> dict[ClientId, Member]:
+def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
     members = dict(run.members)
     for client_id in current.verified:
-        member = members.get(client_id)
-        if member is None:
-            continue
-        if client_id in included:
-            member = replace(member, conduct=replace(member.conduct, last_applied_step=current.step))
         loss = current.commitments[client_id].metrics.loss
-        members[client_id] = member if loss is None else replace(member, last_loss=loss)
+        if client_id in members and loss is not None:
+            members[client_id] = replace(members[client_id], last_loss=loss)
     return members

@@ -18,9 +18,9 @@ TRANSITIONS = (
     ("started",          UNINITIALIZED, WAITING,  "the coordinator serves the run"),
     ("members_gathered", WAITING,       WARMUP,   "enough members, extra time over"),
     ("members_lost",     WARMUP,        WAITING,  "fewer than min_clients, or no checkpoint in time"),
-    ("warmed_up",        WARMUP,        TRAIN,    "all ready, or time over"),
+    ("warmed_up",        WARMUP,        TRAIN,    "all ready, or enough and the others had time"),
     ("results_in",       TRAIN,         WITNESS,  "a quorum saw every result, or time over"),
-    ("next_round",       WITNESS,       TRAIN,    "all elected attested or gone, or time over"),
+    ("next_round",       WITNESS,       TRAIN,    "a quorum attested everything, or time over"),
     ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, total_steps reached, "
                                                   "pause pending, or blobs near their limit"),
     ("epoch_closed",     COOLDOWN,      WAITING,  "checkpoint verified, or time over"),

@@ -7,13 +7,18 @@ nothing.
 from dataclasses import replace
 from typing import Any
 
+from coordinator.machine.pace import with_delivery
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
 from coordinator.machine.stimuli import AttestationReceived, ResultCommitted, ResultRejected, ResultVerified, StepFailed
 from state.errors import Refused
+from state.intervals import total_batches
+from state.messages import Attestation
 from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
 from state.wire import ClientId
+
+BITS_PER_HEX_DIGIT = 4
 
 
 def commit_result(run: Run, event: ResultCommitted) -> Handled:
@@ -47,9 +52,10 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
     current = _round_of_commitment(run, event)
     if event.client_id in current.verified:
         return run, ()
+    batch_count = total_batches(current.plan.assignments[event.client_id])
     return _with(
         run,
-        current,
+        with_delivery(current, batch_count, run.now_s - run.phase_started_s),
         verified={**current.verified, event.client_id: event.replica_digest},
         rejected={client_id: rule for client_id, rule in current.rejected.items() if client_id != event.client_id},
         pending=current.pending - {event.client_id},
@@ -74,21 +80,40 @@ def reject_result(run: Run, event: ResultRejected) -> Handled:
 
 
 def attest(run: Run, event: AttestationReceived) -> Handled:
-    """Record which results a witness holds. It may attest again until the phase ends.
+    """Record which results a witness holds. Until the phase ends it may attest more of them, from the same replica.
 
     Raises:
-        Refused: `stale-round` or `not-in-roster`.
+        Refused: `stale-round`, `not-in-roster`, `invalid-body` or `already-committed`.
     """
     client_id, report = event.client_id, event.report
     current = _round_of(run, report.step, report.attempt, late_kind=Refusal.STALE_ROUND)
     if client_id not in current.plan.witnesses:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} is not a witness of round {report.step}")
-    held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
-    attested = replace(report, received=f"{report.received_bits() & held:x}")
+    _check_length(report, len(current.roster.clients))
+    bits, before = report.received_bits() & current.bits_of(current.verified), current.attestations.get(client_id)
+    if before is not None:
+        if before.replica_digest != report.replica_digest:
+            raise Refused(
+                Refusal.ALREADY_COMMITTED,
+                f"client {client_id} attested replica {before.replica_digest} in this round",
+                committed=before.replica_digest,
+            )
+        bits |= before.received_bits()
+    attested = replace(report, received=f"{bits:x}")
     closing = current.closing | {client_id} if run.phase is RunState.ROUND_WITNESS else current.closing
-    if current.attestations.get(client_id) == attested and closing == current.closing:
+    if before == attested and closing == current.closing:
         return run, ()
     return _with(run, current, attestations={**current.attestations, client_id: attested}, closing=closing)
+
+
+def _check_length(report: Attestation, client_count: int) -> None:
+    digits = max(1, -(-client_count // BITS_PER_HEX_DIGIT))
+    if len(report.received) > digits or report.received_bits() >> client_count:
+        raise Refused(
+            Refusal.INVALID_BODY,
+            f"`received` has {len(report.received)} hex digits; a roster of {client_count} clients needs at most "
+            f"{digits}, with no bit beyond its last position",
+        )
 
 
 def fail_step(run: Run, event: StepFailed) -> Handled:

@@ -1,6 +1,6 @@
 """The round under way, as a value: its assignments, and the messages that have arrived."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -9,6 +9,7 @@ from pydantic import Field
 from state.assignment import DataAssignments, assign_data_for_state
 from state.documents import Roster, WorkList
 from state.election import elect_witnesses, quorum, witness_count
+from state.intervals import total_batches
 from state.messages import Attestation, FailureReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
@@ -22,15 +23,17 @@ class RoundAssignment:
         positions: each client's position in the roster.
         witnesses: the elected witnesses.
         quorum: number of witnesses that must agree.
+        batch_count: number of batches in the round.
     """
 
     assignments: DataAssignments
     positions: dict[ClientId, int]
     witnesses: tuple[ClientId, ...]
     quorum: int
+    batch_count: int
 
 
-_NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0)
+_NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Round:
         attestations: each witness's latest attestation, its bits limited to verified results.
         closing: the witnesses that attested in RoundWitness, when no further result can come.
         failures: the reports of clients that could not take the step.
+        delivered_batches: number of batches over which verified results are.
+        mostly_in_s, last_in_s: seconds from the round's start to the result that completed most of the batches, and to
+            the last one.
+        timed_out: whether RoundTrain ended before every result had arrived.
+        train_s: time that the round took its quicker clients (`coordinator/machine/pace.py`), once RoundTrain is over.
         plan: not in snapshots; computed when the round is made or read.
     """
 
@@ -66,6 +74,11 @@ class Round:
     attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
     closing: frozenset[ClientId] = frozenset()
     failures: Mapping[ClientId, FailureReport] = field(default_factory=dict)
+    delivered_batches: int = 0
+    mostly_in_s: float | None = None
+    last_in_s: float | None = None
+    timed_out: bool = False
+    train_s: float | None = None
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,4 +92,13 @@ class Round:
             positions={entry.client_id: position for position, entry in enumerate(self.roster.clients)},
             witnesses=elect_witnesses(self.roster, self.seed, count),
             quorum=quorum(count),
+            batch_count=total_batches(self.work.intervals()),
         )
+
+    def bits_of(self, clients: Iterable[ClientId]) -> int:
+        """Return the bit set of these clients' roster positions, as attestations have it."""
+        bits = bytearray(len(self.roster.clients) // 8 + 1)
+        for client_id in clients:
+            position = self.plan.positions[client_id]
+            bits[position // 8] |= 1 << position % 8
+        return int.from_bytes(bits, "little")

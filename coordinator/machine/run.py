@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import gcd
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +18,7 @@ from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef, Outcome, Roster, RosterEntry
+from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
 from state.intervals import BatchId, data_index_count
@@ -41,7 +42,7 @@ class Member:
         nonce: of its last join; session tokens of earlier joins are superseded.
         instance: the process that joined; None if it did not name itself.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
-        was_late: whether the last Warmup that it saw ended before it was ready.
+        was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
     """
 
@@ -111,7 +112,10 @@ class Run(WireDocument):
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
         drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
-        enough_since_s: the time since which there are enough members, in WaitingForMembers.
+        departed: the bad conduct of clients that have left, the latest last.
+        train_times: seconds that the last applied rounds took, for the time limit of the next.
+        slow_rounds: rounds in a row whose time was over with more than half of their batches missing.
+        enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
     """
@@ -142,6 +146,9 @@ class Run(WireDocument):
     used_nonces: Mapping[str, float] = field(default_factory=dict)
     invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
     ejected: frozenset[ClientId] = frozenset()
+    departed: Mapping[ClientId, Conduct] = field(default_factory=dict)
+    train_times: tuple[float, ...] = ()
+    slow_rounds: int = 0
     enough_since_s: float | None = None
     pause_pending: bool = False
     blobs_near_bound: bool = False
@@ -179,9 +186,21 @@ class Run(WireDocument):
         """The tokens of those samples."""
         return self.data_indices_applied * self.state_file.model.LLM.max_seq_len
 
+    def available_members(self) -> list[Member]:
+        """Return the members that do not rest."""
+        return [member for member in self.members.values() if self.is_available(member)]
+
     def ready_members(self) -> list[Member]:
-        """Return the members that hold model and data."""
-        return [member for member in self.members.values() if member.ready_step is not None]
+        """Return the members that hold model and data, and do not rest."""
+        return [member for member in self.members.values() if self.is_ready(member)]
+
+    def is_available(self, member: Member) -> bool:
+        """Whether the member does not rest."""
+        return not member.conduct.is_resting(self.now_s)
+
+    def is_ready(self, member: Member) -> bool:
+        """Whether the member holds model and data, and does not rest."""
+        return member.ready_step is not None and self.is_available(member)
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
@@ -189,9 +208,20 @@ Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
 
 
 def roster_of(members: Iterable[Member]) -> Roster:
-    """Return the roster of these members with their shares."""
+    """Return the roster of these members with the shares that they have earned, in lowest terms."""
     ordered = sorted(members, key=lambda member: member.client_id)
-    return Roster(tuple(RosterEntry(member.client_id, member.share) for member in ordered))
+    common = gcd(*(share_units(member) for member in ordered)) or 1
+    return Roster(tuple(RosterEntry(member.client_id, share_units(member) // common) for member in ordered))
+
+
+def most_share_units(member: Member) -> int:
+    """Return the share that a member claims, in a roster's units."""
+    return member.share * SHARE_UNITS_PER_BATCH
+
+
+def share_units(member: Member) -> int:
+    """Return the share of a member in the next roster: what it has earned, at most its claim."""
+    return min(member.conduct.earned, most_share_units(member))
 
 
 def lineage_of(seed: str) -> str:

@@ -3,11 +3,13 @@
 Timers are upper bounds only: each phase first checks whether everything that it waits for has arrived.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
+from coordinator.machine.pace import closed
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, agreed_checkpoint_digest, current_checkpointer
 from state.intervals import counted_batches, total_batches
@@ -16,6 +18,8 @@ from state.wire import ClientId
 
 DRAIN_ROUNDS = 3
 """Maximum number of rounds after `total_steps`, which attempt only the carried work."""
+FAIR_WARMUP_PART = 0.5
+"""Part of `warmup_time` that the others have to get ready once `min_clients` are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def _leave_waiting(run: Run) -> Move | None:
         return Move("held", "an operator paused the run", run)
     if _steps_done(run):
         return Move("finished", _done_reason(run), run)
-    if _awaits_genesis(run) or run.enough_since_s is None or len(run.members) < config.init_min_clients:
+    if _awaits_genesis(run) or run.enough_since_s is None:
         return None
     if run.now_s < run.enough_since_s + config.waiting_for_members_extra_time:
         return None
@@ -95,44 +99,65 @@ def _leave_warmup(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
         return Move("held", "an operator paused the run", run)
-    if len(run.members) < config.min_clients:
-        return Move("members_lost", f"{len(run.members)} members, {config.min_clients} needed", run)
+    available = run.available_members()
+    if len(available) < config.min_clients:
+        return Move("members_lost", hold_reason(run) or f"{len(available)} members, {config.min_clients} needed", run)
     ready_count = len(run.ready_members())
-    if run.checkpoint is not None and ready_count >= config.min_clients:
-        if ready_count == len(run.members):
-            return Move("warmed_up", f"all {ready_count} members are ready", run)
-        if _time_is_over(run):
-            return Move("warmed_up", f"{ready_count} of {len(run.members)} members are ready, time is over", run)
+    if run.enough_since_s is not None:
+        reason = f"{ready_count} of {len(run.members)} members are ready"
+        if all(member.was_late for member in available if member.ready_step is None):
+            return _warmed_up(
+                run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
+            )
+        if _time_is_over(run) or run.now_s >= run.enough_since_s + FAIR_WARMUP_PART * config.warmup_time:
+            return _warmed_up(run, f"{reason}, the others have had time")
     if _time_is_over(run):
         missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
         return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", run)
     return None
 
 
-def _saw_everything(current: Round, witness: ClientId) -> bool:
-    """Whether the witness attested every verified result of the round."""
-    attested = current.attestations.get(witness)
-    if attested is None:
-        return False
-    received = attested.received_bits()
-    return all(received >> current.plan.positions[client_id] & 1 for client_id in current.verified)
+def _warmed_up(run: Run, reason: str) -> Move:
+    """Return the end of Warmup. The next one does not wait for members that were not ready in this one."""
+    members = dict(run.members)
+    for member in run.available_members():
+        if member.ready_step is None:
+            members[member.client_id] = replace(member, was_late=True)
+    return Move("warmed_up", reason, replace(run, members=members))
+
+
+def _complete_witnesses(current: Round) -> frozenset[ClientId]:
+    """Return the witnesses that attested every verified result of the round."""
+    held = current.bits_of(current.verified)
+    return frozenset(
+        witness for witness, attested in current.attestations.items() if not held & ~attested.received_bits()
+    )
 
 
 def _leave_train(run: Run) -> Move | None:
     current = run.round
-    if current is None or _time_is_over(run):
-        return Move("results_in", "time is over", run)
+    if current is None:
+        return Move("results_in", "there is no round", run)
+    reason = _results_in_reason(run, current)
+    if reason is None:
+        return None
+    return Move("results_in", reason, replace(run, round=closed(current, run.now_s - run.phase_started_s)))
+
+
+def _results_in_reason(run: Run, current: Round) -> str | None:
+    """Return why RoundTrain ends now, or None if it goes on."""
+    if _time_is_over(run):
+        return "time is over"
     if current.pending:
         return None
     if not current.verified:
-        return Move("results_in", "every assigned client failed or left", run)
-    witnesses = current.plan.witnesses
-    complete = {witness for witness in witnesses if _saw_everything(current, witness)}
+        return "every assigned client failed or left"
+    witnesses, complete = current.plan.witnesses, _complete_witnesses(current)
     if len(complete) >= current.plan.quorum:
-        return Move("results_in", f"{len(complete)} of {len(witnesses)} witnesses saw every result", run)
+        return f"{len(complete)} of {len(witnesses)} witnesses saw every result"
     left = [witness for witness in witnesses if witness in run.members]
     if complete.issuperset(left):
-        return Move("results_in", f"all {len(left)} witnesses that are left saw every result", run)
+        return f"all {len(left)} witnesses that are left saw every result"
     return None
 
 
@@ -148,11 +173,18 @@ def _leave_witness(run: Run) -> Move | None:
 
 
 def _is_round_over(run: Run, current: Round) -> bool:
-    """Whether no attestation is outstanding: time is over, or every witness has attested everything or left."""
+    """Whether no attestation is waited for: time is over, a quorum agrees on everything, or all have attested or left.
+
+    A witness that leaves this to the others is overtaken by them; nobody waits for it.
+    """
     if _time_is_over(run) or not current.verified:
         return True
+    complete = _complete_witnesses(current)
+    agreeing = Counter(current.attestations[witness].replica_digest for witness in complete)
+    if any(count >= current.plan.quorum for count in agreeing.values()):
+        return True
     return all(
-        witness not in run.members or witness in current.closing or _saw_everything(current, witness)
+        witness not in run.members or witness in current.closing or witness in complete
         for witness in current.plan.witnesses
     )
 
@@ -166,7 +198,7 @@ def _epoch_end_reason(run: Run) -> str | None:
     if _steps_done(run):
         return _done_reason(run)
     if ready_count < config.min_clients:
-        return f"{ready_count} ready members, {config.min_clients} needed"
+        return hold_reason(run) or f"{ready_count} ready members, {config.min_clients} needed"
     if run.now_s >= run.epoch_started_s + config.epoch_time:
         return "epoch time is over"
     if run.blobs_near_bound:

@@ -7,7 +7,7 @@ import pytest
 
 from state.phases import RunState
 from state.wire import ClientId
-from tests.support.by_hand import ByHand, hold_in, joined_by_hand
+from tests.support.by_hand import HELD_IN_WITNESS, ByHand, all_by_hand, hold_in, joined_by_hand
 from tests.support.processes import BOUND_S, at_round, in_phase, in_training, real_run
 
 SILENCE_S = 1.5
@@ -24,21 +24,24 @@ async def take_rounds_until(hand: ByHand, client_id: ClientId, *, present: bool)
 @pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
 async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 6)
+    hand_count = 2 if phase is RunState.ROUND_WITNESS else 1
     overrides = {
-        "config__init_min_clients": client_count + 1,
+        "config__init_min_clients": client_count + hand_count,
         "config__total_steps": steps,
         "config__client_timeout_s": SILENCE_S,
+        **(HELD_IN_WITNESS if phase is RunState.ROUND_WITNESS else {}),
     }
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, **overrides) as run, all_by_hand(run, hand_count) as hands:
         clients = [await run.start_client() for _ in range(client_count)]
-        document = await hold_in(hand, phase, client_count)
+        document = await hold_in(hands[0], phase, client_count, *hands[1:])
         victim = clients[-1]
         victim.kill()
         assert await victim.wait(BOUND_S) == -signal.SIGKILL
         if phase is RunState.COOLDOWN:
-            await hand.cool_down(document)
+            await hands[0].cool_down(document)
         else:
-            await hand.api.withdraw()
+            for hand in hands:
+                await hand.api.withdraw()
         report = await run.finish(without=(victim,))
         assert report.rounds == steps
         if phase is not RunState.COOLDOWN:

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.audit import audit_store
 from state.phases import RunState
-from tests.support.by_hand import hold_in, joined_by_hand
+from tests.support.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
 from tests.support.processes import RealRun, in_training, prepared_run, real_run
 
 CLIENT_TIMEOUT_S = 1.5
@@ -29,20 +29,26 @@ def dropped(run: RealRun) -> list[str]:
 @pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
 async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 4)
-    overrides = {"config__init_min_clients": client_count + 1, "config__total_steps": steps}
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    hand_count = 2 if phase is RunState.ROUND_WITNESS else 1
+    overrides = {
+        "config__init_min_clients": client_count + hand_count,
+        "config__total_steps": steps,
+        **(HELD_IN_WITNESS if phase is RunState.ROUND_WITNESS else {}),
+    }
+    async with real_run(tmp_path, **overrides) as run, all_by_hand(run, hand_count) as hands:
         for _ in range(client_count):
             await run.start_client()
-        before = await hold_in(hand, phase, client_count)
+        before = await hold_in(hands[0], phase, client_count, *hands[1:])
         await run.kill_coordinator()
         await run.start_coordinator()
-        after = await hand.watch.next()
+        after = await hands[0].watch.next()
         assert (after.run_state, after.step, after.round) == (phase, before.step, before.round)
         assert (after.lineage, after.checkpoint) == (before.lineage, before.checkpoint)
         if phase is RunState.COOLDOWN:
-            await hand.cool_down(after)
+            await hands[0].cool_down(after)
         else:
-            await hand.api.withdraw()
+            for hand in hands:
+                await hand.api.withdraw()
         report = await run.finish()
         assert report.rounds == steps
         assert dropped(run) == []

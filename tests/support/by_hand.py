@@ -3,6 +3,7 @@
 It speaks HTTP with a key of its own, holds real replicas and publishes well-formed results; it never trains.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -161,6 +162,24 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 
 
 @contextlib.asynccontextmanager
+async def all_by_hand(run: RealRun, count: int) -> AsyncIterator[list[ByHand]]:
+    """Yield members with keys from 1 on, which are heard all the time. Leaving the context does not withdraw them."""
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        hands = [await stack.enter_async_context(joined_by_hand(run, number)) for number in range(1, count + 1)]
+        heard = [tasks.create_task(_be_heard(hand)) for hand in hands]
+        yield hands
+        for task in heard:
+            task.cancel()
+
+
+async def _be_heard(hand: ByHand) -> None:
+    watch = DocumentWatch(hand.api)
+    with contextlib.suppress(Refused):  # it has withdrawn
+        while True:
+            await watch.next()
+
+
+@contextlib.asynccontextmanager
 async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
     """Yield a member with the key of this number. Leaving the context does not withdraw."""
     async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
@@ -177,24 +196,30 @@ async def all_ready(hands: Sequence[ByHand]) -> None:
         await hand.be_ready()
 
 
-async def hold_in(hand: ByHand, phase: RunState, client_count: int) -> RunDocument:
+HELD_IN_WITNESS = {"config__max_round_train_time": 4}
+"""State file of a run that `hold_in` takes to RoundWitness: RoundTrain ends by this time, for lack of a quorum."""
+
+
+async def hold_in(hand: ByHand, phase: RunState, client_count: int, *others: ByHand) -> RunDocument:
     """Take the run to its first `phase` and keep it there, because the phase waits for this client.
 
-    RoundWitness needs two real clients, which are a quorum without this one; Cooldown one, which is not a quorum.
+    RoundWitness needs two real clients and another one by hand, so that the real ones are no quorum, and
+    `HELD_IN_WITNESS`; Cooldown one real client, which is not a quorum.
 
     Args:
-        hand: a member; the run waits for it and `client_count` others.
-        client_count: real clients.
+        hand: a member; the run waits for it, the others by hand and the real clients.
+        client_count: number of real clients.
+        others: members by hand that do the same.
     """
-    document = await hand.first_checkpoint()
     if phase is RunState.WARMUP:
-        return document
-    await hand.be_ready()
+        return await hand.first_checkpoint()
+    await all_ready((hand, *others))
     document = await hand.watch.until(at_round(1))
     if phase is RunState.ROUND_TRAIN:
         await hand.results_in(document, client_count)
         return await hand.watch.until(at_round(1))
-    await hand.deliver(document)
+    for each in (hand, *others):
+        await each.deliver(document)
     if phase is RunState.ROUND_WITNESS:
         return await hand.watch.until(at_round(1, phase))
     await hand.attest(document)

@@ -139,6 +139,20 @@ class Driver:
             if self.run.round is None or (self.run.step, self.run.attempt) != (current.step, current.attempt):
                 break
 
+    def next_round(self) -> None:
+        """Play everything up to the next RoundTrain: checkpoints, rests, and Warmup with every member."""
+        for _ in range(1000):
+            match self.run.phase:
+                case RunState.ROUND_TRAIN:
+                    return
+                case RunState.WARMUP:
+                    self.warm_up()
+                case RunState.COOLDOWN:
+                    self.make_checkpoint()
+                case _:
+                    self.pass_time(5)
+        raise AssertionError(f"no round begins; the run is in {self.run.phase}: {self.run.reason}")
+
     def play_round(self) -> None:
         """Everyone in the roster delivers and attests."""
         current = self.round

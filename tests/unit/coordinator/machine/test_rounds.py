@@ -87,7 +87,7 @@ def test_attestation_by_no_witness_is_refused() -> None:
 def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
     driver = in_round(1, 2, 3)
     driver.deliver(client(1))
-    driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "ffff")))
+    driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "7")))
     position = driver.round.plan.positions[client(1)]
     assert driver.round.attestations[client(2)].received_bits() == 1 << position
 

@@ -1,0 +1,65 @@
+"""How long a round may take: the time limit of RoundTrain follows the rounds that were applied lately.
+
+Theory of operation. The time of a round is the time until two thirds of its batches were delivered, plus the time from
+the last result until a quorum had attested it. So less than a third of the work cannot make the run slower than that
+multiple of what the others need, whoever holds it back. When the limit itself was too short, because the work or the
+clients have changed, more than half of the batches are missing: then it doubles until results arrive.
+"""
+
+from dataclasses import replace
+from statistics import median
+
+from coordinator.machine.round import Round
+from coordinator.machine.run import Run
+
+TRAIN_TIMES_KEPT = 16
+TRAIN_TIMES_NEEDED = 5
+"""With fewer applied rounds than this, `max_round_train_time` is the limit."""
+LIMIT_PER_MEDIAN = 4.0
+"""Multiple of the median time of the last rounds after which a round is closed."""
+LIMIT_PER_LAST = 2.0
+"""Multiple of the last round's time for which a round stays open: the limit follows at once when rounds get longer."""
+SHORTEST_LIMIT_S = 3.0
+"""Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
+MAX_DOUBLINGS = 16
+MOSTLY = (2, 3)
+"""Part of a round's batches after whose delivery the slower clients no longer count in the round's time."""
+
+
+def train_limit_s(run: Run) -> float:
+    """Return the time limit of the RoundTrain that begins now, at most the run's `max_round_train_time`."""
+    most = run.state_file.config.max_round_train_time
+    times = run.train_times
+    if len(times) < TRAIN_TIMES_NEEDED:
+        return most
+    usual = max(SHORTEST_LIMIT_S, LIMIT_PER_MEDIAN * median(times), LIMIT_PER_LAST * times[-1])
+    return min(most, usual * 2.0 ** min(run.slow_rounds, MAX_DOUBLINGS))
+
+
+def with_delivery(current: Round, batch_count: int, elapsed_s: float) -> Round:
+    """Return the round after a result over `batch_count` batches was verified, `elapsed_s` after its start."""
+    delivered = current.delivered_batches + batch_count
+    part, whole = MOSTLY
+    mostly_in_s = current.mostly_in_s
+    if mostly_in_s is None and whole * delivered >= part * current.plan.batch_count:
+        mostly_in_s = elapsed_s
+    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
+
+
+def closed(current: Round, elapsed_s: float) -> Round:
+    """Return the round as RoundTrain ends, `elapsed_s` after its start."""
+    if current.pending:
+        return replace(current, timed_out=True, train_s=current.mostly_in_s)
+    if current.mostly_in_s is None or current.last_in_s is None:
+        return current
+    return replace(current, train_s=current.mostly_in_s + elapsed_s - current.last_in_s)
+
+
+def with_pace(run: Run, current: Round, *, is_applied: bool) -> Run:
+    """Return the run with the time of a round that ends now, in RoundWitness."""
+    is_slow = current.timed_out and 2 * current.delivered_batches < current.plan.batch_count
+    run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow else 0)
+    if not is_applied or current.train_s is None:
+        return run
+    took_s = current.train_s + run.now_s - run.phase_started_s
+    return replace(run, train_times=(*run.train_times, took_s)[-TRAIN_TIMES_KEPT:])

@@ -1,0 +1,139 @@
+"""What a round means for the conduct of its clients: who delivered, who missed it, and whose attestation it lacked."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
+from coordinator.machine.conduct import NEWCOMER, Conduct
+from coordinator.machine.instructions import SentToRest
+from coordinator.machine.round import Round
+from coordinator.machine.run import Handled, Run, most_share_units
+from state.documents import Outcome
+from state.wire import ClientId, Sha256
+
+MAX_DEPARTED = 4096
+"""Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
+
+
+def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
+    """Return the run with the conduct of everyone in the round that ends now with this outcome, or with None.
+
+    A client that delivered is not blamed for a round that was void or lost its result for lack of attestations.
+    """
+    applied = frozenset[ClientId]() if outcome is None else frozenset(entry.client_id for entry in outcome.entries)
+    reference = _replica_held(run, current, outcome)
+    faults = _bad_attestations(run, current, applied, reference)
+    applied_bits = current.bits_of(applied)
+    members, departed = dict(run.members), dict(run.departed)
+    rests: list[SentToRest] = []
+    for client_id, assignment in current.plan.assignments.items():
+        member = members.get(client_id)
+        before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
+        most = before.earned if member is None else most_share_units(member)
+        missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
+        if _confirmed_suspicion(run, current, client_id, is_void=outcome is None):
+            missed = None
+        if missed is not None:
+            after = before.with_miss(missed, run.now_s)
+        elif client_id in faults:
+            after = before.with_bad_attestation(faults[client_id], run.now_s)
+        elif client_id in applied:
+            after = before.with_result(most, current.step)
+        elif outcome is not None and not assignment:
+            after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
+        else:
+            after = before
+        attested = current.attestations.get(client_id)
+        if attested is not None and applied and client_id not in faults:
+            after = after.with_attestation() if not applied_bits & ~attested.received_bits() else after
+        if after is before:
+            continue
+        if member is not None:
+            members[client_id] = replace(member, conduct=after)
+        elif client_id not in run.ejected:
+            departed = remembered(departed, client_id, after)
+        if after.is_resting(run.now_s) and not before.is_resting(run.now_s):
+            rests.append(SentToRest(client_id, (after.rests_until_s or 0.0) - run.now_s, after.last_miss))
+    return replace(run, members=members, departed=departed), tuple(rests)
+
+
+def remembered(departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct) -> dict[ClientId, Conduct]:
+    """Return the departed with this client if its conduct is bad, and without the oldest if they are too many."""
+    kept = {known: of for known, of in departed.items() if known != client_id}
+    if not conduct.is_good:
+        kept[client_id] = conduct
+    while len(kept) > MAX_DEPARTED:
+        del kept[next(iter(kept))]
+    return kept
+
+
+def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
+    """Return why the round lacks the result of a client that had work, or None if the client is not to blame."""
+    held = current.verified.get(client_id)
+    if held is not None:
+        other = reference is not None and held != reference
+        return "its result was trained from another replica than the others hold" if other else None
+    failure = current.failures.get(client_id)
+    if failure is not None:
+        return f"it reported a failure, {failure.kind}: {failure.message}"
+    if client_id in current.rejected:
+        return f"its result was rejected: {current.rejected[client_id]}"
+    if client_id not in run.members:
+        return "it left before it delivered its result"
+    return "its result did not arrive before the round's time was over"
+
+
+def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_void: bool) -> bool:
+    """Whether the client reported bad data in batches that it was given alone, because somebody failed on them before.
+
+    That is no miss, except of a client that has not delivered lately where nobody else delivers either.
+    """
+    failure = current.failures.get(client_id)
+    if failure is None or failure.kind not in DATA_FAILURES:
+        return False
+    if is_void and not has_delivered_lately(run, client_id):
+        return False
+    alone = {item.batch_id for item in current.work.isolated}
+    return any(batch_id in alone for batch_id in current.plan.assignments[client_id])
+
+
+def _replica_held(run: Run, current: Round, outcome: Outcome | None) -> Sha256 | None:
+    """Return the digest of the replica from which the round should have been trained, as far as it is known.
+
+    A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
+    """
+    for checkpoint in run.checkpoints:
+        if checkpoint.step == current.step - 1:
+            return checkpoint.replica_digest
+    for digest, count in Counter(current.verified.values()).items():
+        if 2 * count > len(current.verified):
+            return digest
+    return None if outcome is None else outcome.replica_digest
+
+
+def _bad_attestations(
+    run: Run, current: Round, applied: frozenset[ClientId], reference: Sha256 | None
+) -> dict[ClientId, str]:
+    """Return the witnesses, still members, from whose attestations the round suffered, and how.
+
+    Other results than the applied ones are lost or were waited for, because a quorum has not attested them.
+    """
+    lost = current.bits_of(
+        client_id
+        for client_id, digest in current.verified.items()
+        if client_id not in applied and (reference is None or digest == reference)
+    )
+    is_time_over = run.phase_ends_s is not None and run.now_s >= run.phase_ends_s
+    found = {}
+    for witness in current.plan.witnesses:
+        attested = current.attestations.get(witness)
+        if witness not in run.members:
+            continue
+        if attested is not None and reference is not None and attested.replica_digest != reference:
+            found[witness] = "as a witness it attested another replica than the others hold"
+        elif lost and (is_time_over or witness in current.closing):
+            missing = lost if attested is None else lost & ~attested.received_bits()
+            if missing:
+                found[witness] = f"as a witness it did not attest {missing.bit_count()} results in time"
+    return found
