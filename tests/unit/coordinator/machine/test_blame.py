@@ -133,7 +133,8 @@ def test_member_counts_only_while_its_last_result_is_recent() -> None:
     while driver.run.step <= 1 + DELIVERED_LATELY_STEPS:
         assert has_delivered_lately(driver.run, client(1))
         driver.deliver(client(2))
-        fail(driver, client(1), "unavailable")
+        if client(1) in driver.round.pending:
+            fail(driver, client(1), "unavailable")
         driver.attest(*driver.round.plan.witnesses)
     assert not has_delivered_lately(driver.run, client(1))
     assert has_delivered_lately(driver.run, client(2))
