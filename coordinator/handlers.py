@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.downloads import Downloads
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
@@ -51,6 +52,7 @@ class Handlers:
     tokens: SessionTokens
     admin: AdminToken
     uploads: Uploads
+    downloads: Downloads
     rates: MessageRates = field(default_factory=MessageRates)
 
     # Authentication

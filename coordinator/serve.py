@@ -13,6 +13,7 @@ from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.tokens import SessionTokens
+from coordinator.downloads import Downloads
 from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions, signing_key_of
@@ -103,9 +104,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            handlers = Handlers(
-                service, nonces, tokens, admin, Uploads(service, SharedThreads(), options.genesis.layout)
-            )
+            uploads = Uploads(service, SharedThreads(), options.genesis.layout)
+            handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
             metrics = CoordinatorMetrics(new_registry())
             connections = Connections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics), connections)

@@ -10,7 +10,7 @@ something: while all strangers are that new, others wait in the system's queue.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -231,3 +231,17 @@ def vouch_for(scope: MutableMapping[str, Any], owner: str) -> None:
     if place is not None:
         connections, connection = place
         connections.vouch(connection, owner)
+
+
+async def end_connection(scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:
+    """End the connection of a request whose answer cannot be completed, and return when it has ended.
+
+    Args:
+        scope: the request's ASGI scope.
+        receive: returns the request's next ASGI message.
+    """
+    place = scope.get(CONNECTION_IN_SCOPE)
+    if place is not None:
+        place[1].abort()
+        while (await receive())["type"] != "http.disconnect":
+            continue

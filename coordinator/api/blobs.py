@@ -1,19 +1,74 @@
 """Routes of blobs: results and checkpoints, named by the SHA-256 of their bytes."""
 
-from collections.abc import AsyncIterator
+import logging
+from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api.requests import caller, sha256_of
 from coordinator.handlers import Handlers
-from runtime.http_bodies import IMMUTABLE, body_pieces, content_length
-from state.errors import Refused
+from runtime.connections import end_connection
+from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, has_gone
+from runtime.problem_json import problem_response
+from state.errors import EpochalError, Refused
 from state.refusals import Refusal
+from state.wire import ClientId, Sha256
+
+log = logging.getLogger(__name__)
 
 MAX_RANGE_DIGITS = 18
 """Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobPart:
+    """The bytes `[start, stop)` of a blob, and the status of the answer that carries them."""
+
+    sha256: Sha256
+    start: int
+    stop: int
+    status: int
+
+
+class BlobResponse(Response):
+    """A blob in pieces, with a place among the downloads. If the download must end, so does its connection."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, handlers: Handlers, client_id: ClientId, part: BlobPart, headers: dict[str, str]) -> None:
+        super().__init__(None, part.status, headers)
+        self._handlers = handlers
+        self._client_id = client_id
+        self._part = part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+        part = self._part
+        try:
+            async with self._handlers.downloads.place(self._client_id) as transfer:
+                async for piece in self._handlers.service.blobs.stream(part.sha256, part.start, part.stop):
+                    if not has_begun:
+                        await send(self._head())
+                        has_begun = True
+                    more = part.start + transfer.moved_bytes + len(piece) < part.stop
+                    body = {"type": "http.response.body", "body": piece, "more_body": more}
+                    await transfer.move(partial(send, body))
+                    transfer.moved_bytes += len(piece)
+                    if has_gone(receive):
+                        break
+        except EpochalError as error:
+            if not has_begun:
+                await problem_response(error)(scope, receive, send)
+                return
+            log.info("download_ended", extra={"client_id": self._client_id, "reason": str(error)})
+            await end_connection(scope, receive)
+
+    def _head(self) -> Message:
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
 def blob_routes(handlers: Handlers) -> APIRouter:
@@ -29,22 +84,22 @@ def blob_routes(handlers: Handlers) -> APIRouter:
 
     @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint; ranges are supported")
     async def get_blob(sha256: str, request: Request) -> Response:
-        caller(handlers, request)
+        client_id = caller(handlers, request)
         digest = sha256_of(sha256)
         size = await handlers.service.blobs.size(digest)
         if size is None:
             raise Refused(Refusal.NOT_FOUND, f"there is no blob {digest}")
-        start, stop, partial = _range(request.headers.get("range"), size)
+        start, stop, is_part = _range(request.headers.get("range"), size)
         headers = {
             "Content-Length": str(stop - start),
             "Accept-Ranges": "bytes",
             "ETag": f'"{digest}"',
             "Cache-Control": IMMUTABLE,
         }
-        if partial:
+        if is_part:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        body: AsyncIterator[bytes] = handlers.service.blobs.stream(digest, start, stop)
-        return StreamingResponse(body, 206 if partial else 200, headers, media_type="application/octet-stream")
+        sent = BlobPart(digest, start, stop, 206 if is_part else 200)
+        return BlobResponse(handlers, client_id, sent, headers)
 
     return router
 

@@ -16,6 +16,7 @@ from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
+from coordinator.downloads import Downloads
 from coordinator.genesis import Genesis
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions
@@ -67,7 +68,8 @@ def handlers_of(service: CoordinatorService, key: SigningKey, layout: TensorLayo
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-    return Handlers(service, nonces, tokens, admin, Uploads(service, InlineWorker(), layout))
+    uploads = Uploads(service, InlineWorker(), layout)
+    return Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
 
 
 @contextlib.asynccontextmanager

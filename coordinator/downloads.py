@@ -1,0 +1,47 @@
+"""Downloads of blobs by members: bounded in number, for each and for all, and ended with the reader's membership."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from coordinator.machine.run import Run
+from coordinator.service import CoordinatorService
+from coordinator.transfers import PlaceCounts, Places, Transfer
+from runtime.http_server import MIN_READ_BYTES_PER_S
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import ClientId
+
+MAX_DOWNLOADS = 512
+"""Maximum number of blobs sent at a time; each takes up to half a megabyte of memory. Others wait."""
+MAX_DOWNLOADS_PER_CLIENT = 16
+"""A client fetches up to eight blobs at a time; the rest is for connections that broke unnoticed."""
+
+
+class Downloads:
+    """The running downloads of one service."""
+
+    def __init__(self, service: CoordinatorService) -> None:
+        self._places = Places(PlaceCounts(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT), service.now_s)
+        service.readers.on_change(self._end_those_of_former_members)
+
+    @property
+    def running_count(self) -> int:
+        """Number of blobs that are being sent."""
+        return self._places.running_count
+
+    @asynccontextmanager
+    async def place(self, client_id: ClientId) -> AsyncIterator[Transfer]:
+        """Hold a place for a member's download.
+
+        Raises:
+            Refused: `overloaded`.
+        """
+        async with self._places.place(client_id, MIN_READ_BYTES_PER_S) as transfer:
+            yield transfer
+
+    def _end_those_of_former_members(self, before: Run, run: Run) -> None:
+        if run.members is before.members:
+            return
+        for transfer in self._places.running():
+            if transfer.client_id not in run.members:
+                transfer.end(Refused(Refusal.UNAUTHORIZED, f"client {transfer.client_id} has left the run"))
