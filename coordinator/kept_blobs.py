@@ -1,12 +1,16 @@
 """Are the blobs that a run relies on in its store, whole and undamaged?"""
 
 import hashlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 
 from coordinator.machine.run import Run
 from coordinator.machine.views import KeptBlob, blobs_kept
 from coordinator.store.blobs import BlobReader
 from state.errors import Refused, StoreFailed
+from state.wire import Sha256
+
+log = logging.getLogger(__name__)
 
 MAX_NAMED = 5
 """Number of blobs that a message names; it counts the others."""
@@ -52,3 +56,22 @@ async def wrong_blobs(run: Run, blobs: BlobReader) -> AsyncIterator[str | None]:
     """Read every blob that the run relies on, the newest checkpoint first; yield what is wrong with each, or None."""
     for blob in blobs_kept(run):
         yield await wrong_content(blob, blobs)
+
+
+class LostBlobs:
+    """Says of each blob that somebody asks for, and that the run relies on, once that it is lost.
+
+    Args:
+        run_now: returns the run as it is kept at the moment.
+    """
+
+    def __init__(self, run_now: Callable[[], Run]) -> None:
+        self._run_now = run_now
+        self._said: frozenset[Sha256] = frozenset()
+
+    def asked_for(self, sha256: Sha256) -> None:
+        """Note that a blob was asked for that is not held."""
+        relied_on = {blob.sha256: blob for blob in blobs_kept(self._run_now())}
+        if sha256 in relied_on and sha256 not in self._said:
+            self._said = self._said.intersection(relied_on) | {sha256}
+            log.error("blob_lost", extra={"sha256": sha256, "purpose": relied_on[sha256].purpose, "hint": WHAT_TO_DO})

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coordinator.kept_blobs import LostBlobs
 from coordinator.liveness import HasGone, Liveness
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import (
@@ -98,6 +99,7 @@ class CoordinatorService:
         self._liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self.health = StoreHealth()
+        self.lost_blobs = LostBlobs(lambda: self.run)
         self._maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False

@@ -88,6 +88,7 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         digest = sha256_of(sha256)
         size = await handlers.service.blobs.size(digest)
         if size is None:
+            handlers.service.lost_blobs.asked_for(digest)
             raise Refused(Refusal.NOT_FOUND, f"there is no blob {digest}")
         start, stop, is_part = _range(request.headers.get("range"), size)
         headers = {

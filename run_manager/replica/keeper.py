@@ -3,7 +3,8 @@
 Theory of operation. The run document asks for replica `document.step − 1`; `aim` takes the document. One task (`run`)
 moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next outcome. Between
 two steps it looks at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it.
-The machine's steps wait with `at`.
+The machine's steps wait with `at`. What a document names and the coordinator lacks is asked for again, and one warning
+says that the run waits for it.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
 is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
@@ -33,6 +34,12 @@ from state.wire import Sha256, document_digest
 log = logging.getLogger(__name__)
 
 MAX_REBUILDS_PER_STEP = 3
+MISSING_RETRY_S = 10.0
+"""Time after which something that the coordinator lacks, and that the run needs, is asked for again."""
+LACKING = (
+    "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
+    "moves on without it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,9 @@ class ReplicaKeeper:
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
+        self._lacking: tuple[str, int] | None = None
+        """What the coordinator lacked at the last attempt, and its step."""
+        self._warned_of: tuple[str, int] | None = None
         self._history = 0
         self._changed = Broadcast()
 
@@ -141,8 +151,21 @@ class ReplicaKeeper:
         """
         while True:
             changed, aim = self._changed.next, self._aim
+            self._lacking = None
             if aim is None or not await self._advance(aim):
+                await self._wait_for(changed)
+
+    async def _wait_for(self, changed: asyncio.Event) -> None:
+        """Wait for the change; if the coordinator lacks what the run needs, for a while only, and say so once."""
+        try:
+            async with asyncio.timeout(None if self._lacking is None else MISSING_RETRY_S):
                 await changed.wait()
+        except TimeoutError:
+            assert self._lacking is not None
+            if self._warned_of != self._lacking:
+                what, step = self._warned_of = self._lacking
+                log.warning("coordinator_lacks", extra={"what": what, "step": step, "consequence": LACKING})
+            self._missing = None
 
     async def _advance(self, aim: RunDocument) -> bool:
         """Take one step towards the aim; return False if none is possible before something changes."""
@@ -157,7 +180,10 @@ class ReplicaKeeper:
             return False
         if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step - 1):
             return await self._load(aim.checkpoint)
-        if held is None or held.step > aim.step - 1 or self._missing == held.step + 1:
+        if held is None or held.step > aim.step - 1:
+            return False
+        if self._missing == held.step + 1:
+            self._lacking = ("results or outcome", self._missing)
             return False
         await self._apply_next(held, aim)
         return True
@@ -176,6 +202,7 @@ class ReplicaKeeper:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("checkpoint_not_found", extra={"step": checkpoint.step})
+            self._lacking = ("checkpoint", checkpoint.step)
             return False
         self._exchange.forget((checkpoint.blob_sha256,))
         replica = await self._worker.run(partial(self._parse_checkpoint, data))

@@ -9,7 +9,7 @@ import pytest
 
 from run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
 from run_manager.exchange.star import StarExchange
-from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from runtime.worker_thread import InlineWorker, Worker
 from state.documents import CheckpointRef, Outcome
@@ -124,6 +124,76 @@ async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
         assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
 
 
+async def no_outcome(step: int) -> Outcome:
+    raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
+
+
+def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
+    """Return a keeper whose coordinator has these blobs and no outcomes."""
+    worker = InlineWorker()
+    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(blobs, worker)
+    return ReplicaKeeper(
+        no_outcome, exchange, merger, worker, lambda replica: None, lambda outcome: None, events.append
+    )
+
+
+FIRST = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})
+
+
+def warnings(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[str, int]]:
+    """Return what each warning of this event names."""
+    return [
+        (vars(record)["what"], vars(record)["step"])
+        for record in caplog.records
+        if record.levelname == "WARNING" and record.getMessage() == event
+    ]
+
+
+@in_virtual_time
+async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    data, blobs = checkpoint_bytes(FIRST), HeldBlobs()
+    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    keeper = keeper_of(blobs, [])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        for version in range(1, 4):
+            keeper.aim(run_document(RunState.WARMUP, version=version, checkpoint=checkpoint))
+            await asyncio.sleep(3 * MISSING_RETRY_S)
+            assert warnings(caplog, "coordinator_lacks") == [("checkpoint", 0)]
+        await blobs.put_blob(checkpoint.blob_sha256, data)
+        assert (await keeper.at(0)).digest == checkpoint.replica_digest, "it is asked for again"
+        running.cancel()
+
+
+@in_virtual_time
+async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    data = checkpoint_bytes(FIRST)
+    newer = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    keeper = keeper_of(HeldBlobs(data), [])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        keeper.aim(run_document(RunState.WARMUP, checkpoint=CheckpointRef(0, Sha256("ab" * 32), 9, Sha256("cd" * 32))))
+        await asyncio.sleep(MISSING_RETRY_S / 2)
+        keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=newer))
+        await keeper.at(0)
+        await asyncio.sleep(2 * MISSING_RETRY_S)
+        assert warnings(caplog, "coordinator_lacks") == []
+        running.cancel()
+
+
+@in_virtual_time
+async def test_keeper_warns_once_of_an_outcome_that_the_coordinator_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    data = checkpoint_bytes(FIRST)
+    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    keeper = keeper_of(HeldBlobs(data), [])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        keeper.aim(run_document(RunState.WARMUP, step=3, checkpoint=checkpoint))
+        await asyncio.sleep(5 * MISSING_RETRY_S)
+        assert warnings(caplog, "coordinator_lacks") == [("results or outcome", 1)]
+        running.cancel()
+
+
 @in_virtual_time
 async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() -> None:
     """Two checkpointers in a row may have made different initial parameters; the verified ones are the run's."""
@@ -132,14 +202,7 @@ async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() 
     data, digest = checkpoint_bytes(right), Sha256(replica_digest(right))
     events: list[Event] = []
 
-    async def no_outcome(step: int) -> Outcome:
-        raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
-
-    worker = InlineWorker()
-    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(HeldBlobs(data), worker)
-    keeper = ReplicaKeeper(
-        no_outcome, exchange, merger, worker, lambda replica: None, lambda outcome: None, events.append
-    )
+    keeper = keeper_of(HeldBlobs(data), events)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         keeper.aim(run_document(RunState.WARMUP))
