@@ -75,6 +75,7 @@ async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path
     to = tmp_path / "backup"
     async with real_run(tmp_path, 2, **SHORT_EPOCHS) as run:
         await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
+        assert [path for path in (run.run_dir, *run.run_dir.rglob("*")) if path.stat().st_mode & 0o077] == []
         backup = await begun_backup(run, to)
         before = run.watch.seen[-1]
         swept = len(run.events(run.coordinator, "blobs_swept"))

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from coordinator.store.directory import sweep_lock
 from coordinator.store.directory.backup_folder import NOTE_FILE
-from coordinator.store.directory.blobs import DirectoryBlobs
+from coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
 from coordinator.store.directory.journal import (
     JOURNAL_FOLDER,
     DirectoryHistory,
@@ -32,7 +32,7 @@ from coordinator.store.directory.journal import (
     WritingThread,
     segment_paths,
 )
-from coordinator.store.directory.keys import DirectoryKeys
+from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 STATE_FILE = "state.toml"
 LOCK_FILE = "lock"
+OWN_FOLDERS = frozenset({JOURNAL_FOLDER, BLOBS_FOLDER, KEYS_FOLDER})
+OWN_FILES = frozenset({STATE_FILE, f"{STATE_FILE}.new", LOCK_FILE, sweep_lock.SWEEP_LOCK_FILE, NOTE_FILE})
 TESTNET_FOLDER = "coordinator"
 """Name of the run directory in the folder of `epochal up`."""
 MAX_LOCK_BYTES = 64
@@ -141,10 +143,20 @@ class RunDirectoryReader:
 
 
 def _make_all_private(run_dir: Path) -> None:
-    """Keep others out of a run directory, which may have been made with wider permissions."""
+    """Keep others out of what a run directory holds, which may have been made with wider permissions.
+
+    The folder itself is left as it is if it holds something else too: then others have business there.
+    """
     try:
-        for path in (run_dir, *run_dir.rglob("*")):
+        held = list(run_dir.iterdir())
+        own = [path for path in held if path.name in OWN_FOLDERS | OWN_FILES]
+        for path in own:
             make_private(path)
+            if path.name in OWN_FOLDERS:
+                for inner in path.rglob("*"):
+                    make_private(inner)
+        if len(own) == len(held):
+            make_private(run_dir)
     except OSError as error:
         log.warning("run_directory_not_private", extra={"path": str(run_dir), "reason": error.strerror or str(error)})
 

@@ -173,6 +173,17 @@ async def test_run_directory_is_private_also_if_it_was_not(tmp_path: Path) -> No
     await store.aclose()
 
 
+async def test_run_directory_in_a_folder_of_other_things_leaves_those_alone(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir(0o755)
+    page = tmp_path / "pages" / "index.html"
+    page.touch(0o644)
+    await two_segments(tmp_path)
+    await (await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)).aclose()
+    assert page.stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o755
+    assert open_to_others(tmp_path / "journal") == []
+
+
 async def pieces(data: bytes) -> AsyncIterator[bytes]:
     yield data
 

@@ -1,0 +1,69 @@
+"""Sweeps: what they delete, and how long they wait for somebody who copies the run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from coordinator.machine.run import new_run
+from coordinator.maintenance import MAX_SWEEP_DELAY_S, Maintenance
+from coordinator.store.memory import MemoryStore
+from state.errors import StoreFailed
+from state.wire import sha256_hex
+from tests.support.states import state_file
+from tests.support.virtual_time import in_virtual_time
+
+MAX_BLOB_BYTES = 1_000
+SMALL, LARGE = b"x" * 10, b"x" * 900
+"""Blobs that nobody needs: one that leaves room, and one that takes nearly all."""
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+@asynccontextmanager
+async def maintained(blob: bytes) -> AsyncIterator[tuple[MemoryStore, Maintenance]]:
+    """Yield a store that holds this blob, and the maintenance of its run."""
+    state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
+    run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
+    store = MemoryStore(MAX_BLOB_BYTES)
+    await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
+
+    def fail(error: StoreFailed) -> None:
+        raise error
+
+    maintenance = Maintenance(store, lambda: run, fail)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(maintenance.run())
+        yield store, maintenance
+        running.cancel()
+
+
+@in_virtual_time
+async def test_sweep_waits_until_nobody_copies_the_run() -> None:
+    async with maintained(SMALL) as (store, maintenance):
+        async with store.copying():
+            maintenance.sweep()
+            await asyncio.sleep(MAX_SWEEP_DELAY_S / 2)
+            assert store.blobs.total_bytes == len(SMALL)
+        await asyncio.sleep(5)
+        assert store.blobs.total_bytes == 0
+
+
+@in_virtual_time
+async def test_sweep_waits_for_a_bounded_time_however_often_it_is_due() -> None:
+    async with maintained(SMALL) as (store, maintenance), store.copying():
+        for _ in range(10):
+            assert store.blobs.total_bytes == len(SMALL)
+            maintenance.sweep()
+            await asyncio.sleep(MAX_SWEEP_DELAY_S / 10)
+        await asyncio.sleep(5)
+        assert store.blobs.total_bytes == 0
+
+
+@in_virtual_time
+async def test_sweep_does_not_wait_where_blobs_are_near_their_bound() -> None:
+    async with maintained(LARGE) as (store, maintenance), store.copying():
+        maintenance.sweep()
+        await asyncio.sleep(5)
+        assert store.blobs.total_bytes == 0
