@@ -8,27 +8,51 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator.api.requests import RUN, sha256_of
 from coordinator.handlers import Handlers
+from coordinator.machine.run import Run
 from runtime.connections import vouch_for
 from runtime.http_bodies import (
     bearer_token,
     body_pieces,
     content_length,
     document_response,
+    json_response,
     openapi_answer,
     openapi_body,
     read_message,
 )
 from state.documents import CheckpointRef
 from state.messages import DataServerToken, FailedData, QuarantineRelease, RunStatus
-from state.wire import ClientId
+from state.wire import ClientId, canonical_json
+
+MAX_STATUS_AGE_S = 0.25
+"""Time for which a status is shown again: listing hundreds of members takes a millisecond."""
 
 OPERATOR = "operator"
 """Owner of the connections of requests with the admin token."""
 
 
+class StatusBytes:
+    """The run's status as JSON, made once for all who ask within `MAX_STATUS_AGE_S`, unless the run has changed."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self._body = b""
+        self._made_s = -MAX_STATUS_AGE_S
+        self._of: tuple[Run, str | None] | None = None
+
+    def __call__(self) -> bytes:
+        service = self._handlers.service
+        now_s, shown = service.now_s(), (service.run, service.health.problem)
+        is_same = self._of is not None and shown[0] is self._of[0] and shown[1] == self._of[1]
+        if not is_same or now_s - self._made_s >= MAX_STATUS_AGE_S:
+            self._body, self._made_s, self._of = canonical_json(self._handlers.status()), now_s, shown
+        return self._body
+
+
 def operator_routes(handlers: Handlers) -> APIRouter:
     """Return the operator's routes. Those that change the run need the admin token."""
     router = APIRouter()
+    status_bytes = StatusBytes(handlers)
 
     def check(run_id: str, request: Request) -> None:
         handlers.check_run(run_id)
@@ -38,7 +62,7 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.status())
+        return json_response(status_bytes())
 
     @router.post(f"{RUN}/pause", summary="Pause after this round (admin token)", status_code=204)
     async def pause(run_id: str, request: Request) -> Response:

@@ -194,3 +194,12 @@ async def test_claimed_losses_without_a_finite_mean_leave_status_readable(coordi
     assert run.step == 2
     assert (await coordinator.http.get(f"{coordinator.run_url}/status")).status_code == 200
     assert parse_snapshot(snapshot_bytes(run)) == run
+
+
+async def test_status_is_made_once_for_all_who_ask_until_the_run_changes(coordinator: Served) -> None:
+    client = WireClient(coordinator, 1)
+    await client.join()
+    bodies = {(await client.send("GET", "/status")).content for _ in range(3)}
+    assert len(bodies) <= 2, "one may be older than the quarter of a second for which it is shown"
+    assert (await client.send("DELETE", "/clients/me")).status_code == 204
+    assert (await client.send("GET", "/status")).json()["member_count"] == 0

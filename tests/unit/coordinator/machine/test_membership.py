@@ -74,6 +74,20 @@ def test_ready_far_behind_is_refused() -> None:
         driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(0, digest_of("replica 0"), "data")))
 
 
+def test_nonces_are_remembered_until_they_expire_and_no_longer() -> None:
+    driver = Driver(state_file())
+    for number in range(1, 4):
+        driver.join(number)
+    used = driver.run.used_nonces
+    assert len(used) == 3
+    driver.now_s = max(used.values()) - 0.001
+    driver.join(4)
+    assert set(used).intersection(driver.run.used_nonces) >= {max(used, key=lambda nonce: used[nonce])}
+    driver.now_s += 1
+    driver.join(5)
+    assert not set(used).intersection(driver.run.used_nonces)
+
+
 def test_ejected_key_may_not_join_again() -> None:
     driver = Driver(state_file())
     driver.join(1)

@@ -1,0 +1,86 @@
+"""A member that repeats itself: what it adds to the journal is bounded, and it hears when to ask again."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.rates import JOIN_PERIOD_S, JOINS_AT_ONCE, REPORT_PERIOD_S, REPORTS_PER_PHASE
+from coordinator_client.session import ClientProfile, CoordinatorSession
+from runtime.retry import RetryPolicy
+from state.errors import Refused
+from state.messages import CheckpointReport, ReadyReport
+from state.phases import RunState
+from state.wire import Sha256
+from tests.support.served import WireClient, phase, problem, served_over_sockets
+from tests.support.simulated_client import key_of
+from tests.support.simulated_network import no_faults
+from tests.support.simulated_run import simulated_run
+from tests.support.states import state_file
+from tests.support.virtual_time import VirtualClock, in_virtual_time
+
+BOUND_S = 20.0
+HOUR_S = 3600.0
+MAX_BYTES_AN_HOUR = 1_000_000
+
+
+def hourly_bytes(grown_bytes: int, count: int, period_s: float) -> float:
+    """Return what a member adds in an hour with messages of which the burst of `count` added `grown_bytes`."""
+    return grown_bytes / count * (count + HOUR_S / period_s)
+
+
+async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, access__genesis="members") as run:
+        chatty, honest = WireClient(run, 1), WireClient(run, 2)
+        for client in (chatty, honest):
+            await client.join()
+        await phase(run, RunState.WARMUP)
+        before = run.service.status().journal_bytes
+        kinds = []
+        for number in range(3 * REPORTS_PER_PHASE):
+            claim = CheckpointReport(0, Sha256(f"{number:064x}"), Sha256(f"{number:064x}"), number)
+            answer = await chatty.send("POST", "/checkpoints", claim)
+            kinds.append("" if answer.is_success else problem(answer))
+            if answer.status_code == 429:
+                assert 1 <= int(answer.headers["Retry-After"]) <= REPORT_PERIOD_S
+        assert kinds.count("rate-limited") == len(kinds) - kinds.count("")
+        assert REPORTS_PER_PHASE <= kinds.count("") <= REPORTS_PER_PHASE + BOUND_S / REPORT_PERIOD_S
+        grown = run.service.status().journal_bytes - before
+        assert hourly_bytes(grown, kinds.count(""), REPORT_PERIOD_S) < MAX_BYTES_AN_HOUR
+        assert (await honest.send("POST", "/checkpoints", claim)).is_success
+
+
+async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
+        chatty, honest = WireClient(run, 1), WireClient(run, 2)
+        before = run.service.status().journal_bytes
+        joined = 0
+        kind = ""
+        while not kind:
+            try:
+                await chatty.join()
+            except Refused as refusal:
+                kind = refusal.kind
+            else:
+                joined += 1
+                await chatty.send("DELETE", "/clients/me")
+        assert kind == "rate-limited"
+        assert JOINS_AT_ONCE <= joined <= JOINS_AT_ONCE + BOUND_S / JOIN_PERIOD_S
+        grown = run.service.status().journal_bytes - before
+        assert hourly_bytes(grown, joined, JOIN_PERIOD_S) < MAX_BYTES_AN_HOUR
+        await honest.join()
+
+
+@in_virtual_time
+async def test_client_obeys_the_time_that_it_is_told_to_wait() -> None:
+    policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=60)
+    async with simulated_run(state_file(config__client_timeout_s=100_000), seed=0) as run:
+        session = CoordinatorSession(run.api(no_faults)[0], ClientProfile(key_of(1)), policy, lambda _: None)
+        await session.join()
+        for _ in range(REPORTS_PER_PHASE):
+            run.coordinator.handlers().check_rate(session.client_id)
+        started_s = policy.clock.monotonic_s()
+        with pytest.raises(Refused) as refused:
+            await session.report(ReadyReport(0, Sha256("a" * 64), "data"))
+        assert refused.value.kind == "replica-differs"
+        assert policy.clock.monotonic_s() - started_s == pytest.approx(REPORT_PERIOD_S, abs=1)
