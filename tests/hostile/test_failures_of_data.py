@@ -9,6 +9,7 @@ from tests.support.processes import RealRun, in_phase, in_training, real_run
 from tests.support.token_files import write_tokens
 
 BAD_INDEX = 29
+FEW_ATTEMPTS = 6
 FOREIGN_TOKEN = 42_749
 """A token of a larger vocabulary than the model's 256."""
 
@@ -25,6 +26,26 @@ def mend(path: Path, index: int, sequence_tokens: int) -> None:
     with path.open("r+b") as file:
         file.seek(index * sequence_tokens * 2)
         file.write(np.zeros(sequence_tokens, "<u2").tobytes())
+
+
+async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_path: Path) -> None:
+    path, good = write_tokens(tmp_path / "data"), write_tokens(tmp_path / "good")
+    overrides = {"config__total_steps": 400, "model__LLM__data_location": {"Local": str(path)}}
+    async with real_run(tmp_path / "run", 1, **overrides) as run:
+        await run.until(in_training(2))
+        spoil(path)
+        held = await run.until(lambda document: " can work, 1 needed" in document.reason)
+        assert f"token {FOREIGN_TOKEN} at position" in held.reason
+        assert held.run_state is RunState.WAITING_FOR_MEMBERS
+        assert held.quarantined_batches == 0
+        assert len(run.events(run.clients[0], "step_failed")) <= FEW_ATTEMPTS
+        assert [line["level"] for line in run.events(run.coordinator, "run_held")] == ["warning"]
+        ran = await run.command("status", run.url)
+        ran.expect(0, "The run waits: 0 of 1 members can work", f"token {FOREIGN_TOKEN}")
+        (await run.command("audit", str(run.run_dir))).expect(0, "the run waits", "see the notes above")
+        await run.start_client("--data", str(good))
+        await run.until(in_training(held.step + 20))
+        assert (await run.prove()).quarantined == 0
 
 
 async def test_members_that_fail_on_everything_take_no_good_batch_away(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_batch_that_three_members_fail_on_is_quarantined(named: bool, clients: i
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-def test_fewer_than_three_members_quarantine_nothing_and_other_work_goes_on(clients: int) -> None:
+def test_fewer_than_three_members_quarantine_nothing_and_go_on(clients: int) -> None:
     driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=20)
     play_rounds(driver, everyone_on(BAD), 200)
     assert driver.in_phase(RunState.COOLDOWN)
@@ -140,7 +140,7 @@ def test_member_counts_only_while_its_last_result_is_recent() -> None:
     assert has_delivered_lately(driver.run, client(2))
 
 
-def test_bad_data_where_the_state_file_says_stop_pauses_and_keeps_the_batch() -> None:
+def test_bad_data_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
     driver = in_round(1, 2, 3, config__on_bad_data="stop", config__total_steps=50)
     play_rounds(driver, everyone_on(BAD), 30)
     assert driver.in_phase(RunState.COOLDOWN)
