@@ -7,7 +7,8 @@ bisected when it fails again, and applied as soon as anybody delivers it. The ru
   each of which had delivered other work lately (`has_delivered_lately`). Until then it is attempted again and again,
   with pauses that grow with each failure, and other work goes on.
 - A member that has not delivered lately is believed only where nobody has, as at a run's beginning: then its failures
-  single out batches, so that work can go on around them, but never count towards quarantine.
+  single out batches, so that work can go on around them, but never count towards quarantine. As soon as anybody
+  delivers, these batches are no longer suspects.
 - Data that are only unavailable, and failures of a client's own trainer, say nothing about a batch: it is carried.
 """
 
@@ -52,12 +53,14 @@ class Blame:
         suspects: every interval that is now attempted alone.
         quarantined: batches that leave the run with this round.
         blamed: shared work that became suspect with this round.
+        cleared: former suspects that are carried.
         must_stop: whether the run must pause, because it may not quarantine a batch that keeps failing.
     """
 
     suspects: tuple[Suspect, ...]
     quarantined: tuple[Suspect, ...]
     blamed: tuple[BatchId, ...]
+    cleared: tuple[BatchId, ...]
     must_stop: bool
 
 
@@ -111,7 +114,15 @@ class _Tally:
             elif failure is not None and self._is_believed(client_id):
                 self._failed_shared(assignment, client_id, failure)
         self.suspects += attempted.values()
-        return Blame(tuple(self.suspects), tuple(self.quarantined), tuple(self.blamed), self.must_stop)
+        kept = [suspect for suspect in self.suspects if suspect.from_deliverer or not self.included]
+        cleared = [suspect for suspect in self.suspects if not suspect.from_deliverer and self.included]
+        return Blame(
+            suspects=tuple(kept),
+            quarantined=tuple(self.quarantined),
+            blamed=tuple(self.blamed),
+            cleared=coalesce(suspect.batch_id for suspect in cleared),
+            must_stop=self.must_stop,
+        )
 
     def _data_failure(self, client_id: ClientId) -> FailureReport | None:
         failure = self.current.failures.get(client_id)
@@ -133,7 +144,7 @@ class _Tally:
         if len(self.suspects) + len(parts) > MAX_SUSPECTED_INTERVALS:
             return
         self.blamed += parts
-        fresh = tuple(Suspect(part, (client_id,), _message(failure)) for part in parts)
+        fresh = tuple(self._suspect(part, client_id, (client_id,), failure) for part in parts)
         self.suspects += (self._again(fresh[0], client_id),) if len(parts) == 1 else fresh
 
     def _failed_alone(self, suspect: Suspect, client_id: ClientId, failure: FailureReport) -> None:
@@ -150,8 +161,13 @@ class _Tally:
     def _part(self, part: BatchId, client_id: ClientId, failure: FailureReport) -> Suspect:
         """Return a part of an interval that failed; the client has failed on exactly this part if it named it."""
         if part == failure.batch_id:
-            return self._again(Suspect(part, (client_id,), _message(failure)), client_id)
-        return Suspect(part, (), _message(failure))
+            return self._again(self._suspect(part, client_id, (client_id,), failure), client_id)
+        return self._suspect(part, client_id, (), failure)
+
+    def _suspect(
+        self, part: BatchId, client_id: ClientId, tried: tuple[ClientId, ...], failure: FailureReport
+    ) -> Suspect:
+        return Suspect(part, tried, _message(failure), from_deliverer=has_delivered_lately(self.run, client_id))
 
     def _again(self, suspect: Suspect, client_id: ClientId) -> Suspect:
         """Return the suspect after one more failure of exactly these batches; only a single batch is paused for it."""

@@ -96,7 +96,7 @@ def end_round(run: Run, current: Round) -> Handled:
         round=None,
         height=run.height + 1,
         rebuild=verdict.replicas_differ,
-        carried=subtract(current.work.shared, applied + blame.blamed) + run.carried,
+        carried=subtract(current.work.shared, applied + blame.blamed) + blame.cleared + run.carried,
         suspects=blame.suspects,
         quarantined=run.quarantined + blame.quarantined,
         pause_pending=run.pause_pending or blame.must_stop,

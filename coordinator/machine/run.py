@@ -68,6 +68,8 @@ class Suspect:
         against: the different members that failed on exactly this batch and had delivered other work lately.
         failures: number of failures on exactly this batch that were believed.
         retry_step: the first step in which they are attempted again.
+        from_deliverer: whether the client that made them suspect had delivered other work lately. If not, they are
+            carried as soon as anybody delivers.
     """
 
     batch_id: BatchId
@@ -76,6 +78,7 @@ class Suspect:
     against: tuple[ClientId, ...] = ()
     failures: int = 0
     retry_step: int = 0
+    from_deliverer: bool = True
 
 
 @dataclass(frozen=True, slots=True)

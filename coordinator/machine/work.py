@@ -62,7 +62,10 @@ def begin_round(run: Run, seed: Seed) -> Run:
 def _due(run: Run, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:
     """Return the suspects of the next round, for at most half of the clients, so that other work goes on beside them.
 
-    A pause between two attempts ends when other work is done, so the last rounds of a run do not wait for it.
+    A pause between two attempts ends when other work is done, so the last rounds of a run do not wait for it. There all
+    clients take suspects once no other work is left.
     """
+    if draining and not run.carried:
+        return run.suspects[:client_count]
     due = (suspect for suspect in run.suspects if draining or suspect.retry_step <= run.step)
     return tuple(due)[: max(1, client_count // 2)]

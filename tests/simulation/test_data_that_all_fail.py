@@ -1,4 +1,4 @@
-"""Data that fail everywhere, in virtual time: few attempts, nothing leaves the run, and it goes on once they are mended."""
+"""Data that fail everywhere, in virtual time: few attempts, nothing quarantined, and an end once they are mended."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from run_manager.events import RoundFailed
 from state.intervals import DataIds
 from state.phases import RunState
 from tests.support.simulated_client import with_data
-from tests.support.simulated_run import BOUND_S, prove, simulated_run
+from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, prove, simulated_run
 from tests.support.states import state_file
 from tests.support.virtual_time import in_virtual_time
 
@@ -33,7 +33,7 @@ class MendableData(DummyDataProvider):
 @in_virtual_time
 async def test_run_holds_while_all_data_fail_and_finishes_once_they_are_mended() -> None:
     data = [MendableData(DatasetSpec(2, 16)) for _ in range(3)]
-    async with simulated_run(state_file(config__total_steps=6, config__init_min_clients=3), seed=7) as run:
+    async with simulated_run(state_file(config__total_steps=TOTAL_STEPS, config__init_min_clients=3), seed=7) as run:
         clients = [run.start(run.client(number, with_data(source))) for number, source in enumerate(data, 1)]
         await asyncio.sleep(HOURS_S)
         most = MISSES_BEFORE_REST + GROWING_RESTS + HOURS_S / LONGEST_REST_S

@@ -126,6 +126,17 @@ def test_lone_member_that_always_fails_quarantines_nothing() -> None:
     assert driver.run.step == 1
 
 
+def test_suspects_of_nondeliverers_are_carried_once_anybody_delivers() -> None:
+    driver = in_round(1, 2, config__init_min_clients=2)
+    play(driver, lambda *_: True)
+    failed = [suspect.batch_id for suspect in driver.run.suspects]
+    assert len(failed) == 2
+    driver.play_round()
+    assert not driver.run.suspects
+    driver.play_round()
+    assert set(failed) <= set(batches(driver.applied))
+
+
 def test_member_counts_only_while_its_last_result_is_recent() -> None:
     driver = in_round(1, 2, config__init_min_clients=2, config__total_steps=100)
     driver.play_round()
