@@ -259,6 +259,7 @@ def status_of(
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,
         store_problem=store_problem,
+        pausing=run.pause_pending,
     )
 
 

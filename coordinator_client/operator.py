@@ -10,6 +10,7 @@ from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import InvalidInput
 from state.intervals import BatchId
+from state.messages import RunStatus
 from state.wire import ClientId
 
 _CLIENT_ID_DIGITS = 32
@@ -65,6 +66,20 @@ def _interval(text: str) -> BatchId:
     if found is None:
         raise InvalidInput(f"{text!r} does not name batches; allowed: 17, 17-20, or {ALL_BATCHES} alone")
     return BatchId(int(found[1]), int(found[2] or found[1]))
+
+
+async def pause_run(operator: CoordinatorClient) -> tuple[RunStatus, RunStatus]:
+    """Pause a run; return its status before and after the request."""
+    before = await operator.status()
+    await operator.pause()
+    return before, await operator.status()
+
+
+async def resume_run(operator: CoordinatorClient) -> tuple[RunStatus, RunStatus]:
+    """Let a paused run continue; return its status before and after the request."""
+    before = await operator.status()
+    await operator.resume()
+    return before, await operator.status()
 
 
 async def eject(operator: CoordinatorClient, client_id: str) -> ClientId:

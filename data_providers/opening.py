@@ -51,7 +51,7 @@ from state.errors import DataError, EpochalError, InvalidInput
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
-ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL instead, with --data"
+ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
 MAX_MIX_BYTES = 1024**2
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]

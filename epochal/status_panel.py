@@ -45,8 +45,10 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
     remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
     head.add_row("phase", Text.assemble(phase, remaining), "epoch", str(status.epoch))
-    step = min(status.step, status.total_steps)
-    head.add_row("round", f"{step} of {status.total_steps}", "clients", f"{status.ready_count}/{status.member_count}")
+    done = min(status.step - 1, status.total_steps)
+    head.add_row(
+        "rounds", f"{done} of {status.total_steps} done", "clients", f"{status.ready_count}/{status.member_count}"
+    )
     head.add_row("tokens", f"{status.tokens_applied:,}", "tokens/s", f"{status.tokens_per_s:,.0f}")
     losses = [loss for _, loss in status.loss_history]
     if losses:
@@ -54,6 +56,10 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     parts: list[RenderableType] = [head]
     if status.store_problem is not None:
         parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
+    if status.pausing and status.run_state is not RunState.PAUSED:
+        parts.append(Text("An operator asked for a pause, which begins after the round.", style="yellow"))
+    if status.run_state is RunState.FINISHED:
+        parts.append(Text("The coordinator goes on serving the finished run until it is stopped.", style="dim"))
     if len(losses) > 1:
         parts.append(Text(curve(losses), style="green"))
     if status.members:

@@ -15,6 +15,7 @@ from coordinator_client.session import ClientProfile, CoordinatorSession
 from run_manager.context import ClientDependencies
 from run_manager.events import DocumentArrived
 from run_manager.run_manager import RunManager
+from run_manager.waiting import WaitingNotice
 from runtime.task_errors import first_error
 from state.documents import RunDocument
 from state.phases import RunState
@@ -124,9 +125,17 @@ class Agent:
             group.create_task(self._session.keep_session(), name="session")
 
     async def _follow(self, manager: RunManager) -> None:
+        notice = WaitingNotice()
+        try:
+            await self._follow_documents(manager, notice)
+        finally:
+            notice.close()
+
+    async def _follow_documents(self, manager: RunManager, notice: WaitingNotice) -> None:
         feed = DocumentFeed(self._session)
         while True:
             document = await feed.next(self._session.wait_s)
+            notice.saw(document)
             before, self._document = self._document, document
             self._dependencies.observer(DocumentArrived(document))
             if self._leaving.is_set() and (before is None or before.round != document.round):

@@ -272,6 +272,7 @@ class RunStatus(WireDocument):
         waiting_batches: batches that failed and wait for another attempt.
         quarantined: all quarantined batches, as intervals.
         failed_data: the first of those batches, with the reasons.
+        pausing: an operator asked for a pause, and nobody has ended it.
     """
 
     run_id: str
@@ -302,6 +303,7 @@ class RunStatus(WireDocument):
     journal_bytes: Count
     store_problem: str | None = None
     """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
+    pausing: bool = False
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:

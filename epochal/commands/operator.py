@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import check_client_id, connect_operator
+from coordinator_client.operator import check_client_id, connect_operator, pause_run, resume_run
 from coordinator_client.operator import eject as eject_client
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
+from state.phases import ROUND_PHASES, RunState
 from state.wire import canonical_json
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
@@ -60,14 +61,21 @@ def status(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaO
 
 def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Pause a run: finish the round, save a checkpoint, and wait."""
-    ask(url, tls_ca, lambda operator: operator.pause(), required_token(admin_token))
-    typer.echo("the run will pause after this round")
+    before, after = ask(url, tls_ca, pause_run, required_token(admin_token))
+    if before.run_state is RunState.PAUSED:
+        typer.echo("the run is paused already")
+    elif after.run_state is RunState.PAUSED:
+        typer.echo("the run is paused")
+    elif after.run_state in ROUND_PHASES:
+        typer.echo("the run will pause after this round")
+    else:
+        typer.echo(f"the run will pause after {after.run_state.value}")
 
 
 def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Let a paused run continue."""
-    ask(url, tls_ca, lambda operator: operator.resume(), required_token(admin_token))
-    typer.echo("the run continues")
+    before, _ = ask(url, tls_ca, resume_run, required_token(admin_token))
+    typer.echo("the run continues" if before.pausing else "the run is not paused")
 
 
 def eject(

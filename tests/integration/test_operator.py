@@ -42,11 +42,15 @@ async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) 
         assert held.step == 2
         assert held.checkpoint is not None
         assert held.checkpoint.step == 1
+        again = await run.command("pause", run.url, "--admin-token", run.admin_token)
+        assert (again.code, again.out) == (0, "the run is paused already\n")
         await run.kill_coordinator()
         await run.start_coordinator()
         assert (await run.watch.next()).run_state is RunState.PAUSED, "a restart does not resume"
         resumed = await run.command("resume", run.url, "--admin-token", run.admin_token)
         assert (resumed.code, resumed.out) == (0, "the run continues\n")
+        again = await run.command("resume", run.url, "--admin-token", run.admin_token)
+        assert (again.code, again.out) == (0, "the run is not paused\n")
         await hand.watch.until(in_phase(RunState.WARMUP))
         await hand.api.withdraw()
         assert (await run.finish()).rounds == 4

@@ -33,6 +33,7 @@ class InProcessCoordinator:
     Args:
         handlers: returns them, or raises `CoordinatorUnreachable` while there are none.
         pieces: splits the bytes of an upload.
+        has_gone: whether this client's process has ended, which closes its connections.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class InProcessCoordinator:
         handlers: Callable[[], Handlers],
         run_id: str,
         pieces: Callable[[bytes], AsyncIterator[bytes]],
+        has_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._handlers = handlers
         self._run_id = run_id
         self._pieces = pieces
+        self._has_gone = has_gone
         self._token: str | None = None
 
     @property
@@ -56,7 +59,7 @@ class InProcessCoordinator:
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token) if self._token else None
-            with handlers.service.waiting(client_id, lambda: False):
+            with handlers.service.waiting(client_id, self._has_gone):
                 if after is None:
                     published = await handlers.wait_published(-1, None, 0.0)
                 else:
@@ -95,7 +98,7 @@ class InProcessCoordinator:
     async def results(self, query: ResultsQuery) -> ResultsPage:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token) if self._token else None
-            with handlers.service.waiting(client_id, lambda: False):
+            with handlers.service.waiting(client_id, self._has_gone):
                 page = await handlers.results(query.step, query.attempt, query.after, query.wait_s)
         return page
 

@@ -123,7 +123,9 @@ class SimulatedApi(ForwardedApi):
         tasks: asyncio.TaskGroup,
         saw: Callable[[RunDocument], None],
     ) -> None:
-        super().__init__(InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces))
+        super().__init__(
+            InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces, lambda: link.cut)
+        )
         self._coordinator = coordinator
         self._link = link
         self._tasks = tasks

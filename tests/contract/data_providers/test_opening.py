@@ -140,7 +140,7 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
 
 
 async def test_data_server_is_not_asked_by_who_is_no_member() -> None:
-    with pytest.raises(InvalidInput, match="serves only a run's members; name the data's files or URL instead"):
+    with pytest.raises(InvalidInput, match="serves only a run's members; name the data's files or URL with --data"):
         await open_location(parse_location("tcp://127.0.0.1:1"), DatasetSpec(2, 16), OpenOptions("", None))
 
 
