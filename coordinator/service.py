@@ -287,6 +287,10 @@ class CoordinatorService:
         match instruction:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
+                if after is RunState.FINISHED:
+                    log.info(
+                        "run_finished", extra={"serving": "goes on, for clients that come late, until it is stopped"}
+                    )
                 self._maintenance.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
