@@ -192,7 +192,7 @@ class Handlers:
 
     def standing(self, client_id: ClientId) -> messages.Standing:
         """Return which of a member's messages have arrived."""
-        return standing_of(self.service.run, self._member(client_id))
+        return standing_of(self.service.run, self._member(client_id), self.service.now_s())
 
     # Reading
 

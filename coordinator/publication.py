@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from coordinator.liveness import Liveness
 from coordinator.machine.hold import hold_reason
-from coordinator.machine.run import Member, Run, Suspect, config_json
+from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
 from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
-from state.documents import MAX_RUN_DOCUMENT_BYTES, RunDocument
+from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, RunDocument
 from state.errors import InternalError, Refused
 from state.intervals import coalesce, total_batches
 from state.messages import CommittedResult, FailedBatches, FailedData, MemberView, ResultsPage, RunStatus, Standing
@@ -178,8 +178,8 @@ class Readers:
             kept.popitem(last=False)
 
 
-def standing_of(run: Run, member: Member) -> Standing:
-    """Return which of a member's messages for the round under way have arrived."""
+def standing_of(run: Run, member: Member, now_s: float) -> Standing:
+    """Return which of a member's messages for the round under way have arrived, and whether it rests."""
     current, client_id = run.round, member.client_id
     commitment = None if current is None else current.commitments.get(client_id)
     return Standing(
@@ -193,6 +193,9 @@ def standing_of(run: Run, member: Member) -> Standing:
         result_rejected=None if current is None else current.rejected.get(client_id),
         attested=current is not None and client_id in current.attestations,
         failed=current is not None and client_id in current.failures,
+        missed=member.conduct.misses,
+        rest_s=member.conduct.rest_s(now_s),
+        last_miss=member.conduct.last_miss,
     )
 
 
@@ -217,6 +220,7 @@ def status_of(
     store_problem: str | None,
 ) -> RunStatus:
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
+    run = replace(run, now_s=now_s)
     config = run.state_file.config
     positions = {} if run.round is None else run.round.plan.positions
     members = tuple(
@@ -224,10 +228,14 @@ def status_of(
             client_id=member.client_id,
             ready=member.ready_step is not None,
             in_roster=member.client_id in positions,
-            share=member.share,
+            share=share_units(member) / SHARE_UNITS_PER_BATCH,
+            claim=member.share,
             trainer=member.trainer,
             silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
             last_loss=member.last_loss,
+            missed=member.conduct.misses,
+            rest_s=member.conduct.rest_s(now_s),
+            last_miss=member.conduct.last_miss,
         )
         for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     )
@@ -236,7 +244,7 @@ def status_of(
         version=version,
         run_state=run.phase,
         reason=run.reason,
-        hold=hold_reason(replace(run, now_s=now_s)),
+        hold=hold_reason(run),
         phase_remaining_s=None if run.phase_ends_s is None else round(max(0.0, run.phase_ends_s - now_s), 3),
         epoch=run.epoch,
         step=run.step,
@@ -244,6 +252,7 @@ def status_of(
         attempt=run.attempt,
         member_count=len(run.members),
         ready_count=len(run.ready_members()),
+        resting_count=len(run.members) - len(run.available_members()),
         members=members,
         data_indices_applied=run.data_indices_applied,
         tokens_applied=run.tokens_applied,

@@ -79,6 +79,10 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
         """Report on this member's replica or its part of a round; return which of its messages have arrived."""
         ...
 
+    async def standing(self) -> Standing:
+        """Return which of this member's messages have arrived, and whether it gets work."""
+        ...
+
 
 class CoordinatorApi(RunRequests, Protocol):
     """Every request of a client: those of `RunRequests`, and those of its membership."""
@@ -129,6 +133,9 @@ class ForwardedRequests(ABC):
 
     async def report(self, report: Report) -> Standing:
         return await self._carry(self._requests.report, report)
+
+    async def standing(self) -> Standing:
+        return await self._carry(self._requests.standing)
 
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._carry(self._requests.put_blob, sha256, data)

@@ -173,6 +173,9 @@ class CoordinatorClient:
     async def report(self, report: Report) -> Standing:
         return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))
 
+    async def standing(self) -> Standing:
+        return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
+
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         await self._request("PUT", f"/v1/blobs/{sha256}", content=data, answer_s=BLOB_TIMEOUT_S)
 

@@ -21,7 +21,7 @@ from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
-from state.messages import Capabilities, ChallengeRequest, JoinRequest, Session, join_message
+from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
 from state.refusals import Refusal, Retry
 from state.wire import ClientId
 
@@ -35,6 +35,8 @@ KEY_IN_USE_BOUND_S = 30.0
 whose machine lost its network (`MAX_WAIT_S`, and `coordinator.liveness.KEY_FREE_AFTER_S`)."""
 INSTANCE_BYTES = 16
 MIN_RENEWAL_S = 1.0
+REST_TOLERANCE_S = 1.0
+"""A rest that ends more than this later than the known one is another rest."""
 MAX_WAIT_S = 20.0
 WARN_AGAIN_AFTER_S = 60.0
 """Time for which a warning that requests are refused for now is not repeated."""
@@ -72,7 +74,15 @@ class RequestRepeated:
     reason: str
 
 
-SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound | RequestRepeated
+@dataclass(frozen=True, slots=True)
+class RestBegan:
+    """The coordinator gives this client no work for `rest_s` seconds, for this reason."""
+
+    rest_s: float
+    reason: str
+
+
+SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound | RequestRepeated | RestBegan
 SessionObserver = Callable[[SessionEvent], None]
 
 
@@ -115,6 +125,7 @@ class CoordinatorSession(ForwardedRequests):
         self._joining = asyncio.Lock()
         self._joined_at_s: deque[float] = deque(maxlen=MAX_JOINS_IN_WINDOW)
         self._lost = False
+        self._rest_ends_s: float | None = None
         self._warned_s: dict[Refusal, float] = {}
         self._repeated_since_s: dict[Backoff, float] = {}
         self._news = Broadcast()
@@ -182,6 +193,18 @@ class CoordinatorSession(ForwardedRequests):
                 else:
                     self._note_found()
                     return answer
+
+    async def report(self, report: Report) -> Standing:
+        """Report on this member's replica or its part of a round; log if it rests. Return what has arrived."""
+        standing = await super().report(report)
+        self._note_rest(standing)
+        return standing
+
+    async def standing(self) -> Standing:
+        """Return which of this member's messages have arrived; log if it rests."""
+        standing = await super().standing()
+        self._note_rest(standing)
+        return standing
 
     async def session_after(self, number: int) -> None:
         """Return when there is a session later than `number`."""
@@ -278,6 +301,19 @@ class CoordinatorSession(ForwardedRequests):
     def _take(self, session: Session) -> None:
         self._session = session
         self._api.use_token(session.session_token)
+
+    def _note_rest(self, standing: Standing) -> None:
+        """Log once for each rest that this client gets no work, for how long and why."""
+        now_s = self._retry_policy.clock.monotonic_s()
+        if standing.rest_s is None:
+            if self._rest_ends_s is not None:
+                log.info("rest_over", extra={"missed_rounds": standing.missed})
+            self._rest_ends_s = None
+        elif self._rest_ends_s is None or now_s + standing.rest_s > self._rest_ends_s + REST_TOLERANCE_S:
+            self._rest_ends_s = now_s + standing.rest_s
+            fields = {"rest_s": round(standing.rest_s, 1), "missed_rounds": standing.missed}
+            log.warning("gets_no_work_for_a_while", extra=fields | {"reason": standing.last_miss})
+            self._observer(RestBegan(standing.rest_s, standing.last_miss))
 
     def _note_lost(self, error: CoordinatorUnreachable) -> None:
         if not self._lost:

@@ -91,13 +91,18 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
 
 def _members(members: Sequence[MemberView], total: int) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("client", "state", "trainer", "share", "last loss", "heard"):
+    has_missed = any(member.missed for member in members)
+    for column in ("client", "state", "trainer", "share", "last loss", "heard", *(("missed", "why") * has_missed)):
         table.add_column(column)
-    for member in members[:MAX_SHOWN_MEMBERS]:
+    for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
+        if member.rest_s is not None:
+            state = f"rests {member.rest_s:.0f} s"
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
         heard = f"{member.silent_s:.0f} s ago"
-        table.add_row(member.client_id[:12], state, Text(visible(member.trainer)), str(member.share), loss, heard)
+        share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
+        missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
+        table.add_row(member.client_id[:12], state, trainer, share, loss, heard, *missed)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table
@@ -108,9 +113,10 @@ def status_line(status: RunStatus) -> str:
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     step = min(status.step, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
+    resting = f" resting {status.resting_count}" if status.resting_count else ""
     quarantined = f" quarantined {status.quarantined_batches}" if status.quarantined_batches else ""
     speed = f"tokens/s {status.tokens_per_s:,.0f}"
     return (
         f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
-        f" clients {status.ready_count}/{status.member_count} {speed}{loss}{quarantined}{problem}"
+        f" clients {status.ready_count}/{status.member_count}{resting} {speed}{loss}{quarantined}{problem}"
     )

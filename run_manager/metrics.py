@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined, RequestRepeated
+from coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined, RequestRepeated, RestBegan
 from run_manager.events import (
     BlobFetched,
     BlobSent,
@@ -54,6 +54,7 @@ class ClientMetrics:
         self._download = duration("download", "Time to download a result or checkpoint.")
         self._uploaded = counter("uploaded_bytes", "Bytes of results and checkpoints uploaded.")
         self._downloaded = counter("downloaded_bytes", "Bytes of results and checkpoints downloaded.")
+        self._rests = counter("rests", "Times that the coordinator gave no work because rounds were missed.")
         self._replica = gauge("replica_step", "The step of the replica that is held.")
         self._distrusted = counter("replicas_distrusted", "Replicas thrown away and rebuilt.")
         self._enter(StepName.OBSERVING)
@@ -70,6 +71,8 @@ class ClientMetrics:
                 self._reachable.set(1)
             case RequestRepeated(reason=reason):
                 self._repeated.labels(reason).inc()
+            case RestBegan():
+                self._rests.inc()
             case DocumentArrived(document=document):
                 self._version.set(document.version)
             case StepEntered(step_name=name):

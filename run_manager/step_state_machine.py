@@ -14,6 +14,7 @@ from run_manager.events import StepEntered, StepRefused
 from run_manager.round_view import round_of
 from run_manager.step_table import DueStep, StepName, due_step
 from run_manager.steps.cooldown import CooldownStep
+from run_manager.steps.observing import ObservingStep
 from run_manager.steps.round_results import RoundResults
 from run_manager.steps.training import TrainingStepMetadata
 from run_manager.steps.warmup import WarmupStep
@@ -104,6 +105,8 @@ class StepStateMachine:
                 return WitnessStep(self.context, document, results)
             case StepName.COOLDOWN:
                 return CooldownStep(self.context, document)
+            case StepName.OBSERVING:
+                return ObservingStep(self.context)
             case _:
                 return None
 

@@ -182,7 +182,13 @@ REPORT_PATHS: Mapping[type[Report], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing(WireDocument):
-    """Which messages of a client for the round under way have arrived (`GET …/clients/me`)."""
+    """Which messages of a client for the round under way have arrived (`GET …/clients/me`).
+
+    Attributes:
+        missed: missed rounds that it has not made up for.
+        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
+        last_miss: why it missed a round last; "" if it has missed none.
+    """
 
     client_id: HexId
     ready: bool
@@ -194,6 +200,9 @@ class Standing(WireDocument):
     result_rejected: str | None
     attested: bool
     failed: bool
+    missed: Count = 0
+    rest_s: float | None = None
+    last_miss: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +260,27 @@ class QuarantineRelease(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class MemberView(WireDocument):
-    """One member as an operator sees it."""
+    """One member as an operator sees it.
+
+    Attributes:
+        share: its share of the work, in batches: the part of its claim that it has earned.
+        claim: the batches that it claims to take in a round.
+        missed: missed rounds that it has not made up for.
+        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
+        last_miss: why it missed a round last; "" if it has missed none.
+    """
 
     client_id: HexId
     ready: bool
     in_roster: bool
-    share: Count
+    share: float
+    claim: Count
     trainer: str
     silent_s: float
     last_loss: float | None
+    missed: Count
+    rest_s: float | None
+    last_miss: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +308,7 @@ class RunStatus(WireDocument):
     attempt: Count
     member_count: Count
     ready_count: Count
+    resting_count: Count
     members: tuple[MemberView, ...]
     data_indices_applied: Count
     tokens_applied: Count

@@ -35,6 +35,7 @@ _GAUGES: _Rows = (
     ("run_attempt", "Attempts at this step without a result.", lambda seen: seen.status.attempt),
     ("run_members", "Clients that are members.", lambda seen: seen.status.member_count),
     ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
+    ("run_members_resting", "Members without work because they missed rounds.", lambda seen: seen.status.resting_count),
     ("run_loss", "Mean loss of the last applied step, in nats per token.", lambda seen: seen.status.loss),
     ("run_tokens_per_second", "Tokens applied per second in the last rounds.", lambda seen: seen.status.tokens_per_s),
     ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),

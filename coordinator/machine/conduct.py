@@ -52,6 +52,15 @@ class Conduct:
         """Whether there is nothing that the client has to make up for."""
         return not (self.missed or self.unattested or self.rests)
 
+    @property
+    def misses(self) -> int:
+        """Missed rounds, or rounds that suffered from its attestation, that it has not made up for."""
+        return max(self.missed, self.unattested)
+
+    def rest_s(self, now_s: float) -> float | None:
+        """Return the seconds for which it is still kept off the rosters; None if it is not."""
+        return self.rests_until_s - now_s if self.rests_until_s is not None and now_s < self.rests_until_s else None
+
     def is_resting(self, now_s: float) -> bool:
         """Whether the client is kept off the rosters."""
         return self.rests_until_s is not None and now_s < self.rests_until_s
@@ -83,7 +92,7 @@ class Conduct:
 
     def _after_miss(self, reason: str, now_s: float) -> "Conduct":
         halved = replace(self, earned=max(1, self.earned // 2), delivered=0, last_miss=reason[:MAX_REASON_CHARS])
-        if max(halved.missed, halved.unattested) < MISSES_BEFORE_REST:
+        if halved.misses < MISSES_BEFORE_REST:
             return halved
         rest_s = min(FIRST_REST_S * 2**halved.rests, LONGEST_REST_S)
         return replace(

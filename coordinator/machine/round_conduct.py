@@ -53,8 +53,9 @@ def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
             members[client_id] = replace(member, conduct=after)
         elif client_id not in run.ejected:
             departed = remembered(departed, client_id, after)
-        if after.is_resting(run.now_s) and not before.is_resting(run.now_s):
-            rests.append(SentToRest(client_id, (after.rests_until_s or 0.0) - run.now_s, after.last_miss))
+        rest_s = after.rest_s(run.now_s)
+        if rest_s is not None and not before.is_resting(run.now_s):
+            rests.append(SentToRest(client_id, rest_s, after.last_miss))
     return replace(run, members=members, departed=departed), tuple(rests)
 
 

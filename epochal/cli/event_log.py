@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from coordinator_client.session import RequestRepeated
+from coordinator_client.session import RequestRepeated, RestBegan
 from run_manager.events import (
     BlobFetched,
     BlobSent,
@@ -18,7 +18,7 @@ from run_manager.events import (
 
 log = logging.getLogger(__name__)
 
-QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated)
+QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated, RestBegan)
 """Events that occur often, or that repeat what other events say."""
 
 

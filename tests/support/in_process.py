@@ -107,6 +107,10 @@ class InProcessCoordinator:
             client_id = handlers.authenticate(self._token)
             return _encoded(await handlers.report(client_id, _received(report)))
 
+    async def standing(self) -> Standing:
+        with self._asking() as handlers:
+            return _encoded(handlers.standing(handlers.authenticate(self._token)))
+
     async def put_blob(self, sha256: Sha256, data: bytes) -> None:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS, Conduct
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef
+from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef
 from state.errors import Refused
 from state.intervals import BatchId, coalesce, first_overlap, subtract
 from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
@@ -70,11 +71,25 @@ class Driver:
         for instruction in instructions:
             if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
                 self.applied += [batch for entry in instruction.outcome.entries for batch in entry.assignment]
+            if isinstance(instruction, PhaseChanged) and instruction.after is RunState.ROUND_TRAIN:
+                self._check_roster()
         assert ledger_gaps(self.run, self.applied) is None
         read_again = parse_snapshot(snapshot_bytes(self.run))
         assert read_again == self.run
         assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)
         return instructions
+
+    def _check_roster(self) -> None:
+        """Check that each share is what was earned, within the claim, and that nobody who rests has any."""
+        entries = {} if self.run.round is None else {e.client_id: e.share for e in self.run.round.roster.clients}
+        units = {}
+        for client_id in entries:
+            member = self.run.members[client_id]
+            assert self.run.is_ready(member)
+            most = max(NEWCOMER_SHARE_UNITS, member.share * SHARE_UNITS_PER_BATCH)
+            assert 1 <= member.conduct.earned <= most
+            units[client_id] = min(member.conduct.earned, most)
+        assert len({entries[client_id] / units[client_id] for client_id in entries}) <= 1, "in proportion"
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -164,6 +179,14 @@ class Driver:
         while self.run.phase is RunState.ROUND_TRAIN:
             self.now_s += seconds_per_round
             self.play_round()
+
+    def conduct(self, number: int) -> Conduct:
+        return self.run.members[client(number)].conduct
+
+    def workers(self, *without: int) -> list[ClientId]:
+        """The clients that have work in the round, without these."""
+        away = {client(number) for number in without}
+        return [who for who, parts in self.round.plan.assignments.items() if parts and who not in away]
 
     def in_phase(self, phase: RunState) -> bool:
         return self.run.phase is phase

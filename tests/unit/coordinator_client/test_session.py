@@ -3,13 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from coordinator.auth.tokens import SESSION_LIFETIME_S
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator_client.follow import DocumentFeed
-from coordinator_client.session import KEY_IN_USE_BOUND_S, ClientProfile, CoordinatorSession, Joined, SessionEvent
+from coordinator_client.session import (
+    KEY_IN_USE_BOUND_S,
+    ClientProfile,
+    CoordinatorSession,
+    Joined,
+    RestBegan,
+    SessionEvent,
+)
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.refusals import Refusal
@@ -90,6 +98,31 @@ async def test_request_after_ejection_is_refused_for_good() -> None:
         with pytest.raises(Refused) as caught:
             await session.renew()
         assert caught.value.kind == "ejected"
+
+
+@in_virtual_time
+async def test_client_that_gets_no_work_is_told_once_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "coordinator_client.session")
+    async with waiting_run() as run:
+        session, events = session_of(run)
+        await session.join()
+        await session.standing()
+        readers = run.coordinator.service.readers
+        member = readers.run.members[session.client_id]
+        conduct = replace(
+            member.conduct, missed=3, rests_until_s=run.coordinator.service.now_s() + 10, last_miss="late"
+        )
+        readers.run = replace(readers.run, members={session.client_id: replace(member, conduct=conduct)})
+        for _ in range(3):
+            await session.standing()
+        await asyncio.sleep(11)
+        await session.standing()
+    assert [event.reason for event in events if isinstance(event, RestBegan)] == ["late"]
+    logged = [(record.levelname, record.message) for record in caplog.records]
+    assert logged == [("WARNING", "gets_no_work_for_a_while"), ("INFO", "rest_over")]
+    (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert (vars(warned)["missed_rounds"], vars(warned)["reason"]) == (3, "late")
+    assert 9 < vars(warned)["rest_s"] <= 10
 
 
 @asynccontextmanager

@@ -29,10 +29,14 @@ def status_of(member_count: int, loss: float | None) -> RunStatus:
         client_id=ClientId("ab" * 16),
         ready=True,
         in_roster=True,
-        share=1,
+        share=0.25,
+        claim=1,
         trainer="numpy",
         silent_s=0.4,
         last_loss=loss,
+        missed=0,
+        rest_s=None,
+        last_miss="",
     )
     return RunStatus(
         run_id="demo",
@@ -47,6 +51,7 @@ def status_of(member_count: int, loss: float | None) -> RunStatus:
         attempt=0,
         member_count=member_count,
         ready_count=member_count,
+        resting_count=0,
         members=(member,) * member_count,
         data_indices_applied=96,
         tokens_applied=123456,
@@ -109,6 +114,19 @@ def test_status_shows_why_the_run_waits() -> None:
     console = Console(file=StringIO(), width=120, record=True)
     console.print(status_panel(replace(status_of(1, None), hold="0 of 1 members can work\x1b")))
     assert "The run waits: 0 of 1 members can work\\x1b" in console.export_text()
+
+
+def test_status_shows_who_rests_and_for_what() -> None:
+    status = status_of(14, None)
+    resting = replace(status.members[0], missed=3, rest_s=9.6, last_miss="its result was late\x1b")
+    status = replace(status, members=(*status.members[1:], resting), resting_count=1)
+    console = Console(file=StringIO(), width=140, record=True)
+    console.print(status_panel(status))
+    shown = console.export_text()
+    assert "rests 10 s" in shown
+    assert "0.25 of 1" in shown
+    assert "its result was late\\x1b" in shown
+    assert "clients 14/14 resting 1 " in status_line(status)
 
 
 def test_status_line_is_one_line() -> None:

@@ -8,6 +8,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import SegmentEnded
 from coordinator.machine.phases import PHASES, TRANSITIONS, destination
+from coordinator.machine.transitions import FAIR_WARMUP_PART
 from state.errors import InternalError
 from state.phases import RunState
 from state.wire import Seed
@@ -47,13 +48,61 @@ def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
     assert driver.in_phase(RunState.WARMUP)
 
 
-def test_warmup_with_one_unready_member_starts_when_time_is_over() -> None:
-    driver = in_warmup(1, 2, 3)
-    driver.ready(client(1), client(2))
-    assert driver.in_phase(RunState.WARMUP)
-    driver.pass_time(30)
+def test_warmup_ends_when_enough_are_ready_and_the_others_had_time() -> None:
+    driver = in_warmup(1, 2, 3, config__min_clients=2, config__warmup_time=30)
+    driver.ready(client(1))
+    driver.pass_time(FAIR_WARMUP_PART * 30 - 5)
+    driver.ready(client(2))
+    driver.pass_time(FAIR_WARMUP_PART * 30 - 1)
+    assert driver.in_phase(RunState.WARMUP), "the time of the others begins when enough are ready"
+    driver.pass_time(1)
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert {entry.client_id for entry in driver.round.roster.clients} == {client(1), client(2)}
+
+
+def test_warmup_time_is_the_longest_that_the_others_get() -> None:
+    driver = in_warmup(1, 2, 3, config__warmup_time=30)
+    driver.pass_time(29)
+    driver.ready(client(1))
+    driver.pass_time(1)
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
+def test_member_that_is_never_ready_is_waited_for_once() -> None:
+    driver = in_warmup(1, 2, 3, config__total_steps=90, config__epoch_time=61)
+    driver.ready(client(1), client(2))
+    driver.pass_time(30)
+    driver.play_epoch(seconds_per_round=40)
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    assert driver.in_phase(RunState.WARMUP)
+    driver.ready(client(1), client(2))
+    assert driver.in_phase(RunState.ROUND_TRAIN), "the third was not ready in the last Warmup"
+    assert driver.run.members[client(3)].was_late
+
+
+def test_member_that_was_late_and_became_ready_is_waited_for_again() -> None:
+    driver = in_warmup(1, 2, 3, config__total_steps=90, config__epoch_time=61)
+    driver.ready(client(1), client(2))
+    driver.pass_time(30)
+    driver.ready(client(3))
+    driver.play_epoch(seconds_per_round=40)
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    driver.ready(client(1), client(2))
+    assert driver.in_phase(RunState.WARMUP)
+
+
+def test_joining_again_does_not_make_the_run_wait_again() -> None:
+    driver = in_warmup(1, 2, 3, config__total_steps=90, config__epoch_time=61)
+    driver.ready(client(1), client(2))
+    driver.pass_time(30)
+    driver.join(3)
+    driver.play_epoch(seconds_per_round=40)
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    driver.ready(client(1), client(2))
+    assert driver.in_phase(RunState.ROUND_TRAIN)
 
 
 def test_below_min_clients_after_a_round_cools_down_and_waits() -> None:
