@@ -1,11 +1,13 @@
 """Data that fails: a data server that dies, samples that no client can train on."""
 
+import asyncio
 import resource
 import signal
 from pathlib import Path
 
 import numpy as np
 
+from coordinator_client.api import DocumentMark
 from coordinator_client.http import MAX_CONNECTIONS
 from data_providers.tcp.limits import ServerLimits
 from state.intervals import BatchId, coalesce
@@ -85,15 +87,20 @@ async def test_file_that_shrinks_loses_its_samples_and_no_others(tmp_path: Path)
         assert lost == (BatchId(SEQUENCES, SEQUENCES + LAST_SEQUENCES - 1),)
 
 
-async def test_data_that_always_fail_cost_no_client_its_connections(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "data")
-    async with real_run(tmp_path / "run", 2, model__LLM__data_location={"Local": str(path)}) as run:
-        await run.until(in_training(1))
-        path.write_bytes(path.read_bytes()[:-2])
-        attempts = 3 * MAX_CONNECTIONS  # each failed step cancels requests, which must not use up connections
-        await run.until(lambda document: document.round is not None and document.round.attempt > attempts)
-        assert [child.running for child in run.clients] == [True, True]
-        await run.prove()
+async def test_requests_that_a_failed_step_cancels_cost_no_connections(tmp_path: Path) -> None:
+    async with real_run(tmp_path / "run") as run:
+        document = await run.watch.next()
+        mark = DocumentMark(document.lineage, document.version)
+        for turns in range(8):  # of the event loop, until the requests are cancelled
+            async with asyncio.TaskGroup() as group:
+                asking = [
+                    group.create_task(run.watch.api.run_document(mark, BOUND_S)) for _ in range(3 * MAX_CONNECTIONS)
+                ]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for waiting in asking:
+                    waiting.cancel()
+        assert await run.watch.api.run_document(None, 0.0) == document
 
 
 async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:
