@@ -21,7 +21,7 @@ from coordinator.service import CoordinatorService
 from coordinator.store.open import open_store
 from coordinator.uploads import Uploads
 from runtime.clock import SystemClock
-from runtime.connections import ConnectionLimits, Connections
+from runtime.connections import ConnectionLimits, ServerConnections
 from runtime.descriptors import allow_connections, connection_limit
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from runtime.metrics import new_registry
@@ -107,7 +107,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             uploads = Uploads(service, SharedThreads(), options.genesis.layout)
             handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
             metrics = CoordinatorMetrics(new_registry())
-            connections = Connections(ConnectionLimits(connection_limit(options.other_connections)))
+            connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics), connections)
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 
 from runtime.by_address import sender_of
-from runtime.connections import Connection, Connections
+from runtime.connections import Connection, ServerConnections
 from runtime.os_errors import Obstacle, obstacle_of, reason_of
 from runtime.rare_log import RareLog
 
@@ -40,7 +40,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        connections: Connections,
+        connections: ServerConnections,
         protocol_of: ProtocolFactory,
         tls: ssl.SSLContext | None = None,
     ) -> None:

@@ -4,7 +4,7 @@ The rule kept here: strangers go first, then readers, and a member never makes r
 a whole request yet; a reader has, without a token; a member has shown a valid one with its last request. Among
 strangers and among readers the address with the most connections loses its oldest one, so that one sender cannot take
 the places of all others. A member has a bound of its own. Nobody loses a connection before there was time to ask
-something: while all strangers are that new, others wait in the system's queue.
+something, and a flood costs a bounded number of exchanges a second: meanwhile others wait in the system's queue.
 """
 
 import logging
@@ -29,6 +29,9 @@ MIN_PERCENT_OF_STRANGERS = 25
 """Part of all places that readers cannot take from those who are about to ask."""
 STRANGER_GRACE_S = 0.5
 """Time that a new connection has to send its request, before it may be shed."""
+MAX_EXCHANGES_PER_S = 1024
+"""Maximum number of strangers a second that are shed for newer ones: each costs about 0.2 ms of work."""
+EXCHANGES_AT_ONCE = 32
 MAX_CONNECTIONS_PER_MEMBER = 64
 """Twice as many as a client opens at most."""
 SHED_SHOWN_S = 60.0
@@ -37,7 +40,7 @@ CONNECTION_IN_SCOPE = "epochal.connection"
 """Key in the ASGI scope of a request under which its `Connection` stands."""
 
 
-class Standing(StrEnum):
+class Peer(StrEnum):
     """Who is at the other end of a connection."""
 
     STRANGER = "stranger"
@@ -80,19 +83,20 @@ class Connection:
         address: who sends, as `sender_of` returns it.
         abort: ends the connection at once.
         opened_s: when it was accepted, on the server's clock.
-        owner: the member, if its standing is `MEMBER`.
+        peer: who is at the other end.
+        owner: the member, if it is one.
     """
 
     address: str
     abort: Callable[[], object]
     opened_s: float
-    standing: Standing = Standing.STRANGER
+    peer: Peer = Peer.STRANGER
     owner: str = ""
     is_held: bool = True
     _is_vouched: bool = field(default=False, repr=False)
 
 
-class Connections:
+class ServerConnections:
     """The connections of one server."""
 
     def __init__(self, limits: ConnectionLimits, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -100,25 +104,29 @@ class Connections:
         self.shed_counts: Counter[Shed] = Counter()
         self.accept_error_count = 0
         self._monotonic_s = monotonic_s
-        self._held: dict[Standing, ByAddress[Connection]] = {standing: ByAddress() for standing in Standing}
+        self._held: dict[Peer, ByAddress[Connection]] = {peer: ByAddress() for peer in Peer}
+        self._exchanged_until_s = 0.0
+        """Time up to which the exchanges so far are allowed."""
         self._last_shed_s: dict[Shed, float] = {}
         self._shed_log = RareLog(log, "connections_shed", monotonic_s)
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
-    def count(self, standing: Standing) -> int:
-        """Return the number of connections with this standing."""
-        return len(self._held[standing])
+    def count(self, peer: Peer) -> int:
+        """Return the number of connections of such peers."""
+        return len(self._held[peer])
 
     def wait_s(self) -> float:
         """Return the number of seconds until another connection can be taken without shedding one that is too new."""
-        if len(self) < self.limits.total and self.count(Standing.STRANGER) < self._most(self.limits.strangers):
-            return 0.0
+        now_s = self._monotonic_s()
+        rate_wait_s = max(0.0, self._exchanged_until_s - EXCHANGES_AT_ONCE / MAX_EXCHANGES_PER_S - now_s)
+        if len(self) < self.limits.total and self.count(Peer.STRANGER) < self._most(self.limits.strangers):
+            return rate_wait_s
         least = self._least()
-        if least is None or least.standing is not Standing.STRANGER:
-            return 0.0
-        return max(0.0, least.opened_s + STRANGER_GRACE_S - self._monotonic_s())
+        if least is None or least.peer is not Peer.STRANGER:
+            return rate_wait_s
+        return max(rate_wait_s, least.opened_s + STRANGER_GRACE_S - now_s)
 
     def admit(self, address: str, abort: Callable[[], object]) -> Connection | None:
         """Take a new connection, and shed another if that needs room; None if only members are there.
@@ -127,33 +135,36 @@ class Connections:
             address: who sends, as `sender_of` returns it.
             abort: ends the connection at once.
         """
+        shed_count = self.shed_counts.total()
         if len(self) >= self.limits.total and not self.shed_least():
             self._note_shed(Shed.CONNECTIONS)
             return None
         connection = Connection(address, abort, self._monotonic_s())
-        self._place(connection, Standing.STRANGER, address)
-        self._bound(Standing.STRANGER, address, self.limits.strangers, Shed.STRANGERS)
+        self._place(connection, Peer.STRANGER, address)
+        self._bound(Peer.STRANGER, address, self.limits.strangers, Shed.STRANGERS)
+        if self.shed_counts.total() > shed_count:
+            self._exchanged_until_s = max(self._exchanged_until_s, self._monotonic_s()) + 1 / MAX_EXCHANGES_PER_S
         return connection
 
     def has_asked(self, connection: Connection) -> None:
         """Record that a whole request has arrived."""
-        if connection.is_held and connection.standing is Standing.STRANGER:
+        if connection.is_held and connection.peer is Peer.STRANGER:
             self._become_reader(connection)
 
     def has_answered(self, connection: Connection) -> None:
         """Record that a request was answered: without a token, a member becomes a reader again."""
-        if connection.is_held and connection.standing is Standing.MEMBER and not connection._is_vouched:
+        if connection.is_held and connection.peer is Peer.MEMBER and not connection._is_vouched:
             self._become_reader(connection)
         connection._is_vouched = False
 
     def vouch(self, connection: Connection, owner: str) -> None:
         """Record that the request under way has the valid token of a member."""
         connection._is_vouched = True
-        if not connection.is_held or (connection.standing, connection.owner) == (Standing.MEMBER, owner):
+        if not connection.is_held or (connection.peer, connection.owner) == (Peer.MEMBER, owner):
             return
-        self._place(connection, Standing.MEMBER, owner)
-        if self._held[Standing.MEMBER].count(owner) > self.limits.per_member:
-            oldest = self._held[Standing.MEMBER].oldest(owner)
+        self._place(connection, Peer.MEMBER, owner)
+        if self._held[Peer.MEMBER].count(owner) > self.limits.per_member:
+            oldest = self._held[Peer.MEMBER].oldest(owner)
             if oldest is not None:
                 self.shed(oldest, Shed.MEMBER)
 
@@ -161,7 +172,7 @@ class Connections:
         """Record that a connection has ended."""
         if connection.is_held:
             connection.is_held = False
-            self._held[connection.standing].remove(connection.owner or connection.address, connection)
+            self._held[connection.peer].remove(connection.owner or connection.address, connection)
 
     def shed(self, connection: Connection, reason: Shed) -> None:
         """End a connection at once."""
@@ -178,7 +189,7 @@ class Connections:
 
     def _least(self) -> Connection | None:
         """Return the connection that is to make room: a stranger's unless readers have taken their places."""
-        strangers, readers = self._held[Standing.STRANGER], self._held[Standing.READER]
+        strangers, readers = self._held[Peer.STRANGER], self._held[Peer.READER]
         if len(strangers) * 100 >= self.limits.total * MIN_PERCENT_OF_STRANGERS:
             return strangers.oldest_of_most()
         return readers.oldest_of_most() or strangers.oldest_of_most()
@@ -191,16 +202,16 @@ class Connections:
                 yield f"shedding connections ({reason}): {self.shed_counts[reason]} since the start"
 
     def _become_reader(self, connection: Connection) -> None:
-        self._place(connection, Standing.READER, connection.address)
-        self._bound(Standing.READER, connection.address, self.limits.readers, Shed.READERS)
+        self._place(connection, Peer.READER, connection.address)
+        self._bound(Peer.READER, connection.address, self.limits.readers, Shed.READERS)
 
-    def _place(self, connection: Connection, standing: Standing, key: str) -> None:
-        self._held[connection.standing].remove(connection.owner or connection.address, connection)
-        connection.standing, connection.owner = standing, key if standing is Standing.MEMBER else ""
-        self._held[standing].add(key, connection)
+    def _place(self, connection: Connection, peer: Peer, key: str) -> None:
+        self._held[connection.peer].remove(connection.owner or connection.address, connection)
+        connection.peer, connection.owner = peer, key if peer is Peer.MEMBER else ""
+        self._held[peer].add(key, connection)
 
-    def _bound(self, standing: Standing, address: str, most: int, reason: Shed) -> None:
-        held, most = self._held[standing], self._most(most)
+    def _bound(self, peer: Peer, address: str, most: int, reason: Shed) -> None:
+        held, most = self._held[peer], self._most(most)
         surplus = None
         if len(held) > most:
             surplus = held.oldest_of_most()

@@ -16,11 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from runtime.accepting import Acceptor
-from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimits, Connections, Shed
+from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.descriptors import connection_limit
 from state.errors import InvalidInput
 
-BACKLOG = 1024
+BACKLOG = 512
 """Number of connections that the system holds until they are accepted."""
 KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
@@ -28,6 +28,9 @@ HEAD_TIMEOUT_S = 20.0
 """Maximum time for a request's line and headers, from the start of the connection or from their first byte."""
 MAX_HEAD_BYTES = 256 * 1024
 """Approximate maximum length of a request's line and headers: bytes that arrive with them are counted too."""
+SHORT_BODY_BYTES = 64 * 1024
+SHORT_BODY_WAIT_S = 20.0
+"""A stranger's request with a short body is handled when it is whole, or after this time. Before, it costs little."""
 MAX_PIPELINED_REQUESTS = 16
 """Maximum number of requests that a connection sends before it reads the answer to one."""
 UNREAD_TIMEOUT_S = 30.0
@@ -107,7 +110,7 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
-    def server(self, app: Any, connections: Connections | None = None) -> "HttpServer":
+    def server(self, app: Any, connections: ServerConnections | None = None) -> "HttpServer":
         """Return a server for an ASGI app, by default with as many connections as the process may have."""
         config = uvicorn.Config(
             app,
@@ -121,7 +124,7 @@ class Endpoint:
             server_header=False,
         )
         if connections is None:
-            connections = Connections(ConnectionLimits(connection_limit()))
+            connections = ServerConnections(ConnectionLimits(connection_limit()))
         return HttpServer(config, connections)
 
 
@@ -129,7 +132,7 @@ class BoundedConnection(HttpToolsProtocol):
     """A connection whose bounds uvicorn lacks: slow and long heads, requests in advance, answers that nobody reads."""
 
     def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, connections: Connections, connection: Connection
+        self, config: uvicorn.Config, server_state: ServerState, connections: ServerConnections, connection: Connection
     ) -> None:
         super().__init__(config, server_state, {})
         self.logger = _protocol_log
@@ -137,6 +140,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._connections = connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._waiting: tuple[Any, Any] | None = None
+        """The request and the app of a stranger whose body has not arrived."""
+        self._waiting_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._patience_s = UNREAD_TIMEOUT_S
         """Time left in which written bytes may wait to be read."""
@@ -164,8 +170,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
+        for timer in (self._unread_timer, self._waiting_timer):
+            if timer is not None:
+                timer.cancel()
         self._connections.forget(self.connection)
         super().connection_lost(exc)
 
@@ -182,6 +189,28 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._connections.has_asked(self.connection)
+        self._start_waiting()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if self.connection.peer is Peer.STRANGER and self._has_short_body():
+            self._waiting = cycle, app
+            self._waiting_timer = self.loop.call_later(SHORT_BODY_WAIT_S, self._start_waiting)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _has_short_body(self) -> bool:
+        fields = dict(self.headers)
+        length = fields.get(b"content-length", b"0")
+        is_counted = b"transfer-encoding" not in fields and length.isdigit() and len(length) < 20
+        return is_counted and int(length) <= SHORT_BODY_BYTES and not self.expect_100_continue
+
+    def _start_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if self._waiting_timer is not None:
+            self._waiting_timer.cancel()
+            self._waiting_timer = None
+        if waiting is not None:
+            super()._start_asgi_task(*waiting)
 
     def on_response_complete(self) -> None:
         self._connections.has_answered(self.connection)
@@ -235,7 +264,7 @@ class BoundedConnection(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """Uvicorn with bounded connections, and without its signal handlers: the command line handles signals."""
 
-    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+    def __init__(self, config: uvicorn.Config, connections: ServerConnections) -> None:
         super().__init__(config)
         self.connections = connections
 
@@ -290,7 +319,7 @@ class HttpServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving_app(endpoint: Endpoint, app: Any, connections: Connections | None = None) -> AsyncIterator[str]:
+async def serving_app(endpoint: Endpoint, app: Any, connections: ServerConnections | None = None) -> AsyncIterator[str]:
     """Serve an ASGI app until the context is left; yield the base URL. Raise `InvalidInput` if it cannot listen."""
     server = endpoint.server(app, connections)
     with endpoint.bind() as listener:

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.connections import CONNECTION_IN_SCOPE, ConnectionLimits, Connections, Shed, Standing
+from runtime.connections import CONNECTION_IN_SCOPE, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.http_server import Endpoint, serving_app
 from state.refusals import Refusal
 
@@ -75,7 +75,7 @@ async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LO
         InvalidInput: it cannot listen there.
     """
     app = Starlette(routes=[metrics_route(registry)])
-    async with serving_app(Endpoint(host, port), app, Connections(ConnectionLimits(MAX_SCRAPES))) as url:
+    async with serving_app(Endpoint(host, port), app, ServerConnections(ConnectionLimits(MAX_SCRAPES))) as url:
         yield url + MetricsEndpoint.path
 
 
@@ -91,7 +91,7 @@ class HttpMetrics:
             "epochal_http_refusals", "Requests refused, by the problem's type.", ("reason",), registry=registry
         )
         self._totals: defaultdict[tuple[str, str, int], _Totals] = defaultdict(_Totals)
-        self.connections: Connections | None = None
+        self.connections: ServerConnections | None = None
         """The server's connections, known from its first request on."""
         registry.register(self)
 
@@ -149,8 +149,8 @@ class HttpMetrics:
         if self.connections is None:
             return duration, received, sent
         held, shed, accept_errors = _connection_metrics()
-        for standing in Standing:
-            held.add_metric((standing.value,), self.connections.count(standing))
+        for peer in Peer:
+            held.add_metric((peer.value,), self.connections.count(peer))
         for reason in Shed:
             shed.add_metric((reason.value,), self.connections.shed_counts[reason])
         accept_errors.add_metric((), self.connections.accept_error_count)
@@ -163,7 +163,7 @@ def _connection_metrics() -> tuple[GaugeMetricFamily, CounterMetricFamily, Count
         GaugeMetricFamily(
             "epochal_http_connections",
             "Open connections: of strangers (no whole request yet), of readers (without a token), of members.",
-            labels=("standing",),
+            labels=("peer",),
         ),
         CounterMetricFamily(
             "epochal_http_connections_shed", "Connections ended before their time, by the reason.", labels=("reason",)

@@ -12,7 +12,7 @@ import pytest
 
 import runtime.http_server
 from coordinator.serve import ServeOptions, serving
-from runtime.connections import MAX_CONNECTIONS_PER_MEMBER, ConnectionLimits, Connections, Shed, Standing
+from runtime.connections import MAX_CONNECTIONS_PER_MEMBER, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.http_server import MAX_PIPELINED_REQUESTS, Endpoint, serving_app
 from tests.support.served import Served, WireClient
 from tests.support.states import state_file
@@ -36,8 +36,8 @@ async def large_answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_large() -> AsyncIterator[tuple[str, Connections]]:
-    connections = Connections(ConnectionLimits(100))
+async def serving_large() -> AsyncIterator[tuple[str, ServerConnections]]:
+    connections = ServerConnections(ConnectionLimits(100))
     async with serving_app(Endpoint(port=0), large_answer, connections) as url:
         yield url, connections
 
@@ -126,7 +126,7 @@ async def test_member_holds_a_bounded_number_of_connections(tmp_path: Path) -> N
                 writer.write(head.encode())
                 assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
         shown = (await http.get("/metrics")).text
-        most = f'epochal_http_connections{{standing="{Standing.MEMBER}"}} {MAX_CONNECTIONS_PER_MEMBER}.0'
+        most = f'epochal_http_connections{{peer="{Peer.MEMBER}"}} {MAX_CONNECTIONS_PER_MEMBER}.0'
         assert most in shown
         assert "shedding connections (member)" in (await http.get("/readyz")).text
         for _, writer in held:

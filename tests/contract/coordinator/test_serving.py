@@ -105,6 +105,7 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.http_bodies, "MESSAGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(runtime.http_server, "SHORT_BODY_WAIT_S", 0.1)
     async with served_run(tmp_path) as url:
         reader, writer = await connected(url)
         writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
@@ -161,8 +162,9 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
 
 
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runtime.http_server, "SHORT_BODY_BYTES", 0)
     async with served_run(tmp_path) as url:
         _, writer = await connected(url)
         body = canonical_json({"public_key": "ab" * 32})

@@ -5,12 +5,14 @@ import pytest
 from runtime.by_address import ByAddress, sender_of
 from runtime.connections import (
     CONNECTION_IN_SCOPE,
+    EXCHANGES_AT_ONCE,
+    MAX_EXCHANGES_PER_S,
     STRANGER_GRACE_S,
     Connection,
     ConnectionLimits,
-    Connections,
+    Peer,
+    ServerConnections,
     Shed,
-    Standing,
     vouch_for,
 )
 from runtime.descriptors import MAX_CONNECTIONS, connections_within
@@ -21,7 +23,7 @@ class Opened:
 
     def __init__(self, total: int, **limits: int) -> None:
         self.now_s = 0.0
-        self.connections = Connections(ConnectionLimits(total, **limits), lambda: self.now_s)
+        self.connections = ServerConnections(ConnectionLimits(total, **limits), lambda: self.now_s)
         self.ended: list[str] = []
 
     def open(self, name: str, address: str = "10.0.0.1") -> Connection | None:
@@ -54,6 +56,23 @@ def test_others_wait_while_every_stranger_is_new() -> None:
     assert opened.connections.wait_s() == 0
     opened.stranger("third")
     assert opened.ended == ["first"]
+
+
+def test_flood_costs_a_bounded_number_of_exchanges() -> None:
+    opened = Opened(10)
+    exchanged = 0
+    for _ in range(1_000):
+        opened.now_s += 0.01
+        while opened.connections.wait_s() == 0:
+            opened.stranger("flood")
+    exchanged = len(opened.ended)
+    assert 10 / STRANGER_GRACE_S * 9 <= exchanged <= MAX_EXCHANGES_PER_S * 10
+    many = Opened(2_000)
+    for _ in range(1_000):
+        many.now_s += 0.01
+        while many.connections.wait_s() == 0:
+            many.stranger("flood")
+    assert len(many.ended) <= MAX_EXCHANGES_PER_S * 10 + EXCHANGES_AT_ONCE
 
 
 def test_readers_leave_places_to_those_who_are_about_to_ask() -> None:
@@ -113,7 +132,7 @@ def test_strangers_and_readers_have_a_bound_of_their_own() -> None:
     assert opened.ended == ["stranger 0"]
     for number in range(3):
         opened.reader(f"reader {number}", f"10.0.1.{number}")
-    assert opened.connections.count(Standing.READER) == 2
+    assert opened.connections.count(Peer.READER) == 2
     assert opened.connections.shed_counts[Shed.READERS] == 1
 
 
@@ -139,10 +158,10 @@ def test_connection_whose_next_request_has_no_token_is_a_readers() -> None:
     opened = Opened(10)
     connection = opened.member("member")
     opened.connections.has_answered(connection)
-    assert connection.standing is Standing.MEMBER
+    assert connection.peer is Peer.MEMBER
     opened.connections.has_asked(connection)
     opened.connections.has_answered(connection)
-    assert (connection.standing, connection.owner) == (Standing.READER, "")
+    assert (connection.peer, connection.owner) == (Peer.READER, "")
 
 
 def test_token_is_vouched_for_through_the_scope() -> None:
@@ -150,7 +169,7 @@ def test_token_is_vouched_for_through_the_scope() -> None:
     connection = opened.stranger("one")
     vouch_for({CONNECTION_IN_SCOPE: (opened.connections, connection)}, "member")
     vouch_for({}, "a request over no connection")
-    assert (connection.standing, connection.owner) == (Standing.MEMBER, "member")
+    assert (connection.peer, connection.owner) == (Peer.MEMBER, "member")
 
 
 def test_connection_that_was_shed_changes_nothing_more() -> None:
