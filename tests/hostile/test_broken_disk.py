@@ -17,7 +17,9 @@ from tests.support.processes import BOUND_S, RealRun, in_phase, real_run
 
 def break_store(run: RealRun) -> None:
     """Let the coordinator's next writing of its state file fail in a way that does not pass."""
-    os.mkdir(run.run_dir / "state.toml.new")
+    while True:
+        with contextlib.suppress(FileExistsError):  # it is being written
+            return os.mkdir(run.run_dir / "state.toml.new")
 
 
 async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Path) -> None:

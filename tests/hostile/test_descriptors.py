@@ -43,6 +43,17 @@ async def flooded(url: str) -> AsyncIterator[None]:
             attacker.cancel()
 
 
+@contextlib.asynccontextmanager
+async def connected(url: str, count: int) -> AsyncIterator[None]:
+    """Hold connections that send nothing."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            _, writer = await asyncio.open_connection(host, int(port))
+            stack.enter_context(contextlib.closing(writer))
+        yield
+
+
 def with_few_descriptors(folder: Path) -> str:
     """Return a program that runs Python with a limit of open files, which it cannot raise."""
     path = folder / "python"
@@ -83,13 +94,10 @@ async def test_lack_of_descriptors_passes(tmp_path: Path) -> None:
         pid = run.coordinator.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), before[1]))
-        host, _, port = run.url.removeprefix("http://").partition(":")
-        opened = [asyncio.create_task(asyncio.open_connection(host, int(port))) for _ in range(20)]
-        await run.until_logged(run.coordinator, "accept_failed")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-        for _, writer in await asyncio.wait_for(asyncio.gather(*opened), BOUND_S):
-            writer.close()
-        assert (await run.http.get("/readyz")).status_code == 200
+        async with connected(run.url, 20), asyncio.timeout(BOUND_S):
+            while not run.events(run.coordinator, "accept_failed"):
+                await asyncio.to_thread(int)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         await run.finish()
         assert len(run.events(run.coordinator, "accept_failed")) == 1
         assert run.events(run.coordinator, "store_failed") == []

@@ -120,14 +120,14 @@ async def test_member_holds_a_bounded_number_of_connections(tmp_path: Path) -> N
         client = WireClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)
         await client.join()
         head = f"GET /v1/runs/test-run/clients/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n\r\n"
-        held = [await asyncio.open_connection(sock=await connected(running.url)) for _ in range(90)]
         async with asyncio.timeout(BOUND_S):
-            for reader, writer in held:
-                writer.write(head.encode())
-                assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-        shown = (await http.get("/metrics")).text
+            with contextlib.ExitStack() as stack:
+                for _ in range(90):
+                    reader, writer = await asyncio.open_connection(sock=await connected(running.url))
+                    stack.enter_context(contextlib.closing(writer))
+                    writer.write(head.encode())
+                    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+                shown = (await http.get("/metrics")).text
         most = f'epochal_http_connections{{peer="{Peer.MEMBER}"}} {MAX_CONNECTIONS_PER_MEMBER}.0'
         assert most in shown
         assert "shedding connections (member)" in (await http.get("/readyz")).text
-        for _, writer in held:
-            writer.close()
