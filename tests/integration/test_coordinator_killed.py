@@ -10,7 +10,7 @@ import pytest
 from coordinator.audit import audit_store
 from state.phases import RunState
 from tests.support.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
-from tests.support.processes import RealRun, in_training, prepared_run, real_run
+from tests.support.processes import RealRun, in_phase, in_training, prepared_run, real_run
 
 CLIENT_TIMEOUT_S = 1.5
 STARTS = 5
@@ -100,9 +100,9 @@ async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_
         while time.monotonic() - killed_s <= 2 * CLIENT_TIMEOUT_S:
             assert (await audit_store(str(run.run_dir), recompute=True)).passed
         await run.start_coordinator()
-        report = await run.finish()
-        assert report.rounds == 40
+        await run.until(in_phase(RunState.FINISHED))
         assert dropped(run) == []
+        assert (await run.finish()).rounds == 40
         assert [len(run.events(client, "joined")) for client in clients] == [1, 1]
 
 
