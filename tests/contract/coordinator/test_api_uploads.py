@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 from coordinator.uploads import MAX_CHECKS, MAX_UPLOADS_PER_CLIENT
 from runtime.worker_thread import InlineWorker
@@ -147,3 +148,15 @@ async def test_kept_checkpoint_claimed_as_a_delivery_is_not_lost(coordinator: Se
     await client.commit(client.result(REPLICA, DIFFERENCE))
     assert (await client.send("PUT", f"/v1/blobs/{kept.blob_sha256}", data)).status_code == 201
     assert await coordinator.service.blobs.read(kept.blob_sha256) == data
+
+
+async def test_blob_that_the_run_needs_and_that_is_lost_is_logged_once(
+    coordinator: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = await training(coordinator)
+    (checkpoint,) = coordinator.service.run.checkpoints
+    await coordinator.service.blobs.delete(checkpoint.blob_sha256)
+    for sha256 in (checkpoint.blob_sha256, sha256_hex(b"nobody's"), checkpoint.blob_sha256):
+        assert problem(await client.send("GET", f"/v1/blobs/{sha256}")) == "not-found"
+    (said,) = [vars(record) for record in caplog.records if record.getMessage() == "blob_lost"]
+    assert (said["levelname"], said["purpose"]) == ("ERROR", "the checkpoint of step 0")
