@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from runtime.accepting import Acceptor
@@ -33,6 +33,8 @@ SHORT_BODY_WAIT_S = 20.0
 """A stranger's request with a short body is handled when it is whole, or after this time. Before, it costs little."""
 MAX_PIPELINED_REQUESTS = 16
 """Maximum number of requests that a connection sends before it reads the answer to one."""
+REST_TIMEOUT_S = 60.0
+"""Maximum time in which the rest of a request's body may arrive, and is ignored, after the request was answered."""
 UNREAD_TIMEOUT_S = 30.0
 """Maximum time for which written bytes wait to be read, beyond the time that `MIN_READ_BYTES_PER_S` allows for them."""
 MIN_READ_BYTES_PER_S = 16 * 1024
@@ -143,6 +145,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._waiting: tuple[Any, Any] | None = None
         """The request and the app of a stranger whose body has not arrived."""
         self._waiting_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._patience_s = UNREAD_TIMEOUT_S
         """Time left in which written bytes may wait to be read."""
@@ -170,7 +173,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        for timer in (self._unread_timer, self._waiting_timer):
+        for timer in (self._unread_timer, self._waiting_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
         self._connections.forget(self.connection)
@@ -214,6 +217,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._connections.has_answered(self.connection)
+        if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+            self._rest_timer = self.loop.call_later(REST_TIMEOUT_S, self._rest_is_late, self.cycle)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -252,6 +257,11 @@ class BoundedConnection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._awaits_head():
+            self.transport.close()
+
+    def _rest_is_late(self, cycle: RequestResponseCycle) -> None:
+        self._rest_timer = None
+        if cycle.more_body:
             self.transport.close()
 
     def _stop_waiting(self) -> None:

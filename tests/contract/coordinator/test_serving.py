@@ -144,6 +144,17 @@ async def test_connection_with_an_endless_request_head_is_closed(tmp_path: Path)
             await write_headers(writer, 100 * MAX_HEAD_BYTES)
 
 
+async def test_body_that_does_not_end_after_its_answer_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.http_server, "REST_TIMEOUT_S", 0.2)
+    async with served_run(tmp_path) as url, asyncio.timeout(10):
+        reader, writer = await connected(url)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
+        writer.close()
+
+
 async def write_headers(writer: asyncio.StreamWriter, count_bytes: int) -> None:
     header = b"X-More: " + b"x" * 9_990 + b"\r\n"
     for _ in range(count_bytes // len(header)):
