@@ -12,7 +12,7 @@ from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
 
-STRANGERS_PAUSE_S = 5.0
+STRANGERS_PAUSE_S = 30.0
 """Maximum time that a stranger without a place waits for its refusal, and then is asked to wait (`Retry-After`)."""
 
 

@@ -26,7 +26,7 @@ MAX_LOSSES_IN_STATUS = 256
 MAX_FAILED_IN_STATUS = 8
 PROMPT_STRANGERS = 8
 """Up to this number of waiting strangers are told of news at once."""
-STRANGERS_TOLD_PER_S = 100.0
+STRANGERS_TOLD_PER_S = 50.0
 """Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
 
 

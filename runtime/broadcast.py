@@ -49,13 +49,15 @@ class PacedBroadcast:
         self._prompt_count = prompt_count
         self._per_s = per_s
         self._waiting_count = 0
+        self._woken_count = 0
+        """Number of tasks woken last; most of them soon wait again."""
         self._woken_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_prompt(self) -> bool:
         """Whether so few tasks wait that a notification wakes them at once."""
-        return self._waiting_count <= self._prompt_count
+        return max(self._waiting_count, self._woken_lately()) <= self._prompt_count
 
     async def wait(self) -> None:
         """Return when the tasks are woken. The caller sets a timeout."""
@@ -70,7 +72,7 @@ class PacedBroadcast:
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        due_s = self._woken_s + self._waiting_count / self._per_s
+        due_s = self._woken_s + max(self._waiting_count, self._woken_lately()) / self._per_s
         if self.is_prompt or due_s <= loop.time():
             self._wake()
         else:
@@ -82,7 +84,12 @@ class PacedBroadcast:
             self._timer.cancel()
         self._broadcast.close()
 
+    def _woken_lately(self) -> int:
+        is_lately = asyncio.get_running_loop().time() < self._woken_s + self._woken_count / self._per_s
+        return self._woken_count if is_lately else 0
+
     def _wake(self) -> None:
         self._timer = None
+        self._woken_count = self._waiting_count
         self._woken_s = asyncio.get_running_loop().time()
         self._broadcast.notify()

@@ -89,3 +89,28 @@ async def test_paced_broadcast_that_is_closed_wakes_at_once_and_ever_after() -> 
         broadcast.close()
         await broadcast.wait()
     assert {task.result() for task in waiting} == {1.0}
+
+
+@in_virtual_time
+async def test_tasks_that_wait_again_at_once_are_woken_at_the_rate() -> None:
+    broadcast = PacedBroadcast(prompt_count=2, per_s=10)
+    woken_count = 0
+
+    async def follow() -> None:
+        nonlocal woken_count
+        while True:
+            if not broadcast.is_prompt:
+                broadcast.notify()
+                await broadcast.wait()
+            woken_count += 1
+            await asyncio.sleep(0.001)
+
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(broadcast.wait()) for _ in range(30)]
+        await asyncio.sleep(0)
+        broadcast.notify()
+        following = [group.create_task(follow()) for _ in range(30)]
+        await asyncio.sleep(100)
+        for task in (*following, *waiting):
+            task.cancel()
+    assert woken_count <= 100 * 10 * 1.1
