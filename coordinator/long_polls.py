@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from runtime.by_address import sender_of
+from runtime.retry import system_jitter
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
 
-STRANGERS_PAUSE_S = 30.0
-"""Maximum time that a stranger without a place waits for its refusal, and then is asked to wait (`Retry-After`)."""
+MAX_HOLD_S = 20.0
+MAX_MORE_HOLD_S = 10.0
+"""A stranger without a place is refused only after the wait that it asked for, at most `MAX_HOLD_S`, and a random time up
+to `MAX_MORE_HOLD_S`: refused at once, thousands would ask again at once."""
+RETRY_AFTER_S = 5.0
+"""Time for which it is then asked to wait."""
 
 
 class ReaderKind(Enum):
@@ -86,17 +91,20 @@ class LongPolls:
 
     @asynccontextmanager
     async def place(self, reader: Reader, wait_s: float) -> AsyncIterator[None]:
-        """Hold a place for a request that waits for up to `wait_s`.
+        """Hold a place for a request that waits for up to `wait_s`; one that does not wait needs none.
 
         Raises:
-            Refused: `overloaded`; a stranger hears it when its wait is over, because it would only ask again.
+            Refused: `overloaded`; a stranger hears it late.
         """
+        if wait_s <= 0:
+            yield
+            return
         pool = POOLS[reader.kind]
         if self._counts[reader.kind] >= pool.total or self._waiting[reader] >= pool.each:
             message = f"too many requests of {reader.kind.value}s are waiting; try again in a moment"
             if reader.is_stranger:
-                await asyncio.sleep(min(wait_s, STRANGERS_PAUSE_S))
-                raise Refused(Refusal.OVERLOADED, message, retry_after_s=STRANGERS_PAUSE_S)
+                await asyncio.sleep(min(wait_s, MAX_HOLD_S) + MAX_MORE_HOLD_S * system_jitter())
+                raise Refused(Refusal.OVERLOADED, message, retry_after_s=RETRY_AFTER_S)
             raise Refused(Refusal.OVERLOADED, message)
         self._counts[reader.kind] += 1
         self._waiting[reader] += 1

@@ -43,14 +43,14 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_polls, "POOLS", SMALL)
-    monkeypatch.setattr(long_polls, "STRANGERS_PAUSE_S", 0.1)
+    monkeypatch.setattr(long_polls, "MAX_MORE_HOLD_S", 0.1)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2) as run:
         member, second = WireClient(run, 1), WireClient(run, 2)
         await member.join()
         server = run.handlers.data_server_token().token
         version = run.service.published.version
         async with strangers_waiting(run, version):
-            refused = await run.http.get(f"{run.run_url}?wait_s=5&after={version}")
+            refused = await run.http.get(f"{run.run_url}?wait_s=0.1&after={version}")
             assert problem(refused) == "overloaded"
             told = [
                 asyncio.create_task(member.send("GET", f"?wait_s=5&after={version}", token=token))
