@@ -15,8 +15,8 @@ from state.wire import ClientId
 
 MAX_HOLD_S = 20.0
 MAX_MORE_HOLD_S = 10.0
-"""A stranger without a place is refused only after the wait that it asked for, at most `MAX_HOLD_S`, and a random time up
-to `MAX_MORE_HOLD_S`: refused at once, thousands would ask again at once."""
+"""A stranger without a place is refused only after the wait that it asked for, at most `MAX_HOLD_S`, and a random time
+up to `MAX_MORE_HOLD_S`: refused at once, thousands would ask again at once."""
 RETRY_AFTER_S = 5.0
 """Time for which it is then asked to wait."""
 

@@ -60,16 +60,21 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
             assert [(await answer).status_code for answer in told] == [200, 200]
 
 
-async def test_many_strangers_are_told_later_than_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_strangers_are_told_later_than_a_data_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publication, "STRANGERS_TOLD_PER_S", 1.0)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
         members = await training(run)
         version = run.service.published.version
         async with strangers_waiting(run, version) as later:
-            news = asyncio.create_task(members[0].send("GET", f"?wait_s=5&after={version}"))
+            server = run.handlers.data_server_token().token
+            news = asyncio.create_task(members[0].send("GET", f"?wait_s=5&after={version}", token=server))
             for member in members:
                 assert (await member.send("DELETE", "/clients/me")).status_code == 204
-            assert (await news).json()["version"] > version
+            told = await news
+            assert told.status_code == 200, told.text
+            assert told.json()["version"] > version
             assert not any(poll.done() for poll in later)
 
 
