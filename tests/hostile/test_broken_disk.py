@@ -41,11 +41,12 @@ async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Pa
         (said,) = run.events(run.coordinator, "store_failed")
         assert said["level"] == "critical"
         assert "Traceback" not in run.coordinator.log_path.read_text()
-        (held,) = run.events(client, "coordinator_refuses_for_now")
-        assert "Is a directory" in held["reason"]
 
         os.rmdir(run.run_dir / "state.toml.new")
         await run.start_coordinator()
+        refused = await run.until_logged(client, "coordinator_refuses_for_now")
+        assert (refused["kind"], refused["level"]) == ("store-failed", "warning")
+        assert "Is a directory" in refused["reason"]
         async with joined_by_hand(run, 1) as hand:
             await hand.watch.until(in_phase(RunState.WARMUP))
 
