@@ -150,7 +150,7 @@ async def test_body_that_does_not_end_after_its_answer_ends_the_connection(
     monkeypatch.setattr(runtime.http_server, "REST_TIMEOUT_S", 0.2)
     async with served_run(tmp_path) as url, asyncio.timeout(10):
         reader, writer = await connected(url)
-        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n{")
         assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
         writer.close()
 
