@@ -32,7 +32,7 @@ MAX_COPIES = 5
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """What a backup holds. `problems` describes what is wrong with it."""
+    """The contents of a backup. `problems` describes what is wrong with it."""
 
     run_id: str
     made_at: str

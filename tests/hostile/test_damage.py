@@ -82,7 +82,7 @@ async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> Non
     assert (json.loads(flipped.out)["torn_bytes"] > 0, json.loads(flipped.out)["damaged_bytes"]) == (True, 0)
 
 
-async def test_damaged_last_record_is_told_and_clients_return_to_the_state_before(tmp_path: Path) -> None:
+async def test_damaged_last_record_is_told_and_clients_return(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__total_steps=20) as run:
         await trained(run)
         before = run.watch.seen[-1]

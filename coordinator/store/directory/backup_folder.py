@@ -42,7 +42,7 @@ UNBOUNDED_BYTES = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BackupNote:
-    """What a backup holds.
+    """The contents of a backup.
 
     Attributes:
         sequence: number of the last journal record that was copied.

@@ -57,7 +57,7 @@ def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
     assert results <= blobs_needed(driver.run)
 
 
-def test_blobs_that_must_be_there_are_those_that_arrived_newest_checkpoint_first() -> None:
+def test_blobs_that_must_be_there_begin_with_the_newest_checkpoint() -> None:
     driver = in_round(1, 2, config__total_steps=1)
     driver.play_round()
     driver.make_checkpoint()
