@@ -23,6 +23,7 @@ from state.intervals import total_batches
 from state.merging import Contribution, OuterStep, merge
 from state.messages import (
     Attestation,
+    Capabilities,
     CheckpointReport,
     ReadyReport,
     ResultCommitment,
@@ -162,10 +163,12 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 
 
 @contextlib.asynccontextmanager
-async def all_by_hand(run: RealRun, count: int) -> AsyncIterator[list[ByHand]]:
+async def all_by_hand(run: RealRun, count: int, claim: int = 1) -> AsyncIterator[list[ByHand]]:
     """Yield members with keys from 1 on, which are heard all the time. Leaving the context does not withdraw them."""
     async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        hands = [await stack.enter_async_context(joined_by_hand(run, number)) for number in range(1, count + 1)]
+        hands = [
+            await stack.enter_async_context(joined_by_hand(run, number, claim=claim)) for number in range(1, count + 1)
+        ]
         heard = [tasks.create_task(_be_heard(hand)) for hand in hands]
         yield hands
         for task in heard:
@@ -180,10 +183,11 @@ async def _be_heard(hand: ByHand) -> None:
 
 
 @contextlib.asynccontextmanager
-async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True) -> AsyncIterator[ByHand]:
-    """Yield a member with the key of this number. Leaving the context does not withdraw."""
+async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True, claim: int = 1) -> AsyncIterator[ByHand]:
+    """Yield a member with the key of this number, which claims so many batches. Leaving does not withdraw."""
     async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
         hand = ByHand(api, number)
+        hand.capabilities = Capabilities(claim, "by hand")
         await hand.join()
         document = await hand.watch.next()
         hand.state = await api.config(document.config_sha256)

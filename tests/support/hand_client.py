@@ -29,12 +29,14 @@ class HandClient:
     """One client, by hand. `number` makes its key.
 
     Attributes:
+        capabilities: what it claims when it joins.
         session: the last one that it joined; None before.
     """
 
     def __init__(self, api: CoordinatorClient, number: int) -> None:
         self.api = api
         self.key = ClientKey.from_seed(bytes([number]) * 32)
+        self.capabilities = Capabilities(trainer="by hand")
         self.session: Session | None = None
 
     @property
@@ -55,7 +57,7 @@ class HandClient:
         """Return a join request over a fresh nonce, not yet sent."""
         challenge = await self.api.challenge(ChallengeRequest(self.key.public_key))
         signature = self.key.sign(join_message(self.api.run_id, challenge.nonce, self.key.public_key))
-        return JoinRequest(self.key.public_key, challenge.nonce, signature, Capabilities(trainer="by hand"), invitation)
+        return JoinRequest(self.key.public_key, challenge.nonce, signature, self.capabilities, invitation)
 
     async def join(self) -> None:
         """Open a session; the one before it is superseded."""
