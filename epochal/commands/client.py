@@ -115,7 +115,10 @@ ProcessesOption = Annotated[
 BatchSizeOption = Annotated[
     int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
 ]
-ShareOption = Annotated[int, typer.Option(min=1, help="With 2, this client gets twice as many batches as one with 1.")]
+ShareOption = Annotated[
+    int,
+    typer.Option(min=1, help="With 2, this client gets up to twice as many batches as one with 1, once it delivered."),
+]
 InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")]
 TlsCaOption = Annotated[
     Path | None,
