@@ -25,6 +25,7 @@ STATE: dict[str, Any] = {
     "config__init_min_clients": HONEST + 1,
     "config__total_steps": STEPS,
     "config__max_round_train_time": ROUND_S,
+    "config__cooldown_time": 3,
 }
 
 
