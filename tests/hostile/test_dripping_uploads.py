@@ -26,7 +26,7 @@ async def attacked(folder: Path, **overrides: object) -> AsyncIterator[Served]:
 
 
 class Drip:
-    """An upload over a connection of its own that sends the first byte of a result, and no more."""
+    """An upload over a member's connection that sends the first byte of a result, and no more."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -36,18 +36,23 @@ class Drip:
     async def begin(cls, run: Served, client: WireClient, data: bytes) -> "Drip":
         url = run.http.base_url
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        head = (
-            f"PUT /v1/blobs/{sha256_hex(data)} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
-            f"Authorization: Bearer {client.token}\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
+        headers = f"Host: {url.host}:{url.port}\r\nAuthorization: Bearer {client.token}\r\n"
+        drip = cls(reader, writer)
+        writer.write(f"GET {run.run_url}/clients/me HTTP/1.1\r\n{headers}\r\n".encode())
+        assert (await drip._answer())[0] == 200
+        head = f"PUT /v1/blobs/{sha256_hex(data)} HTTP/1.1\r\n{headers}Content-Length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data[:1])
-        return cls(reader, writer)
+        return drip
 
     async def answer(self) -> tuple[int, str]:
-        """Return the status and the kind of the problem that answers it."""
+        """Return the status and the kind of the problem that answers it, and close the connection."""
+        found = await self._answer()
+        self.close()
+        return found
+
+    async def _answer(self) -> tuple[int, str]:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         body = (await self._reader.readuntil(b"}")).decode()
-        self.close()
         return int(head.split()[1]), body.partition("urn:epochal:problem:")[2].partition('"')[0]
 
     def close(self) -> None:
