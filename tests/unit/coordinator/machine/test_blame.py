@@ -74,8 +74,8 @@ def nobody(_: ClientId, __: BatchId) -> bool:
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("clients", [3, 5])
 def test_batch_that_three_members_fail_on_is_quarantined(named: bool, clients: int) -> None:
-    driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=20)
-    play_rounds(driver, everyone_on(BAD), 40, named=named)
+    driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=40)
+    play_rounds(driver, everyone_on(BAD), 80, named=named)
     assert [item.batch_id for item in driver.run.quarantined] == [BAD]
     (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
     assert len(set(told.against)) == MEMBERS_BEFORE_QUARANTINE
