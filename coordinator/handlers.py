@@ -15,6 +15,7 @@ from coordinator.downloads import Downloads
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
+from coordinator.machine.datasets import disagreement
 from coordinator.machine.run import Member
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
@@ -244,8 +245,9 @@ class Handlers:
         """Pass a member's report on to the run, and return which of its messages have arrived.
 
         Raises:
-            Refused: `rate-limited`, `blob-too-large` for a result or checkpoint that is larger than the model implies,
-                and the reasons of the machine (`coordinator/machine/reports.py`, `membership.py`, `checkpoints.py`).
+            Refused: `data-undecided` if other members have other data than the sender, whose report is kept;
+                `rate-limited`, `blob-too-large` for a result or checkpoint that is larger than the model implies, and
+                the reasons of the machine (`coordinator/machine/reports.py`, `membership.py`, `checkpoints.py`).
         """
         self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
@@ -253,6 +255,10 @@ class Handlers:
         elif isinstance(report, messages.CheckpointReport):
             await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
+        if isinstance(report, messages.ReadyReport):
+            waits = disagreement(self.service.run, client_id)
+            if waits is not None:
+                raise waits
         return self.standing(client_id)
 
     def check_rate(self, client_id: ClientId) -> None:
@@ -313,6 +319,10 @@ class Handlers:
         await self._submit(stimuli.BatchesReleased(request.batches))
         left = (item.batch_id for item in self.service.run.quarantined)
         return messages.QuarantineRelease(subtract(coalesce(item.batch_id for item in before), left))
+
+    async def set_fingerprint(self, setting: messages.FingerprintSetting) -> None:
+        """Pin the data that the run trains on; members that have others are no longer ready."""
+        await self._submit(stimuli.DataFingerprintSet(setting.data_fingerprint))
 
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client, whose key may not join again."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.liveness import Liveness
+from coordinator.machine.datasets import datasets_of, decided_by
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
 from runtime.broadcast import Broadcast, PacedBroadcast
@@ -14,7 +15,16 @@ from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, RunDocument
 from state.errors import InternalError, Refused
 from state.intervals import coalesce, total_batches
-from state.messages import CommittedResult, FailedBatches, FailedData, MemberView, ResultsPage, RunStatus, Standing
+from state.messages import (
+    MAX_DATASETS_IN_STATUS,
+    CommittedResult,
+    FailedBatches,
+    FailedData,
+    MemberView,
+    ResultsPage,
+    RunStatus,
+    Standing,
+)
 from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import Sha256, canonical_json, sha256_hex
@@ -184,7 +194,7 @@ def standing_of(run: Run, member: Member, now_s: float) -> Standing:
     commitment = None if current is None else current.commitments.get(client_id)
     return Standing(
         client_id=client_id,
-        ready=member.ready_step is not None,
+        ready=run.is_ready(member),
         in_roster=current is not None and client_id in current.plan.positions,
         step=run.step,
         attempt=run.attempt,
@@ -226,7 +236,7 @@ def status_of(
     members = tuple(
         MemberView(
             client_id=member.client_id,
-            ready=member.ready_step is not None,
+            ready=run.is_ready(member),
             in_roster=member.client_id in positions,
             share=share_units(member) / SHARE_UNITS_PER_BATCH,
             claim=member.share,
@@ -264,6 +274,9 @@ def status_of(
         quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
         quarantined=coalesce(item.batch_id for item in run.quarantined),
         failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
+        data_fingerprint=run.data_fingerprint,
+        data_decided_by=decided_by(run),
+        datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
         checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,

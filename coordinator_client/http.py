@@ -31,6 +31,7 @@ from state.messages import (
     ChallengeRequest,
     DataServerToken,
     FailedData,
+    FingerprintSetting,
     JoinRequest,
     QuarantineRelease,
     Report,
@@ -196,6 +197,11 @@ class CoordinatorClient:
         path = f"{self._run}/genesis/{sha256}"
         answer = await self._request("PUT", path, content=data, answer_s=BLOB_TIMEOUT_S)
         return parse_document(CheckpointRef, answer.content)
+
+    async def set_fingerprint(self, data_fingerprint: Sha256 | None) -> None:
+        """Pin the data that the run trains on; None takes an earlier pin back."""
+        body = canonical_json(FingerprintSetting(data_fingerprint))
+        await self._request("PUT", f"{self._run}/fingerprint", content=body)
 
     async def failed_data(self) -> FailedData:
         """Return the quarantined batches and those that wait for another attempt, with reasons."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from data_providers.description import describe_spec
 from data_providers.protocol import DatasetSpec, TokenBatch, dataset_fingerprint
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -19,6 +20,7 @@ class DummyDataProvider:
         self.fingerprint = dataset_fingerprint(
             "dummy-dataset", token_size_bytes=spec.token_size_bytes, sequence_length=spec.sequence_length
         )
+        self.description = describe_spec("made-up samples", spec, None)
         self._closed = False
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_providers.description import describe_files
 from data_providers.file_names import JSON_LINES_SUFFIX
 from data_providers.local_places import cannot_open
 from data_providers.order import DataFile, DataOrder, Extent
@@ -68,6 +69,7 @@ class JsonLinesDataProvider:
             files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
             shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
         )
+        self.description = describe_files("JSON lines", self.files, self.sequence_count, shuffle_seed)
 
     @classmethod
     def open(cls, path: Path, shuffle_seed: bytes | None = None, split: str = DEFAULT_SPLIT) -> Self:

@@ -16,6 +16,7 @@ from typing import Self
 
 import numpy as np
 
+from data_providers.description import describe_tokens
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_FILES, is_hidden
 from data_providers.formats.discovery import Part, discovery
 from data_providers.formats.mds import SHARD_SUFFIX
@@ -57,6 +58,7 @@ class LocalDataProvider:
         self.order = DataOrder(files, spec)
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
+        self.description = describe_tokens("token files", self.order.files, spec, self.sequence_count)
         self._paths = [paths[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()

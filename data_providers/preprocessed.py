@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_providers.description import describe_files
 from data_providers.file_names import PARQUET_SUFFIX
 from data_providers.local_places import cannot_open
 from data_providers.order import DataFile, DataOrder, Extent
@@ -89,6 +90,7 @@ class PreprocessedDataProvider:
             files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
             columns=list(self.columns),
         )
+        self.description = describe_files("parquet files", self.files, self.sequence_count)
 
     @classmethod
     def open(cls, path: Path, max_tokens: int | None = None, split: str = DEFAULT_SPLIT) -> Self:

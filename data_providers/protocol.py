@@ -202,7 +202,11 @@ class DataProvider(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order."""
+        """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order.
+
+        A provider may also have a `description` (`state.datasets.DatasetDescription`), by which messages say how two
+        datasets differ.
+        """
         ...
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from data_providers.description import describe_tokens
 from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import discover
 from data_providers.formats.token_file import TokenFile
@@ -47,6 +48,7 @@ class RangedDataProvider:
         self.order = DataOrder(files, spec)
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
+        self.description = describe_tokens("token files", self.order.files, spec, self.sequence_count)
         self._source = source
         self._closed = False
 

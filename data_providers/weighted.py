@@ -20,6 +20,7 @@ from data_providers.protocol import (
     dataset_fingerprint,
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
+from state.datasets import DatasetDescription
 from state.errors import DataError, InternalError
 from state.intervals import DataIds
 
@@ -52,6 +53,7 @@ class WeightedDataProvider:
         self._closed = False
         described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
         self.fingerprint = dataset_fingerprint("mixture", sources=described)
+        self.description = DatasetDescription(f"a mix of {len(sources)} sources")
         facts = {"quantisation_error": self.quantisation_error, "fingerprint": self.fingerprint}
         log.info("mix_opened", extra={"counts": self.counts, **facts})
 

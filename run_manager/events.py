@@ -36,6 +36,13 @@ class BecameReady:
 
 
 @dataclass(frozen=True, slots=True)
+class DataDiffers:
+    """Most members have other data than this client, which waits; `message` says how the data differ."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTrained:
     """The client's result of a round is with the coordinator.
 
@@ -140,6 +147,7 @@ Event: TypeAlias = (
     | DocumentArrived
     | StepEntered
     | BecameReady
+    | DataDiffers
     | RoundTrained
     | RoundFailed
     | Attested

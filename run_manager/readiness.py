@@ -7,7 +7,9 @@ forget earlier reports; a client that is not in the roster also reports once per
 import asyncio
 
 from coordinator_client.session import CoordinatorSession
-from run_manager.events import BecameReady, Observer
+from data_providers.description import description_of
+from data_providers.protocol import DataProvider
+from run_manager.events import BecameReady, DataDiffers, Observer
 from run_manager.replica.keeper import ReplicaKeeper
 from state.errors import Refused
 from state.messages import ReadyReport
@@ -20,16 +22,18 @@ class Readiness:
     Args:
         session: sends the reports.
         keeper: holds the replica.
-        data_fingerprint: of the dataset that this client's provider delivers.
-        observer: receives `BecameReady`.
+        provider: this client's data.
+        observer: receives `BecameReady` and `DataDiffers`.
     """
 
     def __init__(
-        self, session: CoordinatorSession, keeper: ReplicaKeeper, data_fingerprint: str, observer: Observer
+        self, session: CoordinatorSession, keeper: ReplicaKeeper, provider: DataProvider, observer: Observer
     ) -> None:
         self._session = session
         self._keeper = keeper
-        self._data_fingerprint = data_fingerprint
+        self._provider = provider
+        self._agrees = False
+        self._warned: str | None = None
         self._observer = observer
         self._reported_session: int | None = None
         self._reporting = asyncio.Lock()
@@ -37,6 +41,13 @@ class Readiness:
     def owe(self) -> None:
         """Note that the coordinator no longer considers this client ready."""
         self._reported_session = None
+
+    def note_run_data(self, data_fingerprint: str | None) -> None:
+        """Warn if the run was agreed on this client's data, and now is on others."""
+        mine = self._provider.fingerprint
+        if self._agrees and data_fingerprint not in (None, mine):
+            self._agrees = False
+            self._warn(f"the client's dataset has fingerprint {mine}, the run's now has {data_fingerprint}")
 
     async def ensure(self, step: int) -> None:
         """Report replica `step`, once it is held, unless the coordinator knows it already.
@@ -48,18 +59,31 @@ class Readiness:
         async with self._reporting:
             while self._reported_session != self._session.session_number:
                 held = await self._keeper.at(step)
-                report = ReadyReport(held.step, held.digest, self._data_fingerprint)
+                dataset = description_of(self._provider)
+                report = ReadyReport(held.step, held.digest, self._provider.fingerprint, dataset)
                 number = self._session.session_number
                 try:
                     await self._session.report(report)
                 except Refused as refusal:
+                    if refusal.kind is Refusal.DATA_UNDECIDED:  # recorded: if members come to agree, nothing is owed
+                        self._reported_session = number
+                        self._agrees = False
+                        self._warn(refusal.message)
+                        continue
                     if refusal.kind is not Refusal.REPLICA_DIFFERS:
                         raise
                     if self._keeper.held is held:
                         self._keeper.distrust(refusal.message)
                     continue
                 self._reported_session = number
+                self._agrees = True
+                self._warned = None
                 self._observer(BecameReady(held.step))
+
+    def _warn(self, message: str) -> None:
+        if message != self._warned:
+            self._warned = message
+            self._observer(DataDiffers(message))
 
     async def keep(self, step: int) -> None:
         """Report replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""

@@ -136,7 +136,7 @@ class RunManager:
                 state=state,
                 exchange=exchange,
                 keeper=keeper,
-                readiness=Readiness(session, keeper, provider.fingerprint, dependencies.observer),
+                readiness=Readiness(session, keeper, provider, dependencies.observer),
                 rounds=RoundViews(session),
                 trainer=trainer,
                 tentative=tentative,

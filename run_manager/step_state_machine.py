@@ -53,6 +53,7 @@ class StepStateMachine:
         present = StepName.OBSERVING if self._due is None else self._due.name
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
+        self.context.readiness.note_run_data(document.data_fingerprint)
         if due == self._due:
             return
         self._due = due

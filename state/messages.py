@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.intervals import BatchId
 from state.phases import RunState
@@ -17,6 +18,7 @@ from state.wire import WireDocument
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
 MAX_FINGERPRINT_CHARS = 128
+MAX_DATASETS_IN_STATUS = 4
 MAX_CLAIMED_TOKENS = 2**63 - 1
 MAX_RELEASED_INTERVALS = 1024
 PROTOCOL_VERSION = 1
@@ -93,11 +95,16 @@ class DataServerToken(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport(WireDocument):
-    """This client holds replica `step` with this digest, and the dataset with this fingerprint."""
+    """This client holds replica `step` with this digest, and the dataset with this fingerprint.
+
+    Attributes:
+        dataset: describes the dataset, so that a difference can be said in words.
+    """
 
     step: Count
     replica_digest: HexSha256
     data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS)]
+    dataset: DatasetDescription | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +291,25 @@ class MemberView(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class FingerprintSetting(WireDocument):
+    """The fingerprint of the data that the run must train on, as its operator pins it; None takes the pin back."""
+
+    data_fingerprint: HexSha256 | None
+
+
+DataDecision = Literal["state file", "operator", "first round", "most members", "nobody yet"]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetView(WireDocument):
+    """One of the datasets that members have: its fingerprint, how many have it, and its description if one is kept."""
+
+    data_fingerprint: str
+    member_count: Count
+    dataset: DatasetDescription | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus(WireDocument):
     """The run as `epochal status` shows it: the document's progress, and values that change too often for it.
 
@@ -294,6 +320,9 @@ class RunStatus(WireDocument):
         quarantined: all quarantined batches, as intervals.
         failed_data: the first of those batches, with the reasons.
         pausing: an operator asked for a pause, and nobody has ended it.
+        data_fingerprint: of the run's data, as far as they are agreed.
+        data_decided_by: who or what decided it.
+        datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
     """
 
     run_id: str
@@ -323,6 +352,9 @@ class RunStatus(WireDocument):
     checkpoint_step: int | None
     blob_bytes: Count
     journal_bytes: Count
+    data_fingerprint: str | None = None
+    data_decided_by: DataDecision = "nobody yet"
+    datasets: tuple[DatasetView, ...] = ()
     store_problem: str | None = None
     """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
     pausing: bool = False

@@ -63,6 +63,7 @@ class Refusal(StrEnum):
 
     # The run's present state
     ALREADY_COMMITTED = "already-committed", 409, Retry.NEVER
+    DATA_UNDECIDED = "data-undecided", 409, Retry.ANEW
     BEHIND = "behind", 409, Retry.ANEW
     LATE_RESULT = "late-result", 409, Retry.NEVER
     NOT_COMMITTED = "not-committed", 409, Retry.NEVER

@@ -12,7 +12,7 @@ from coordinator.api.blobs import blob_routes
 from coordinator.api.long_poll import RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.api.operator import health_routes, operator_routes
+from coordinator.api.operator import health_routes, operator_routes, origin_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
@@ -48,6 +48,7 @@ def create_app(handlers: Handlers, version: str, metrics: CoordinatorMetrics | N
         membership_routes(handlers),
         blob_routes(handlers),
         operator_routes(handlers),
+        origin_routes(handlers),
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)

@@ -21,7 +21,7 @@ from runtime.http_bodies import (
     read_message,
 )
 from state.documents import CheckpointRef
-from state.messages import DataServerToken, FailedData, QuarantineRelease, RunStatus
+from state.messages import DataServerToken, FailedData, FingerprintSetting, QuarantineRelease, RunStatus
 from state.wire import ClientId, canonical_json
 
 MAX_STATUS_AGE_S = 0.25
@@ -55,9 +55,7 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     status_bytes = StatusBytes(handlers)
 
     def check(run_id: str, request: Request) -> None:
-        handlers.check_run(run_id)
-        handlers.check_admin(bearer_token(request.headers))
-        vouch_for(request.scope, OPERATOR)
+        _check_operator(handlers, run_id, request)
 
     @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
@@ -91,18 +89,6 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         check(run_id, request)
         return document_response(handlers.data_server_token())
 
-    @router.put(
-        f"{RUN}/genesis/{{sha256}}",
-        summary="Deliver the run's first checkpoint (admin token)",
-        status_code=201,
-        responses=openapi_answer(CheckpointRef, 201),
-    )
-    async def put_genesis(run_id: str, sha256: str, request: Request) -> Response:
-        check(run_id, request)
-        digest = sha256_of(sha256)
-        held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
-        return document_response(held, status=201)
-
     @router.get(f"{RUN}/quarantine", summary="The data that failed, and why", responses=openapi_answer(FailedData))
     async def quarantine(run_id: str) -> Response:
         handlers.check_run(run_id)
@@ -117,6 +103,43 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     async def release(run_id: str, request: Request) -> Response:
         check(run_id, request)
         return document_response(await handlers.release(await read_message(request, QuarantineRelease)))
+
+    return router
+
+
+def _check_operator(handlers: Handlers, run_id: str, request: Request) -> None:
+    """Raise `Refused` unless the request has the admin token, and is about the run that is served."""
+    handlers.check_run(run_id)
+    handlers.check_admin(bearer_token(request.headers))
+    vouch_for(request.scope, OPERATOR)
+
+
+def origin_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes by which an operator decides what a run starts from: its model and its data."""
+    router = APIRouter()
+
+    @router.put(
+        f"{RUN}/genesis/{{sha256}}",
+        summary="Deliver the run's first checkpoint (admin token)",
+        status_code=201,
+        responses=openapi_answer(CheckpointRef, 201),
+    )
+    async def put_genesis(run_id: str, sha256: str, request: Request) -> Response:
+        _check_operator(handlers, run_id, request)
+        digest = sha256_of(sha256)
+        held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
+        return document_response(held, status=201)
+
+    @router.put(
+        f"{RUN}/fingerprint",
+        summary="Pin the data that the run trains on (admin token)",
+        status_code=204,
+        openapi_extra=openapi_body(FingerprintSetting),
+    )
+    async def put_fingerprint(run_id: str, request: Request) -> Response:
+        _check_operator(handlers, run_id, request)
+        await handlers.set_fingerprint(await read_message(request, FingerprintSetting))
+        return Response(status_code=204)
 
     return router
 

@@ -11,7 +11,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 import hashlib
 from dataclasses import replace
 
-from coordinator.machine import checkpoints, membership, reports, stimuli
+from coordinator.machine import checkpoints, datasets, membership, reports, stimuli
 from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import train_limit_s
@@ -98,6 +98,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.reject(run, stimulus)
         case stimuli.GenesisProvided():
             return checkpoints.provide_genesis(run, stimulus)
+        case stimuli.DataFingerprintSet():
+            return membership.gathered(datasets.set_fingerprint(run, stimulus)), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
         case stimuli.BatchesReleased():
@@ -124,7 +126,7 @@ def _change_config(run: Run, state_file: StateFile) -> Handled:
     if making is not None and making.genesis and state_file.access.genesis == "operator":
         making = None
     run = replace(run, state_file=state_file, config_sha256=digest, checkpointing=making)
-    return membership.gathered(run), ()
+    return membership.gathered(datasets.agreed(run)), ()
 
 
 def _advance(run: Run, seed: Seed) -> Handled:
@@ -151,7 +153,7 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
     run = replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, enough_since_s=None, reason=reason)
     match phase:
         case RunState.WAITING_FOR_MEMBERS:
-            return membership.gathered(replace(run, checkpointing=None, round=None)), ()
+            return membership.gathered(datasets.agreed(replace(run, checkpointing=None, round=None))), ()
         case RunState.WARMUP:
             members = {client_id: replace(member, ready_step=None) for client_id, member in run.members.items()}
             run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from coordinator.machine.conduct import NEWCOMER
+from coordinator.machine.datasets import check_dataset, vote
 from coordinator.machine.instructions import MembershipChanged
 from coordinator.machine.round_conduct import remembered
 from coordinator.machine.run import Handled, Member, Run
@@ -50,8 +51,8 @@ def join(run: Run, event: ClientJoined) -> Handled:
     departed = run.departed
     if event.client_id in departed:
         departed = {client_id: conduct for client_id, conduct in departed.items() if client_id != event.client_id}
-    joined = replace(run, members=members, departed=departed, used_nonces=used, invitations_used=invitations)
-    run = gathered(joined)
+    run = replace(run, members=members, departed=departed, used_nonces=used, invitations_used=invitations)
+    run = gathered(vote(run, None if before is None else before.data_fingerprint, None))
     return run, (MembershipChanged(event.client_id, "joined" if before is None else "joined again"),)
 
 
@@ -117,12 +118,12 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     if current is not None:
         current = replace(current, pending=current.pending - set(gone))
     departed = run.departed
-    for client_id in gone:
-        departed = remembered(departed, client_id, run.members[client_id].conduct)
+    left = [run.members[client_id] for client_id in gone]
+    for member in left:
+        departed = remembered(departed, member.client_id, member.conduct)
     run = replace(run, members=members, round=current, departed=departed)
-    vouched = any(member.ready_step is not None for member in members.values())
-    if not run.batches_applied and not vouched:  # nothing vouches for the data any more
-        run = replace(run, data_fingerprint=None)
+    for member in left:
+        run = vote(run, member.data_fingerprint, None)
     return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
 
 
@@ -161,7 +162,7 @@ def _are_at_least(count: int, members: Iterator[Member]) -> bool:
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
-    """Put the member on the next round's roster.
+    """Put the member on the next round's roster, if it has the data that most members have (`machine/datasets`).
 
     Raises:
         Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
@@ -184,17 +185,14 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
             f"replica {report.step} has digest {report.replica_digest}; the run agreed on {known}",
             expected=known,
         )
-    if run.data_fingerprint is not None and report.data_fingerprint != run.data_fingerprint:
-        raise Refused(
-            Refusal.FINGERPRINT_DIFFERS,
-            f"the client's dataset has fingerprint {report.data_fingerprint}, the run's has {run.data_fingerprint}",
-            expected=run.data_fingerprint,
-        )
-    if member.ready_step is not None:
+    check_dataset(run, report)
+    if member.ready_step is not None and member.data_fingerprint == report.data_fingerprint:
         return run, ()
-    members = {**run.members, event.client_id: replace(member, ready_step=report.step, was_late=False)}
-    run = replace(run, members=members, data_fingerprint=run.data_fingerprint or report.data_fingerprint)
-    return gathered(run), (MembershipChanged(event.client_id, "ready"),)
+    ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
+    run = replace(run, members={**run.members, event.client_id: ready})
+    run = gathered(vote(run, member.data_fingerprint, report.data_fingerprint, report.dataset))
+    agrees = report.data_fingerprint == run.data_fingerprint
+    return run, (MembershipChanged(event.client_id, "ready" if agrees else "waits: most members have other data"),)
 
 
 def _known_digest(run: Run, step: int) -> Sha256 | None:

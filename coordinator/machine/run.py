@@ -18,6 +18,7 @@ from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
+from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
@@ -42,6 +43,7 @@ class Member:
         nonce: of its last join; session tokens of earlier joins are superseded.
         instance: the process that joined; None if it did not name itself.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
+        data_fingerprint: of the data that it reported to have; None until it reported.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
     """
@@ -55,6 +57,7 @@ class Member:
     ready_step: int | None = None
     last_loss: float | None = None
     was_late: bool = False
+    data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
 
 
@@ -121,6 +124,9 @@ class Run(WireDocument):
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
+        data_pin: the fingerprint that the operator's command pinned.
+        data_votes: number of members with each dataset, by fingerprint.
+        datasets: descriptions of some of them, by fingerprint.
     """
 
     state_file: StateFile
@@ -161,6 +167,9 @@ class Run(WireDocument):
     checkpoints: tuple[CheckpointRef, ...] = ()
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
     data_fingerprint: str | None = None
+    data_pin: str | None = None
+    data_votes: Mapping[str, int] = field(default_factory=dict)
+    datasets: Mapping[str, DatasetDescription] = field(default_factory=dict)
     losses: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -194,7 +203,7 @@ class Run(WireDocument):
         return [member for member in self.members.values() if self.is_available(member)]
 
     def ready_members(self) -> list[Member]:
-        """Return the members that hold model and data, and do not rest."""
+        """Return the members that hold the model and the run's data, and do not rest."""
         return [member for member in self.members.values() if self.is_ready(member)]
 
     def is_available(self, member: Member) -> bool:
@@ -202,8 +211,9 @@ class Run(WireDocument):
         return not member.conduct.is_resting(self.now_s)
 
     def is_ready(self, member: Member) -> bool:
-        """Whether the member holds model and data, and does not rest."""
-        return member.ready_step is not None and self.is_available(member)
+        """Whether the member holds the model and the data on which the run is agreed, and does not rest."""
+        has_all = member.ready_step is not None and member.data_fingerprint == self.data_fingerprint
+        return has_all and self.is_available(member)
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
@@ -256,6 +266,7 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
         cursor=cursor,
         epoch_start_batch=cursor,
         epoch_started_s=now_s,
+        data_fingerprint=state_file.config.data_fingerprint,
     )
 
 

@@ -191,6 +191,14 @@ class GenesisProvided:
 
 
 @dataclass(frozen=True, slots=True)
+class DataFingerprintSet:
+    """The operator pinned the data that the run trains on; None takes an earlier pin back."""
+
+    data_fingerprint: str | None
+    type: Literal["data_fingerprint_set"] = "data_fingerprint_set"
+
+
+@dataclass(frozen=True, slots=True)
 class PauseRequested:
     """An operator asked the run to pause after this round."""
 
@@ -233,7 +241,8 @@ Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
-    | GenesisProvided | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged
+    | GenesisProvided | DataFingerprintSet | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound
+    | ConfigChanged
 )
 # fmt: on
 

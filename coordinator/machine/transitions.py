@@ -6,6 +6,7 @@ Timers are upper bounds only: each phase first checks whether everything that it
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from coordinator.machine.datasets import agreed
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
@@ -166,6 +167,7 @@ def _leave_witness(run: Run) -> Move | None:
     if current is None or not _is_round_over(run, current):
         return None
     run, instructions = end_round(run, current)
+    run = agreed(run, is_between_rounds=True)
     ended = _epoch_end_reason(run)
     if ended is not None:
         return Move("epoch_ended", ended, run, instructions)

@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 
+from data_providers.description import describe_spec
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.frames import (
     CONNECTION_REQUEST,
@@ -179,6 +180,7 @@ class TcpDataProvider:
         self.sequence_count = self._welcome.sequence_count
         self.sequence_length = self._spec.sequence_length
         self.fingerprint: str = self._welcome.fingerprint
+        self.description = describe_spec("a data server", self._spec, self.sequence_count)
         self._connecting = asyncio.Lock()
         self._closed = False
 

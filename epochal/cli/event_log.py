@@ -9,6 +9,7 @@ from coordinator_client.session import RequestRepeated, RestBegan
 from run_manager.events import (
     BlobFetched,
     BlobSent,
+    DataDiffers,
     DocumentArrived,
     Event,
     OutcomeMerged,
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated, RestBegan)
 """Events that occur often, or that repeat what other events say."""
+
+LOUD = (DataDiffers,)
+"""Events that somebody has to act on."""
 
 
 def log_event(event: Event) -> None:
@@ -33,4 +37,5 @@ def log_event(event: Event) -> None:
             fields["step_name"] = event.step_name
     if "message" in fields:
         fields["detail"] = fields.pop("message")
-    log.log(logging.DEBUG if isinstance(event, QUIET) else logging.INFO, name, extra=fields)
+    loud = logging.WARNING if isinstance(event, LOUD) else logging.INFO
+    log.log(logging.DEBUG if isinstance(event, QUIET) else loud, name, extra=fields)

@@ -38,6 +38,7 @@ COMMANDS = {
     "genesis:genesis": (
         "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
     ),
+    "operator:fingerprint": "Show which data a run trains on and which data its members have, or pin the right data.",
     "audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),

@@ -1,7 +1,8 @@
-"""`epochal status`, `pause`, `resume` and `eject`: the commands of a run's operator."""
+"""`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,12 +13,15 @@ from rich.console import Console
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_client_id, connect_operator, pause_run, resume_run
 from coordinator_client.operator import eject as eject_client
+from epochal.cli.logs import visible
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
+from state.errors import InvalidInput
 from state.phases import ROUND_PHASES, RunState
-from state.wire import canonical_json
+from state.wire import Sha256, canonical_json
 
 ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
 
@@ -90,3 +94,31 @@ def eject(
     check_client_id(client_id)
     ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
     typer.echo(f"client {ejected} was ejected")
+
+
+def fingerprint(
+    url: UrlArgument,
+    value: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FINGERPRINT", help="Fingerprint of the right data, as `epochal data inspect LOCATION` shows it."
+        ),
+    ] = None,
+    free: Annotated[
+        bool, typer.Option("--free", help="Take an earlier pin back: members decide until the first applied round.")
+    ] = False,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Show which data a run trains on and which data its members have, or pin the right data."""
+    if value is not None and (free or not _FINGERPRINT.fullmatch(value)):
+        raise InvalidInput("give the 64 hex digits that `epochal data inspect` shows, or --free, or neither to look")
+    pinned = None if value is None else Sha256(value)
+    if value is not None or free:
+        ask(url, tls_ca, lambda operator: operator.set_fingerprint(pinned), required_token(admin_token))
+        typer.echo("the pin was taken back" if value is None else f"the run's data must have fingerprint {value}")
+        return
+    found = ask(url, tls_ca, lambda operator: operator.status())
+    typer.echo(f"{found.data_fingerprint or 'not decided'} ({found.data_decided_by})")
+    for dataset in found.datasets:
+        typer.echo(f"  {dataset.member_count} members have {visible(dataset.data_fingerprint)}")

@@ -24,6 +24,7 @@ CHANGEABLE = (
     "config.total_steps",
     "config.client_timeout_s",
     "config.on_bad_data",
+    "config.data_fingerprint",
     "access",
     "client",
     "blobs",

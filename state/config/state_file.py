@@ -54,6 +54,7 @@ class RunConfig(Section):
         client_timeout_s: a client silent for longer is not in the next roster. Epochal's addition.
         on_bad_data: whether a batch on which three clients failed is recorded and skipped, or pauses the run. Epochal's
             addition.
+        data_fingerprint: of the data that every client must have (`epochal data inspect` shows it). Epochal's addition.
     """
 
     warmup_time: Duration
@@ -73,6 +74,9 @@ class RunConfig(Section):
     data_indices_per_batch: Positive = 1
     client_timeout_s: Duration = 30.0
     on_bad_data: Literal["quarantine", "stop"] = "quarantine"
+    data_fingerprint: Annotated[
+        HexDigest | None, Field(description="the 64 lowercase hex characters that `epochal data inspect` shows")
+    ] = None
 
 
 class Progress(Section):

@@ -1,0 +1,151 @@
+"""Which data a run trains on: the operator's word, else that of most members until a round was applied.
+
+Every ready report names the fingerprint of the member's data. A fingerprint that `state.toml` or the operator's command
+pins is the run's. Without one, each member has a vote until the first applied round, and the run waits while no
+fingerprint has more votes than any other; that round decides for good. Only members with the run's data are ready.
+"""
+
+from dataclasses import replace
+
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import DataFingerprintSet
+from state.datasets import DatasetDescription, dataset_difference
+from state.errors import Refused
+from state.messages import DataDecision, DatasetView, ReadyReport
+from state.refusals import Refusal
+from state.wire import ClientId
+
+MAX_DESCRIBED_DATASETS = 8
+"""Maximum number of datasets, besides the run's, of which a description is kept."""
+
+
+def pinned_fingerprint(run: Run) -> str | None:
+    """Return the fingerprint that the operator pinned, in `state.toml` or by command."""
+    return run.state_file.config.data_fingerprint or run.data_pin
+
+
+def check_dataset(run: Run, report: ReadyReport) -> None:
+    """Raise `Refused(Refusal.FINGERPRINT_DIFFERS)` if it is decided that the run trains on other data."""
+    decided = pinned_fingerprint(run) or (run.data_fingerprint if run.batches_applied else None)
+    if decided is not None and report.data_fingerprint != decided:
+        raise Refused(
+            Refusal.FINGERPRINT_DIFFERS,
+            f"{_both(report.data_fingerprint, decided)}: {_difference(run, report.data_fingerprint, report.dataset)}",
+            expected=decided,
+        )
+
+
+def vote(run: Run, before: str | None, after: str | None, dataset: DatasetDescription | None = None) -> Run:
+    """Return the run after a member's vote changed; None is no vote.
+
+    Args:
+        run: the run.
+        before, after: the fingerprints of the member's data.
+        dataset: describes the data that it has now.
+    """
+    if before != after:
+        votes = dict(run.data_votes)
+        for fingerprint, change in ((before, -1), (after, 1)):
+            if fingerprint is not None:
+                votes[fingerprint] = votes.get(fingerprint, 0) + change
+                if not votes[fingerprint]:
+                    del votes[fingerprint]
+        run = agreed(replace(run, data_votes=votes))
+    return run if after is None or dataset is None else _described(run, after, dataset)
+
+
+def agreed(run: Run, *, is_between_rounds: bool = False) -> Run:
+    """Return the run with the data on which it is agreed now. The roster of a round under way stays as it is."""
+    pinned = pinned_fingerprint(run)
+    if pinned is not None:
+        wanted: str | None = pinned
+    elif run.batches_applied or (run.round is not None and not is_between_rounds):
+        wanted = run.data_fingerprint
+    else:
+        wanted = _most_voted(run)
+    return run if wanted == run.data_fingerprint else replace(run, data_fingerprint=wanted)
+
+
+def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
+    """Return the run with the fingerprint that the operator pinned by command; None takes the pin back.
+
+    Raises:
+        Refused: `not-now` if `state.toml` pins another one.
+    """
+    in_file = run.state_file.config.data_fingerprint
+    if in_file is not None and event.data_fingerprint != in_file:
+        raise Refused(
+            Refusal.NOT_NOW,
+            f"state.toml has `data_fingerprint = {in_file}`; change that line and start the coordinator again",
+        )
+    return agreed(run if run.data_pin == event.data_fingerprint else replace(run, data_pin=event.data_fingerprint))
+
+
+def disagreement(run: Run, client_id: ClientId) -> Refused | None:
+    """Return why a member whose report was recorded is not ready: most members have other data. None if it is."""
+    member = run.members.get(client_id)
+    if member is None or member.data_fingerprint in (None, run.data_fingerprint):
+        return None
+    mine = member.data_fingerprint
+    decision = "the operator can pin the right data: `epochal fingerprint`, or `data_fingerprint` in state.toml"
+    if run.data_fingerprint is None:
+        counts = sorted(run.data_votes.values(), reverse=True)
+        other = next((fingerprint for fingerprint in run.data_votes if fingerprint != mine), mine)
+        message = (
+            f"members have different data, and no data have a majority ({' to '.join(map(str, counts[:4]))}): "
+            f"{_both(mine, other)}"
+        )
+    else:
+        other = run.data_fingerprint
+        message = f"{run.data_votes.get(other, 0)} members have other data: {_both(mine, other)}"
+    difference = _difference(run, mine, run.datasets.get(mine), other)
+    expected = {} if run.data_fingerprint is None else {"expected": other}
+    return Refused(Refusal.DATA_UNDECIDED, f"{message}: {difference}. This client waits; {decision}", **expected)
+
+
+def datasets_of(run: Run, most: int) -> tuple[DatasetView, ...]:
+    """Return the data that members have, the most frequent ones first."""
+    voted = sorted(run.data_votes.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return tuple(DatasetView(fingerprint, count, run.datasets.get(fingerprint)) for fingerprint, count in voted)
+
+
+def decided_by(run: Run) -> DataDecision:
+    """Return who or what decided which data the run trains on."""
+    if run.state_file.config.data_fingerprint is not None:
+        return "state file"
+    if run.data_pin is not None:
+        return "operator"
+    if run.data_fingerprint is None:
+        return "nobody yet"
+    return "first round" if run.batches_applied else "most members"
+
+
+def _both(mine: str, other: str) -> str:
+    return f"the client's dataset has fingerprint {mine}, the run's has {other}"
+
+
+def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: str | None = None) -> str:
+    other = other or pinned_fingerprint(run) or run.data_fingerprint or ""
+    return dataset_difference(dataset or run.datasets.get(mine), run.datasets.get(other))
+
+
+def _most_voted(run: Run) -> str | None:
+    most = max(run.data_votes.values(), default=0)
+    found = [fingerprint for fingerprint, count in run.data_votes.items() if count == most]
+    return found[0] if len(found) == 1 else None
+
+
+def _described(run: Run, fingerprint: str, dataset: DatasetDescription) -> Run:
+    """Return the run with the first or a fuller description of a dataset, within the bound."""
+    known = run.datasets.get(fingerprint)
+    if known is not None and (known.files or not dataset.files):
+        return run
+    kept = {
+        described: found
+        for described, found in run.datasets.items()
+        if described in run.data_votes or described == run.data_fingerprint
+    }
+    others = len(kept.keys() - {fingerprint, run.data_fingerprint})
+    if fingerprint != run.data_fingerprint and others >= MAX_DESCRIBED_DATASETS:
+        return run
+    return replace(run, datasets={**kept, fingerprint: dataset})

@@ -1,0 +1,52 @@
+"""Describes a provider's data in a few words, for messages about data that differ (`state/datasets.py`)."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from data_providers.order import DataFile
+from data_providers.protocol import DataProvider, DatasetSpec
+from state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DatasetDescription, DescribedFile
+
+SHUFFLE_NAME_DIGITS = 12
+"""Length of a shuffle key's short name: hex digits of its SHA-256."""
+
+
+def shuffle_name(seed: bytes | None) -> str:
+    """Return a short name of a shuffle's key; "" without a shuffle."""
+    return "" if seed is None else hashlib.sha256(seed).hexdigest()[:SHUFFLE_NAME_DIGITS]
+
+
+def describe_files(
+    kind: str, files: Sequence[DataFile], sample_count: int | None, shuffle_seed: bytes | None = None
+) -> DatasetDescription:
+    """Return the description of a dataset of files, which are in the order of their names."""
+    return DatasetDescription(
+        kind=kind,
+        sample_count=sample_count,
+        shuffle=shuffle_name(shuffle_seed),
+        file_count=len(files),
+        total_bytes=sum(file.size_bytes for file in files),
+        files=tuple(DescribedFile(_short(file.name), file.size_bytes) for file in files[:MAX_DESCRIBED_FILES]),
+    )
+
+
+def describe_tokens(kind: str, files: Sequence[DataFile], spec: DatasetSpec, sample_count: int) -> DatasetDescription:
+    """Return the description of a dataset of token files, which are in the order of their names."""
+    described = describe_files(kind, files, sample_count, spec.shuffle_seed)
+    return replace(described, token_size_bytes=spec.token_size_bytes, sequence_length=spec.sequence_length)
+
+
+def description_of(provider: DataProvider) -> DatasetDescription | None:
+    """Return a provider's own description of its data, `description`; None if it has none, which is allowed."""
+    found = getattr(provider, "description", None)
+    return found if isinstance(found, DatasetDescription) else None
+
+
+def describe_spec(kind: str, spec: DatasetSpec, sample_count: int | None) -> DatasetDescription:
+    """Return the description of a dataset of which only the shape of its samples is known."""
+    return DatasetDescription(kind, spec.token_size_bytes, spec.sequence_length, sample_count)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_DESCRIBED_NAME_CHARS else name[: MAX_DESCRIBED_NAME_CHARS - 1] + "…"
