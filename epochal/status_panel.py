@@ -66,10 +66,22 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
         parts.append(_members(status.members, status.member_count))
     if status.hold is not None:
         parts.append(Text(f"The run waits: {visible(status.hold)}", style="bold yellow"))
+    if len(status.datasets) > 1:
+        parts.append(Text(_different_data(status), style="bold yellow"))
     parts.extend(_failed_data(status))
     parts.extend(Text(note, style="dim") for note in notes)
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _different_data(status: RunStatus) -> str:
+    """Return a line for each of the datasets that members have, where they differ."""
+    lines = ["Members have different data:"]
+    for item in status.datasets:
+        is_the_runs = item.data_fingerprint == status.data_fingerprint
+        whose = f"the run's, decided by the {status.data_decided_by}" if is_the_runs else "these members wait"
+        lines.append(f"  {item.member_count} × {visible(item.data_fingerprint[:12])}…  {whose}")
+    return "\n".join(lines)
 
 
 def _failed_data(status: RunStatus) -> list[RenderableType]:

@@ -297,7 +297,7 @@ class FingerprintSetting(WireDocument):
     data_fingerprint: HexSha256 | None
 
 
-DataDecision = Literal["state file", "operator", "first round", "most members", "nobody yet"]
+DataDecision = Literal["state file", "operator", "first round", "majority", "nobody yet"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def decided_by(run: Run) -> DataDecision:
         return "operator"
     if run.data_fingerprint is None:
         return "nobody yet"
-    return "first round" if run.batches_applied else "most members"
+    return "first round" if run.batches_applied else "majority"
 
 
 def _both(mine: str, other: str) -> str:

@@ -31,34 +31,6 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
     assert driver.round.work.shared[0].start < 12 <= driver.round.work.shared[-1].end
 
 
-def test_ready_with_another_fingerprint_is_refused_with_both_shown() -> None:
-    driver = in_warmup(1, 2)
-    driver.ready(client(1))
-    with pytest.raises(Refused, match=r"other.*data") as refused:
-        driver.ready(client(2), data_fingerprint="other")
-    assert refused.value.kind == "fingerprint-differs"
-
-
-def test_fingerprint_that_nobody_vouches_for_is_forgotten() -> None:
-    driver = in_warmup(1, 2, 3, config__init_min_clients=3)
-    driver.ready(client(1), data_fingerprint="wrong")
-    with pytest.raises(Refused, match=r"right.*wrong"):
-        driver.ready(client(2), data_fingerprint="right")
-    driver.send(stimuli.ClientEjected(client(1)))
-    driver.ready(client(2), data_fingerprint="right")
-    assert driver.run.data_fingerprint == "right"
-    driver.send(stimuli.ClientWithdrew(client(3)))
-    assert driver.run.data_fingerprint == "right", "a ready member vouches for it"
-
-
-def test_fingerprint_that_was_trained_on_stays() -> None:
-    driver = in_round(1, 2)
-    driver.play_round()
-    for number in (1, 2):
-        driver.send(stimuli.ClientEjected(client(number)))
-    assert driver.run.data_fingerprint == "data"
-
-
 def test_ready_with_another_replica_is_refused() -> None:
     driver = in_warmup(1, 2)
     with refused("replica-differs"):

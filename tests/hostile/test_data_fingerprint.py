@@ -1,0 +1,85 @@
+"""Other data than the run's: one member's slip neither decides for the others nor ends them, and is said in words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from epochal.testnet.child_processes import Child
+from state.phases import RunState
+from tests.support.processes import BOUND_S, RealRun, in_phase, in_training, prepared_run, run_command
+
+SEQUENCES, LENGTH = 40, 16
+
+
+def write_data(folder: Path, sequences: int, name: str = "tokens.bin") -> Path:
+    folder.mkdir()
+    (np.arange(sequences * LENGTH) % 251).astype("<u2").tofile(folder / name)
+    return folder
+
+
+async def fingerprint_of(folder: Path) -> str:
+    ran = await run_command("data", "inspect", str(folder), "--seq-len", str(LENGTH), "--json")
+    assert ran.code == 0, ran.err
+    return str(json.loads(ran.out)["fingerprint"])
+
+
+def overrides(data: Path, **fields: Any) -> dict[str, Any]:
+    return {"model__LLM__data_location": {"Local": str(data)}, "config__total_steps": 3} | fields
+
+
+def warnings(run: RealRun, child: Child) -> list[dict[str, Any]]:
+    return [line for line in run.events(child, "data_differs") if line["level"] == "warning"]
+
+
+async def test_client_with_other_data_that_is_first_does_not_decide(tmp_path: Path) -> None:
+    right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", 2 * SEQUENCES)
+    fields = overrides(right, config__init_min_clients=2, config__min_clients=2)
+    async with prepared_run(tmp_path / "run", **fields) as run:
+        await run.start_coordinator()
+        astray = await run.start_client("--data", str(wrong))
+        await run.until(lambda document: document.run_state is RunState.WAITING_FOR_MEMBERS)
+        for _ in range(2):
+            await run.start_client()
+        await run.finish(without=(astray,))
+        assert await astray.wait(BOUND_S) == 1, astray.log_tail()
+        (warning, *_) = warnings(run, astray)
+        assert "'tokens.bin' of 2560 bytes, the run's of 1280" in warning["detail"]
+        assert "This client waits" in warning["detail"]
+        assert "'tokens.bin' of 2560 bytes, the run's of 1280" in astray.log_tail(), "its last words say it too"
+
+
+async def test_pinned_data_refuse_others_even_if_nobody_else_is_there(tmp_path: Path) -> None:
+    right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", SEQUENCES, "other.bin")
+    pinned = await fingerprint_of(right)
+    async with prepared_run(tmp_path / "run", **overrides(right, config__data_fingerprint=pinned)) as run:
+        await run.start_coordinator()
+        astray = await run.start_client("--data", str(wrong))
+        assert await astray.wait(BOUND_S) == 1
+        assert f"the run's has {pinned}" in astray.log_tail()
+        assert "Traceback" not in astray.log_tail()
+        await run.start_client()
+        await run.finish(without=(astray,))
+
+
+async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) -> None:
+    right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", 2 * SEQUENCES)
+    async with prepared_run(tmp_path / "run", **overrides(right, config__total_steps=100_000)) as run:
+        await run.start_coordinator()
+        astray = await run.start_client("--data", str(wrong))
+        await run.until(in_training(2))
+        late = await run.command("client", run.url)
+        late.expect(1, "'tokens.bin' of 1280 bytes, the run's of 2560")
+        value = await fingerprint_of(right)
+        (await run.command("fingerprint", run.url, "a guess")).expect(2, "64 hex digits")
+        told = await run.command("fingerprint", run.url, value, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        told.expect(0, f"the run's data must have fingerprint {value}")
+        assert await astray.wait(BOUND_S) == 1, astray.log_tail()
+        assert warnings(run, astray)
+        stopped = await run.until(in_phase(RunState.WAITING_FOR_MEMBERS))
+        client = await run.start_client()
+        await run.until(in_training(stopped.step + 2))
+        shown = await run.command("fingerprint", run.url)
+        shown.expect(0, f"{value} (operator)", f"1 members have {value}")
+        client.kill()

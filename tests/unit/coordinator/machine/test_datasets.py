@@ -1,0 +1,189 @@
+"""Which data a run trains on: votes until the first applied round, the operator's pin, and who is ready."""
+
+import pytest
+
+from coordinator.machine import stimuli
+from coordinator.machine.datasets import MAX_DESCRIBED_DATASETS, datasets_of, decided_by, disagreement
+from state.datasets import DatasetDescription, DescribedFile
+from state.errors import Refused
+from state.messages import ReadyReport
+from state.phases import RunState
+from tests.support.machine_driver import Driver, client, in_round, in_warmup, refused
+from tests.support.states import state_file
+
+PINNED, OTHER = "ab" * 32, "cd" * 32
+THREE = {"config__init_min_clients": 3, "config__min_clients": 2}
+
+
+def pin(driver: Driver, fingerprint: str | None) -> None:
+    driver.send(stimuli.DataFingerprintSet(fingerprint))
+
+
+def ready_clients(driver: Driver) -> set[str]:
+    return {member.client_id for member in driver.run.ready_members()}
+
+
+def test_first_client_with_other_data_does_not_decide_for_two_others() -> None:
+    driver = in_warmup(1, 2, 3, **THREE)
+    driver.ready(client(1), data_fingerprint="wrong")
+    assert driver.run.data_fingerprint == "wrong"
+    driver.ready(client(2), data_fingerprint="right")
+    assert driver.run.data_fingerprint is None
+    assert ready_clients(driver) == set()
+    driver.ready(client(3), data_fingerprint="right")
+    assert driver.run.data_fingerprint == "right"
+    assert ready_clients(driver) == {client(2), client(3)}
+    waits = disagreement(driver.run, client(1))
+    assert waits is not None
+    assert (waits.kind, waits.context) == ("data-undecided", {"expected": "right"})
+    assert "2 members have other data" in waits.message
+
+
+def test_run_whose_members_have_different_data_does_not_start() -> None:
+    driver = in_warmup(1, 2)
+    driver.ready(client(1), data_fingerprint="wrong")
+    driver.ready(client(2), data_fingerprint="right")
+    driver.pass_time(30)
+    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+    for number, other in ((1, "right"), (2, "wrong")):
+        waits = disagreement(driver.run, client(number))
+        assert waits is not None
+        assert "no data have a majority (1 to 1)" in waits.message
+        assert other in waits.message
+    assert decided_by(driver.run) == "nobody yet"
+
+
+def test_member_that_leaves_takes_its_vote_along() -> None:
+    driver = in_warmup(1, 2, 3, **THREE)
+    driver.ready(client(1), data_fingerprint="wrong")
+    driver.ready(client(2), data_fingerprint="right")
+    driver.send(stimuli.ClientEjected(client(1)))
+    assert driver.run.data_fingerprint == "right"
+    assert driver.run.data_votes == {"right": 1}
+    driver.join(2)
+    assert driver.run.data_votes == {}, "a process that joins again may have other data"
+    assert driver.run.data_fingerprint is None
+
+
+def test_votes_do_not_change_the_data_of_a_round_under_way() -> None:
+    driver = in_round(1, 2)
+    driver.join(3, 4, 5)
+    driver.ready(client(3), client(4), client(5), data_fingerprint="other")
+    assert driver.run.data_fingerprint == "data"
+    driver.play_round()
+    assert driver.run.batches_applied
+    assert driver.run.data_fingerprint == "data", "the applied round decided"
+    assert ready_clients(driver) == {client(1), client(2)}
+    assert decided_by(driver.run) == "first round"
+
+
+def test_votes_count_again_after_a_round_that_applied_nothing() -> None:
+    driver = in_round(1, 2, config__total_steps=50)
+    driver.join(3, 4, 5)
+    driver.ready(client(3), client(4), client(5), data_fingerprint="right")
+    driver.pass_time(60)
+    driver.pass_time(10)
+    assert driver.run.data_fingerprint == "right"
+    assert {entry.client_id for entry in driver.round.roster.clients} == {client(3), client(4), client(5)}
+
+
+def test_data_of_an_applied_round_stay_when_everyone_leaves() -> None:
+    driver = in_round(1, 2)
+    driver.play_round()
+    for number in (1, 2):
+        driver.send(stimuli.ClientEjected(client(number)))
+    assert driver.run.data_fingerprint == "data"
+    driver.join(3)
+    with pytest.raises(Refused, match=r"fingerprint other, the run's has data") as caught:
+        driver.ready(client(3), data_fingerprint="other")
+    assert caught.value.kind == "fingerprint-differs"
+
+
+def test_fingerprint_in_the_state_file_decides_before_anybody_joins() -> None:
+    driver = in_warmup(1, 2, config__data_fingerprint=PINNED)
+    assert driver.run.data_fingerprint == PINNED
+    for number in (1, 2):
+        with refused("fingerprint-differs"):
+            driver.ready(client(number), data_fingerprint=OTHER)
+    assert driver.run.data_votes == {}
+    driver.ready(client(1), data_fingerprint=PINNED)
+    assert ready_clients(driver) == {client(1)}
+    assert decided_by(driver.run) == "state file"
+
+
+def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
+    driver = in_round(1, 2, config__total_steps=50)
+    driver.play_round()
+    driver.join(3)
+    pin(driver, PINNED)
+    assert driver.run.data_fingerprint == PINNED
+    assert decided_by(driver.run) == "operator"
+    assert ready_clients(driver) == set()
+    driver.ready(client(3), data_fingerprint=PINNED)
+    with refused("fingerprint-differs"):
+        driver.ready(client(1))
+    driver.play_round()
+    assert {entry.client_id for entry in driver.round.roster.clients} == {client(3)}
+
+
+def test_pin_that_is_taken_back_leaves_the_decision_to_members_or_the_round() -> None:
+    driver = in_warmup(1, 2)
+    driver.ready(client(1), data_fingerprint=OTHER)
+    pin(driver, PINNED)
+    assert ready_clients(driver) == set()
+    pin(driver, None)
+    assert driver.run.data_fingerprint == OTHER
+    assert ready_clients(driver) == {client(1)}
+    assert decided_by(driver.run) == "majority"
+
+
+def test_command_does_not_contradict_the_state_file() -> None:
+    driver = Driver(state_file(config__data_fingerprint=PINNED))
+    with refused("not-now"):
+        pin(driver, OTHER)
+    with refused("not-now"):
+        pin(driver, None)
+    pin(driver, PINNED)
+
+
+def test_edited_state_file_corrects_the_data() -> None:
+    driver = in_round(1, 2)
+    driver.play_round()
+    driver.send(stimuli.ConfigChanged(state_file(config__data_fingerprint=PINNED)))
+    assert driver.run.data_fingerprint == PINNED
+    driver.send(stimuli.ConfigChanged(state_file()))
+    assert driver.run.data_fingerprint == PINNED, "without the line it stays as it was"
+
+
+def report(driver: Driver, number: int, fingerprint: str, size_bytes: int) -> None:
+    dataset = DatasetDescription("token files", 2, 16, 10, "", 1, size_bytes, (DescribedFile("a.bin", size_bytes),))
+    message = ReadyReport(driver.run.replica_step, driver.replica_digest(), fingerprint, dataset)
+    driver.send(stimuli.ClientBecameReady(client(number), message))
+
+
+def test_difference_of_the_data_is_said_in_words() -> None:
+    driver = in_warmup(1, 2)
+    report(driver, 1, "right", 320)
+    report(driver, 2, "right", 320)
+    driver.play_round()
+    driver.join(4)
+    with pytest.raises(Refused, match=r"'a\.bin' of 480 bytes, the run's of 320"):
+        report(driver, 4, "wrong", 480)
+
+
+def test_descriptions_are_bounded_and_those_of_gone_data_are_dropped() -> None:
+    driver = in_warmup(*range(1, 21), config__init_min_clients=20)
+    report(driver, 1, "right", 320)
+    report(driver, 2, "right", 320)
+    for number in range(3, 21):
+        report(driver, number, f"data {number}", number)
+    assert len(driver.run.datasets) == MAX_DESCRIBED_DATASETS + 1
+    for number in range(3, 20):
+        driver.send(stimuli.ClientWithdrew(client(number)))
+    driver.join(3)
+    report(driver, 3, "new data", 7)
+    assert set(driver.run.datasets) == {"right", "new data"}
+    (first, second) = datasets_of(driver.run, 2)
+    assert (first.data_fingerprint, first.member_count) == ("right", 2)
+    assert first.dataset is not None
+    assert second.member_count == 1
