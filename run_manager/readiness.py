@@ -11,8 +11,10 @@ from data_providers.description import description_of
 from data_providers.protocol import DataProvider
 from run_manager.events import BecameReady, DataDiffers, Observer
 from run_manager.replica.keeper import ReplicaKeeper
+from state.documents import RunDocument
 from state.errors import Refused
 from state.messages import ReadyReport
+from state.phases import ROUND_PHASES
 from state.refusals import Refusal
 
 
@@ -32,7 +34,7 @@ class Readiness:
         self._session = session
         self._keeper = keeper
         self._provider = provider
-        self._agrees = False
+        self._is_on_my_data = False
         self._warned: str | None = None
         self._observer = observer
         self._reported_session: int | None = None
@@ -42,12 +44,20 @@ class Readiness:
         """Note that the coordinator no longer considers this client ready."""
         self._reported_session = None
 
-    def note_run_data(self, data_fingerprint: str | None) -> None:
-        """Warn if the run was agreed on this client's data, and now is on others."""
+    def loses_run_data(self, document: RunDocument) -> bool:
+        """Whether the run was on this client's data and, with this document, is so no longer.
+
+        Another report is then owed: its refusal says how the data differ.
+        """
         mine = self._provider.fingerprint
-        if self._agrees and data_fingerprint not in (None, mine):
-            self._agrees = False
-            self._warn(f"the client's dataset has fingerprint {mine}, the run's now has {data_fingerprint}")
+        was_on_my_data, self._is_on_my_data = self._is_on_my_data, document.data_fingerprint == mine
+        if not was_on_my_data or self._is_on_my_data:
+            return False
+        self.owe()
+        if document.run_state in ROUND_PHASES:  # it is in the roster, and reports after the round
+            now = document.data_fingerprint or "none yet"
+            self._warn(f"the client's dataset has fingerprint {mine}, the run's now has {now}")
+        return True
 
     async def ensure(self, step: int) -> None:
         """Report replica `step`, once it is held, unless the coordinator knows it already.
@@ -67,7 +77,6 @@ class Readiness:
                 except Refused as refusal:
                     if refusal.kind is Refusal.DATA_UNDECIDED:  # recorded: if members come to agree, nothing is owed
                         self._reported_session = number
-                        self._agrees = False
                         self._warn(refusal.message)
                         continue
                     if refusal.kind is not Refusal.REPLICA_DIFFERS:
@@ -76,7 +85,6 @@ class Readiness:
                         self._keeper.distrust(refusal.message)
                     continue
                 self._reported_session = number
-                self._agrees = True
                 self._warned = None
                 self._observer(BecameReady(held.step))
 

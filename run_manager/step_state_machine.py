@@ -53,8 +53,8 @@ class StepStateMachine:
         present = StepName.OBSERVING if self._due is None else self._due.name
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
-        self.context.readiness.note_run_data(document.data_fingerprint)
-        if due == self._due:
+        reports_again = self.context.readiness.loses_run_data(document) and due.name is StepName.WARMUP
+        if due == self._due and not reports_again:
             return
         self._due = due
         await self._step_task.replace(None)
