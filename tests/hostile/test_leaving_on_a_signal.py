@@ -61,7 +61,7 @@ async def test_client_of_a_coordinator_that_hangs_leaves_within_the_bound(tmp_pa
         await leaves(client, LEAVE_WITHIN_S)
 
 
-async def test_client_of_a_coordinator_whose_disk_is_full_leaves_within_the_bound(tmp_path: Path) -> None:
+async def test_client_leaves_in_time_where_the_coordinators_disk_is_full(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **LONG) as run, joined_by_hand(run, 1) as hand:
         client = await run.start_client(*QUICK_LEAVE)
         await hold_in(hand, RunState.ROUND_TRAIN, 1)

@@ -61,7 +61,7 @@ async def unreachable_because(cause: Exception) -> CoordinatorUnreachable:
         return error
 
 
-async def test_host_that_does_not_exist_is_a_mistake_and_one_not_resolved_now_is_none() -> None:
+async def test_host_that_does_not_exist_is_a_mistake_an_unresolved_one_is_not() -> None:
     url = "http://coordinator.exmaple:8000"
     unknown = await unreachable_because(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
     assert await mistake_in(url, unknown) == f"there is no host 'coordinator.exmaple'; check the name in {url}"
@@ -86,7 +86,7 @@ async def test_coordinator_that_comes_up_later_is_waited_for_aloud(tmp_path: Pat
         assert await client.wait(BOUND_S) == 0, client.log_tail()
 
 
-async def test_coordinator_that_goes_away_is_said_with_the_time_that_the_client_goes_on(tmp_path: Path) -> None:
+async def test_coordinator_that_goes_away_is_said_with_how_long_it_is_tried(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=100_000) as run:
         client = await run.start_client("--reconnect", "2", trainer="null")
         await run.until(lambda document: document.step > 1)

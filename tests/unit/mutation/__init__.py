@@ -1,1 +1,0 @@
-"""Tests of the mutation testing of the pure core."""
