@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from state.wire import WireDocument
+from state.wire_document import WireDocument
 
 MAX_DESCRIBED_FILES = 4
 """Maximum number of files in a description."""

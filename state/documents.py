@@ -11,7 +11,8 @@ from pydantic import Field
 
 from state.intervals import BatchId, total_batches
 from state.phases import RunState
-from state.wire import ClientId, Seed, Sha256, WireDocument
+from state.wire import ClientId, Seed, Sha256
+from state.wire_document import WireDocument
 
 DOCUMENT_FORMAT = 1
 MAX_RUN_DOCUMENT_BYTES = 4096

@@ -13,7 +13,7 @@ from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.intervals import BatchId
 from state.phases import RunState
-from state.wire import WireDocument
+from state.wire_document import WireDocument
 
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64

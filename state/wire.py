@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, NewType, TypeVar, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from state.errors import InvalidDocument
@@ -69,16 +69,6 @@ def document_digest(document: Any) -> Sha256:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-class WireDocument:
-    """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN.
-
-    A number is a JSON number: neither `"1"` nor `true` is one, nor is `1.0` a whole one.
-    """
-
-    __slots__ = ()
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def strict_json(data: bytes | str) -> Any:

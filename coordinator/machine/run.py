@@ -25,7 +25,8 @@ from state.errors import StoreFailed
 from state.intervals import BatchId, data_index_count
 from state.messages import CheckpointReport
 from state.phases import RunState
-from state.wire import ClientId, Seed, Sha256, WireDocument, document_digest
+from state.wire import ClientId, Seed, Sha256, document_digest
+from state.wire_document import WireDocument
 
 KEEP_CHECKPOINTS = 2
 """Number of verified checkpoints that are kept, with outcomes and results since the older one, which prove the newer.

@@ -37,7 +37,8 @@ from state.documents import HexSha256
 from state.errors import DataError, InvalidDocument
 from state.intervals import MAX_INDEX, DataIds
 from state.messages import MAX_MESSAGE_CHARS
-from state.wire import WireDocument, canonical_json, parse_document
+from state.wire import canonical_json, parse_document
+from state.wire_document import WireDocument
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<2sBBII")

@@ -25,7 +25,8 @@ from data_providers.protocol import CorruptData, TokenBatch
 from state.config.model import AdamW, ModelSpec
 from state.errors import InvalidDocument, Refused, TrainerFailed
 from state.refusals import Refusal
-from state.wire import WireDocument, strict_json
+from state.wire import strict_json
+from state.wire_document import WireDocument
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"

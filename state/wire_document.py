@@ -1,0 +1,16 @@
+"""The base of every document and message, apart from what parses them: intervals need no parser to be imported."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
+
+
+class WireDocument:
+    """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN.
+
+    A number is a JSON number: neither `"1"` nor `true` is one, nor is `1.0` a whole one.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar["ConfigDict"] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
