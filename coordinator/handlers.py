@@ -92,8 +92,10 @@ class Handlers:
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
 
     def check_admin(self, token: str | None) -> None:
-        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
-        self.admin.check(token or "")
+        """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
+        if not token:
+            raise Refused(Refusal.UNAUTHORIZED, "this needs the admin token (Authorization: Bearer …)")
+        self.admin.check(token)
 
     def check_run(self, run_id: str) -> None:
         """Raise `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""

@@ -23,6 +23,7 @@ from coordinator.uploads import Uploads
 from runtime.clock import SystemClock
 from runtime.connections import ConnectionLimits, ServerConnections
 from runtime.descriptors import allow_connections, connection_limit
+from runtime.http_hosts import allowed_hosts
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from runtime.metrics import new_registry
 from runtime.worker_thread import SharedThreads
@@ -44,6 +45,7 @@ class ServeOptions:
         store: URL of the run's store.
         source: name of the state file in messages.
         is_restored: whether the store was restored from a backup.
+        allowed_hosts: names under which the coordinator answers; see `runtime.http_hosts.allowed_hosts`.
         new_admin_token: whether to replace the admin token.
         other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
@@ -55,6 +57,7 @@ class ServeOptions:
     version: str = "0"
     source: str = "state.toml"
     is_restored: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     new_admin_token: bool = False
     new_coordinator_key: bool = False
     genesis: Genesis = NO_GENESIS
@@ -87,6 +90,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     """
     endpoint = options.endpoint
     endpoint.check()
+    hosts = allowed_hosts(endpoint.host, options.allowed_hosts)
     allow_connections()
     store = await open_store(options.store, state_file.blobs.max_total_bytes)
     try:
@@ -108,7 +112,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
-            server = endpoint.server(create_app(handlers, options.version, metrics), connections)
+            server = endpoint.server(create_app(handlers, options.version, metrics, hosts), connections)
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))

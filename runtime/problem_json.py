@@ -9,9 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from runtime.metrics import REFUSAL_IN_SCOPE
+from runtime.metrics import METHODS, REFUSAL_IN_SCOPE
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 
@@ -78,6 +79,18 @@ def problem_response(error: Exception) -> Response:
     return ProblemResponse(refused.kind, body, headers)
 
 
-async def handle_error(_: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """Return the error as an HTTP response; an exception handler for Starlette."""
-    return problem_response(error)
+    answer = problem_response(error)
+    if answer.status_code == Refusal.METHOD_NOT_ALLOWED.status:
+        answer.headers["Allow"] = ", ".join(_allowed_methods(request))
+    return answer
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods with which some route takes the request's path."""
+    return [
+        method
+        for method in sorted(METHODS)
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]

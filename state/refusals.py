@@ -45,6 +45,8 @@ class Refusal(StrEnum):
     BODY_INCOMPLETE = "body-incomplete", 400, Retry.ANEW
     BODY_TIMEOUT = "body-timeout", 408, Retry.ANEW
     BODY_TOO_LARGE = "body-too-large", 413, Retry.NEVER
+    HOST_MISSING = "host-missing", 400, Retry.NEVER
+    HOST_NOT_ALLOWED = "host-not-allowed", 421, Retry.NEVER
     METHOD_NOT_ALLOWED = "method-not-allowed", 405, Retry.NEVER
     NOT_FOUND = "not-found", 404, Retry.NEVER
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", 416, Retry.NEVER

@@ -28,6 +28,8 @@ Seed = NewType("Seed", str)
 """32 random bytes as 64 lowercase hex characters."""
 
 MAX_REASONS_IN_ERROR = 5
+MAX_EXACT = 2**53
+"""The largest magnitude at which every whole number is a float of its own."""
 MAX_SHOWN_CHARS = 80
 """Maximum length of a sender's own text in an error about it."""
 
@@ -72,29 +74,26 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Return the plain values in the JSON bytes.
+    """Return the plain values in the JSON bytes; a number without a fraction, such as 1.0, is an integer.
 
     Raises:
         ValueError: the bytes are not JSON by RFC 8259, hold NaN, a number beyond a float's or half a surrogate pair,
-            are nested too deeply, or give a key twice in one object.
+            are nested too deeply, or give a key twice in one object: JSON readers differ in what they make of these.
     """
     from_json(data, allow_inf_nan=False)
-    return _unambiguous(data)
+    return _load(data)
 
 
-def _unambiguous(data: bytes | str) -> Any:
-    """Return the values in the bytes, which a stricter reader has taken; `ValueError` if another might read others.
-
-    JSON readers differ in which value of a doubled key they take, and in what they make of 1e999.
-    """
-    return json.loads(data, object_pairs_hook=unique_keys, parse_float=_finite)
+def _load(data: bytes | str) -> Any:
+    """Return the values in bytes that a stricter reader has taken, for what that reader does not see."""
+    return json.loads(data, object_pairs_hook=unique_keys, parse_float=_number)
 
 
-def _finite(text: str) -> float:
+def _number(text: str) -> float | int:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"the number {text[:MAX_SHOWN_CHARS]} is too large")
-    return number
+    return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,11 +110,11 @@ def parse_document(kind: type[T], data: bytes | str) -> T:
     """Return the document of type `kind` in the JSON bytes, every field checked.
 
     Raises:
-        InvalidDocument: the bytes are not JSON or break a field's rule; the sender's fault, do not retry.
+        InvalidDocument: the bytes are not JSON as `strict_json` reads it, or break a field's rule; the sender's fault,
+            do not retry.
     """
     try:
-        document: T = _adapter(cast("Hashable", kind)).validate_json(data)
-        _unambiguous(data)
+        document: T = _validated(_adapter(cast("Hashable", kind)), data)
     except ValidationError as error:
         places = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or '(document)'}: {problem['msg']}"
@@ -124,6 +123,15 @@ def parse_document(kind: type[T], data: bytes | str) -> T:
         raise InvalidDocument(f"not a valid {kind.__name__}: {places}", document=kind.__name__) from error
     except ValueError as error:
         raise InvalidDocument(f"not a valid {kind.__name__}: {error}", document=kind.__name__) from error
+    return document
+
+
+def _validated(adapter: TypeAdapter[Any], data: bytes | str) -> Any:
+    try:
+        document = adapter.validate_json(data)
+    except ValidationError:  # a whole number may be written with a fraction, which pydantic does not take
+        return adapter.validate_json(json.dumps(strict_json(data)))
+    _load(data)
     return document
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 class WireDocument:
     """Base of every document and message: an unknown field is an error and not a silent loss, and so is a NaN.
 
-    A number is a JSON number: neither `"1"` nor `true` is one, nor is `1.0` a whole one.
+    A number is a JSON number: neither `"1"` nor `true` is one.
     """
 
     __slots__ = ()

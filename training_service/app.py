@@ -5,24 +5,38 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from runtime.clock import Clock
+from runtime.http_hosts import ANY_HOST, CheckedHosts
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
+from runtime.openapi import description_routes, only_get
 from runtime.problem_json import handle_error
 from runtime.worker_thread import Worker
 from state.errors import InvalidInput, Refused
+from training_service.description import SUMMARY, describe
 from training_service.metrics import MeasuredWorker, TrainingMetrics
 from training_service.routes import SessionRoutes
 from training_service.service import TrainingService, TrainingServiceOptions
 
 
-def create_app(options: TrainingServiceOptions, worker: Worker, clock: Clock) -> FastAPI:
-    """Return the service's application; `worker` runs the arithmetic. Its OpenAPI page is at `/docs`."""
+def create_app(
+    options: TrainingServiceOptions, worker: Worker, clock: Clock, hosts: frozenset[str] | None = ANY_HOST
+) -> FastAPI:
+    """Return the service's application. Its page is at `/docs`.
+
+    Args:
+        options: of the service.
+        worker: runs the arithmetic.
+        clock: measures how long sessions are idle.
+        hosts: the names under which the application answers.
+    """
     metrics = TrainingMetrics(new_registry())
     worker = MeasuredWorker(worker, metrics)
     service = TrainingService(options, worker, clock, metrics)
     metrics.watch_sessions("epochal", lambda: len(service.sessions))
-    app = FastAPI(title="Epochal training service")
+    app = FastAPI(title="Epochal training service", description=SUMMARY, openapi_url=None)
+    app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
-    app.router.routes.append(metrics_route(metrics.registry))
+    app.router.routes.append(only_get(metrics_route(metrics.registry)))
+    app.router.routes += description_routes(lambda: describe(app))
     for kind in (Refused, InvalidInput, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle_error)
     app.add_api_route("/healthz", _healthz, methods=["GET"])

@@ -17,11 +17,11 @@ from trainers.remote.wire import (
     SessionRequest,
     decode_examples,
 )
+from training_service.description import MAX_KEY_CHARACTERS
 from training_service.service import TrainingService
 from training_service.sessions import TrainingSession
 
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_KEY_CHARACTERS = 128
 
 IdempotencyKey = Annotated[str, Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS)]
 

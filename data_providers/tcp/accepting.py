@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NoReturn
 
-from runtime.peer_address import network_of
-from runtime.periodic_log import PeriodicLog
+from runtime.by_address import sender_of
+from runtime.os_errors import reason_of
+from runtime.rare_log import RareLog
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
@@ -54,18 +55,18 @@ async def accept_for_ever(
         until_room: returns once a connection from this address may be taken; those behind it wait as well.
     """
     loop = asyncio.get_running_loop()
-    failed = PeriodicLog(_log, "no descriptors or memory for another connection")
+    failed = RareLog(_log, "accept_failed")
     while True:
         try:
             accepted, peername = await loop.sock_accept(listener)
         except ConnectionError:  # it ended before it was accepted
             continue
         except OSError as error:
-            failed.happened(loop.time(), error=error.strerror or str(error))
+            failed.note(reason_of(error))
             await asyncio.sleep(OUT_OF_RESOURCES_WAIT_S)
             continue
         try:
-            await until_room(network_of(peername))
+            await until_room(sender_of(str(peername[0])))
             _bound_buffers(accepted)
             await loop.connect_accepted_socket(partial(_protocol, serve), accepted)
         except OSError as error:

@@ -8,12 +8,12 @@ most. So whoever opens thousands of connections displaces its own.
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
 
 from data_providers.protocol import SourceUnavailable
 from data_providers.tcp.gate import ANYONE
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.sending import PacedWriter
+from runtime.by_address import ByAddress
 from state.wire import ClientId
 
 
@@ -22,7 +22,7 @@ class ServerConnection:
     """One connection as the server sees it.
 
     Attributes:
-        address: of its peer, as `runtime.peer_address` tells senders apart.
+        address: of its peer, as `runtime.by_address` tells senders apart.
         since_s: when it was accepted, on the loop's clock.
         busy: a request is being answered; otherwise it waits for its client and may be closed at any time.
         client_id: the client, once it was admitted.
@@ -37,27 +37,30 @@ class ServerConnection:
     client_id: ClientId | None = None
 
 
-_Pool: TypeAlias = dict[ServerConnection, None]
-"""Connections, the oldest first."""
-Key = TypeVar("Key", str, ClientId)
-
-
-class Connections:
+class DataConnections:
     """The connections that are open, within the limits. Each is entered, perhaps admitted, and leaves."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
-        self._strangers: dict[str, _Pool] = {}
-        self._clients: dict[ClientId, _Pool] = {}
-        self.stranger_count = 0
-        self.client_count = 0
+        self._open: set[ServerConnection] = set()
+        self._strangers = ByAddress[ServerConnection]()
+        self._clients: dict[ClientId, dict[ServerConnection, None]] = {}
 
     def __len__(self) -> int:
-        return self.stranger_count + self.client_count
+        return len(self._open)
 
     def __iter__(self) -> Iterator[ServerConnection]:
-        for pool in (*self._strangers.values(), *self._clients.values()):
-            yield from tuple(pool)
+        return iter(tuple(self._open))
+
+    @property
+    def stranger_count(self) -> int:
+        """Number of connections that were not admitted yet."""
+        return len(self._strangers)
+
+    @property
+    def client_count(self) -> int:
+        """Number of connections of admitted clients."""
+        return len(self._open) - len(self._strangers)
 
     def wait_s(self, address: str, now_s: float) -> float:
         """Return the seconds until a stranger from this address can enter; 0 or less if it can now.
@@ -73,16 +76,19 @@ class Connections:
         displaced = self._displaced_by(connection.address)
         if displaced is not None:
             self.leave(displaced)
-        self._strangers.setdefault(connection.address, {})[connection] = None
-        self.stranger_count += 1
+        self._open.add(connection)
+        self._strangers.add(connection.address, connection)
         return displaced
 
     def admit(self, connection: ServerConnection, client_id: ClientId) -> ServerConnection | None:
         """Make a stranger a client. Return the connection that gave way to it and must be closed now, or None.
 
         Raises:
-            SourceUnavailable: the client has too many, or the server is full and nobody has more who could give way.
+            SourceUnavailable: it gave way meanwhile, or the client has too many, or the server is full and nobody has
+                more who could give way.
         """
+        if connection not in self._open:
+            raise SourceUnavailable("the data server is full; the connection gave way to another")
         held_count = len(self._clients.get(client_id, ()))
         if client_id != ANYONE and held_count >= self._limits.max_connections_per_client:
             raise SourceUnavailable(f"client {client_id} already has {held_count} connections, the maximum")
@@ -92,28 +98,29 @@ class Connections:
             if displaced is None:
                 raise SourceUnavailable("the data server is full")
             self.leave(displaced)
-        self.leave(connection)
+        self._strangers.remove(connection.address, connection)
         connection.client_id = client_id
         self._clients.setdefault(client_id, {})[connection] = None
-        self.client_count += 1
         return displaced
 
     def leave(self, connection: ServerConnection) -> None:
         """Remove a connection if it is still here."""
+        if connection not in self._open:
+            return
+        self._open.remove(connection)
         if connection.client_id is None:
-            self.stranger_count -= _remove(self._strangers, connection.address, connection)
-        else:
-            self.client_count -= _remove(self._clients, connection.client_id, connection)
+            self._strangers.remove(connection.address, connection)
+            return
+        held = self._clients[connection.client_id]
+        del held[connection]
+        if not held:
+            del self._clients[connection.client_id]
 
     def _displaced_by(self, address: str) -> ServerConnection | None:
         """Return the stranger that gives way to another one from this address, or None if there is room for both."""
-        pool = self._strangers.get(address, {})
-        if len(pool) >= self._limits.max_strangers_per_address:
-            return next(iter(pool))
-        if self.stranger_count >= self._limits.max_strangers:
-            largest: _Pool = max(self._strangers.values(), key=len)
-            return next(iter(largest))
-        return None
+        if self._strangers.count(address) >= self._limits.max_strangers_per_address:
+            return self._strangers.oldest(address)
+        return self._strangers.oldest_of_most() if self.stranger_count >= self._limits.max_strangers else None
 
     def _idle_beyond(self, count: int) -> ServerConnection | None:
         """Return the oldest idle connection of the client that has the most, if it has more than `count`."""
@@ -122,14 +129,3 @@ class Connections:
         if len(most) <= count:
             return None
         return next((held for held in most if not held.busy), None)
-
-
-def _remove(pools: dict[Key, _Pool], key: Key, connection: ServerConnection) -> int:
-    """Remove a connection from the pool of its key, and an empty pool with it; return how many were removed."""
-    pool = pools.get(key)
-    if pool is None or connection not in pool:
-        return 0
-    del pool[connection]
-    if not pool:
-        del pools[key]
-    return 1

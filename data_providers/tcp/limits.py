@@ -49,6 +49,11 @@ class ServerLimits:
     answer_wait_s: float = 20.0
     shutdown_timeout_s: float = 5.0
 
+    @property
+    def connection_count(self) -> int:
+        """Maximum number of connections of both kinds."""
+        return self.max_connections + self.max_strangers
+
     def within(self, open_files: int) -> Self:
         """Return these limits, with no more connections than a process may have that may open so many files."""
         strangers = min(self.max_strangers, int(open_files * STRANGERS_PER_FILE))

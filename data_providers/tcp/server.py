@@ -18,7 +18,7 @@ import numpy as np
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.tcp.accepting import accept_for_ever, listen
 from data_providers.tcp.answer_memory import AnswerMemory
-from data_providers.tcp.connections import Connections, ServerConnection
+from data_providers.tcp.connections import DataConnections, ServerConnection
 from data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -37,8 +37,8 @@ from data_providers.tcp.gate import Gate
 from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES, PacedWriter, TooSlow
 from runtime.broadcast import Broadcast
-from runtime.peer_address import network_of
-from runtime.periodic_log import PeriodicLog
+from runtime.by_address import sender_of
+from runtime.rare_log import RareLog
 from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import DataIds
 from state.wire import ClientId, parse_document
@@ -90,12 +90,12 @@ class DataServer:
         self._limits = limits
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[NoReturn]] = []
-        self.connections = Connections(limits)
+        self.connections = DataConnections(limits)
         self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
         self._room = Broadcast()
         self._closing = False
         self._watcher: Callable[[DataServerEvent], None] = lambda _: None
-        self._displaced = PeriodicLog(_log, "strangers fill the data server; the oldest connections give way")
+        self._displaced = RareLog(_log, "strangers fill the data server; the oldest connections give way")
 
     def watch(self, watcher: Callable[[DataServerEvent], None]) -> None:
         """Call `watcher` at every event. It must return at once."""
@@ -152,7 +152,7 @@ class DataServer:
         task = asyncio.current_task()
         if task is None:
             raise InternalError("a connection is served outside a task")
-        loop, address = asyncio.get_running_loop(), network_of(writer.get_extra_info("peername"))
+        loop, address = asyncio.get_running_loop(), sender_of(str(writer.get_extra_info("peername", ("",))[0]))
         connection = ServerConnection(reader, PacedWriter(writer, self._limits), task, address, loop.time())
         self._displace(self.connections.enter(connection))
         try:
@@ -246,7 +246,7 @@ class DataServer:
             full = SourceUnavailable("the data server is full; the connection gave way to another")
             connection.writer.say(_error_frame(CONNECTION_REQUEST, full))
             connection.writer.abort()
-            self._displaced.happened(asyncio.get_running_loop().time(), address=connection.address)
+            self._displaced.note(f"room for another from {connection.address}")
             self._watcher(ConnectionShed("displaced"))
 
     def _abort_slow(self) -> None:

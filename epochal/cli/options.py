@@ -34,6 +34,14 @@ StoreArgument = Annotated[
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")
 ]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name under which clients reach this server, as behind a proxy; repeat for several. Others are refused.",
+    ),
+]
 MetricsHostOption = Annotated[
     str,
     typer.Option(

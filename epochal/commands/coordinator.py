@@ -15,6 +15,7 @@ from epochal import __version__
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
     RUNS_FOLDER,
+    AllowedHostOption,
     HostOption,
     InsecureOption,
     LogFormatOption,
@@ -77,6 +78,7 @@ def coordinator(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
+    allowed_host: AllowedHostOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -91,7 +93,8 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
-        other_connections=0 if data_config is None else DEFAULT_LIMITS.max_connections,
+        other_connections=0 if data_config is None else DEFAULT_LIMITS.connection_count,
+        allowed_hosts=tuple(allowed_host or ()),
         new_admin_token=new_admin_token,
         new_coordinator_key=new_coordinator_key,
         genesis=_genesis_of(state, seed, waits=no_genesis),

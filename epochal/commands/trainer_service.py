@@ -11,6 +11,7 @@ import typer
 from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
+    AllowedHostOption,
     HostOption,
     InsecureOption,
     LogFormatOption,
@@ -24,6 +25,7 @@ from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.shutdown import interruption
 from runtime.clock import SystemClock
 from runtime.descriptors import allow_connections
+from runtime.http_hosts import ANY_HOST, allowed_hosts
 from runtime.http_server import Endpoint, serving_app
 from runtime.worker_thread import WorkerThread
 from state.errors import InvalidInput
@@ -54,6 +56,7 @@ def trainer_service(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
+    allowed_host: AllowedHostOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -67,9 +70,10 @@ def trainer_service(
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
     options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions), tinker, weights_dir)
     _check_tinker(tinker, weights_dir)
+    hosts = allowed_hosts(endpoint.host, allowed_host or ())
 
     async def main() -> None:
-        async with serving_training(endpoint, options) as url:
+        async with serving_training(endpoint, options, hosts) as url:
             with interruption() as stop:
                 say(f"training service {LISTENING}{url}")
                 await stop.wait()
@@ -87,8 +91,10 @@ def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_training(endpoint: Endpoint, options: TrainingServiceOptions) -> AsyncIterator[str]:
-    """Serve until the context is left; yields the URL.
+async def serving_training(
+    endpoint: Endpoint, options: TrainingServiceOptions, hosts: frozenset[str] | None = ANY_HOST
+) -> AsyncIterator[str]:
+    """Serve until the context is left, under these names; yields the URL.
 
     Raises:
         InvalidInput: the address cannot be listened on; the user's fault.
@@ -97,7 +103,7 @@ async def serving_training(endpoint: Endpoint, options: TrainingServiceOptions) 
     allow_connections()
     worker = WorkerThread("epochal-service")
     try:
-        async with serving_app(endpoint, create_app(options, worker, SystemClock())) as url:
+        async with serving_app(endpoint, create_app(options, worker, SystemClock(), hosts)) as url:
             yield url
     finally:
         await worker.aclose()

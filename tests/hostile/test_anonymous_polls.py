@@ -81,7 +81,7 @@ async def test_many_strangers_are_told_later_than_a_data_server(
 async def test_data_server_token_needs_the_admin_token_and_opens_nothing_else() -> None:
     async with served(state_file()) as run:
         client = WireClient(run, 1)
-        assert problem(await client.send("POST", "/tokens/data-server")) == "forbidden"
+        assert problem(await client.send("POST", "/tokens/data-server")) == "unauthorized"
         made = await client.send("POST", "/tokens/data-server", token=ADMIN)
         token = made.json()["token"]
         assert (await client.send("GET", "", token=token)).status_code == 200

@@ -18,7 +18,7 @@ FLOOD_CONNECTIONS = 150
 """More than twice as many as the coordinator has places for."""
 MAX_LOG_BYTES = 200_000
 UNFINISHED = (
-    b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 90\r\n\r\n{"
 )
 

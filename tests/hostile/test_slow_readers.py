@@ -20,7 +20,7 @@ from tests.support.states import state_file
 PIECE = b"x" * 256 * 1024
 ANSWER_PIECES = 64
 """An answer of 16 MiB: more than the sockets of a connection hold."""
-ASK = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BOUND_S = 20.0
 
 
@@ -71,7 +71,7 @@ async def answers(url: str, until: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept alive", "closed"])
 async def test_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch, close: bytes) -> None:
     monkeypatch.setattr(runtime.http_server, "UNREAD_TIMEOUT_S", 0.3)
-    sent = b"GET /large HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n"
+    sent = b"GET /large HTTP/1.1\r\nHost: localhost\r\n" + close + b"\r\n"
     async with serving_large() as (url, connections), attacking(url, 5, sent):
         await answers(url, lambda: connections.shed_counts[Shed.UNREAD] == 5)
 
@@ -79,7 +79,10 @@ async def test_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPa
 async def test_answers_that_wait_unread_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.http_server, "MAX_UNREAD_BYTES", 0)
     monkeypatch.setattr(runtime.http_server, "TICKS_PER_SWEEP", 1)
-    async with serving_large() as (url, connections), attacking(url, 12, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"):
+    async with (
+        serving_large() as (url, connections),
+        attacking(url, 12, b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    ):
         await answers(url, lambda: connections.shed_counts[Shed.UNREAD] == 12)
 
 
@@ -87,7 +90,7 @@ async def test_steady_reader_gets_its_answer_whole(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runtime.http_server, "UNREAD_TIMEOUT_S", 5.0)
     async with serving_large() as (url, connections):
         sock = await connected(url)
-        sock.send(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sock.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         reader, writer = await asyncio.open_connection(sock=sock)
         answer = await reader.read()
         assert len(answer) > len(PIECE) * ANSWER_PIECES
@@ -119,7 +122,9 @@ async def test_member_holds_a_bounded_number_of_connections(tmp_path: Path) -> N
     ):
         client = WireClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)
         await client.join()
-        head = f"GET /v1/runs/test-run/clients/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n\r\n"
+        head = (
+            f"GET /v1/runs/test-run/clients/me HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {client.token}\r\n\r\n"
+        )
         async with asyncio.timeout(BOUND_S):
             with contextlib.ExitStack() as stack:
                 for _ in range(90):

@@ -35,6 +35,7 @@ from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from state.replica import Replica, replica_digest
 from state.tensors import TensorLayout, Tensors
 from state.wire import Sha256, canonical_json, sha256_hex
+from tests.support.contract import check_described
 from tests.support.hand_client import HandClient
 from tests.support.states import state_file
 
@@ -146,6 +147,7 @@ def problem(answer: httpx.Response) -> str:
     kind = str(body["type"]).removeprefix(PROBLEM_TYPE_PREFIX)
     assert (body["status"], answer.status_code) == (Refusal.of(kind).status,) * 2
     assert body["detail"]
+    check_described(answer)
     return kind
 
 

@@ -282,6 +282,9 @@ async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None
     client = WireClient(coordinator, 1)
     await client.join()
     for place in ("/pause", "/resume", "/quarantine/release", f"/clients/{client.client_id}/eject"):
+        nobodys = await coordinator.http.post(coordinator.run_url + place)
+        assert problem(nobodys) == "unauthorized"
+        assert nobodys.headers["www-authenticate"] == "Bearer"
         assert problem(await client.send("POST", place)) == "forbidden"
         assert problem(await client.send("POST", place, token="wrong")) == "forbidden"
     assert (await client.send("POST", "/pause", token=ADMIN)).status_code == 204

@@ -25,8 +25,16 @@ from tests.support.virtual_time import run_virtually
 async def test_what_the_framework_refuses_is_a_problem_too(coordinator: Served) -> None:
     http, run = coordinator.http, coordinator.run_url
     assert problem(await http.get(f"{run}/rounds/first/outcome")) == "invalid-parameter"
+    for path, method, allowed in (
+        ("/ready", "PUT", "POST"),
+        ("", "POST", "GET"),
+        ("/clients/me", "POST", "DELETE, GET"),
+        ("/clients", "HEAD", "POST"),
+    ):
+        answer = await http.request(method, run + path)
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == allowed
     assert problem(await http.put(f"{run}/ready")) == "method-not-allowed"
-    assert problem(await http.post(run)) == "method-not-allowed"
     assert problem(await http.get("/v2/runs")) == "not-found"
 
 
@@ -134,7 +142,8 @@ async def test_body_that_breaks_off_is_refused_quietly(coordinator: Served, capl
         sent.append(message)
 
     path = f"{coordinator.run_url}/clients/challenge"
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "http_version": "1.1"}
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "http_version": "1.1"}
+    scope["headers"] = [(b"host", b"coordinator")]
     transport = coordinator.http._transport
     assert isinstance(transport, httpx.ASGITransport)
     await transport.app(scope, receive, send)

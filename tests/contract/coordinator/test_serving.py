@@ -108,7 +108,7 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
     monkeypatch.setattr(runtime.http_server, "SHORT_BODY_WAIT_S", 0.1)
     async with served_run(tmp_path) as url:
         reader, writer = await connected(url)
-        writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
+        writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 90\r\n\r\n{")
         async with asyncio.timeout(10):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -116,7 +116,7 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
         writer.close()
 
 
-ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET /healthz HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"], ids=["nothing", "half"])
@@ -150,7 +150,7 @@ async def test_body_that_does_not_end_after_its_answer_ends_the_connection(
     monkeypatch.setattr(runtime.http_server, "REST_TIMEOUT_S", 0.2)
     async with served_run(tmp_path) as url, asyncio.timeout(10):
         reader, writer = await connected(url)
-        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n{")
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n{")
         assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
         writer.close()
 
@@ -179,7 +179,9 @@ async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
     async with served_run(tmp_path) as url:
         _, writer = await connected(url)
         body = canonical_json({"public_key": "ab" * 32})
-        head = b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: [::1]\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
         writer.write(head + body[:5])
         await writer.drain()
         writer.close()

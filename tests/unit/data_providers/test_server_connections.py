@@ -5,10 +5,9 @@ from typing import Any, cast
 import pytest
 
 from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.connections import Connections, ServerConnection
+from data_providers.tcp.connections import DataConnections, ServerConnection
 from data_providers.tcp.gate import ANYONE
 from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
-from runtime.peer_address import network_of
 from state.wire import ClientId
 
 GREEDY, MODEST = ClientId("a" * 32), ClientId("b" * 32)
@@ -19,20 +18,20 @@ def connection(address: str = "192.0.2.1", since_s: float = 0.0) -> ServerConnec
     return ServerConnection(unused, unused, unused, address, since_s)
 
 
-def entered(connections: Connections, count: int, address: str) -> list[ServerConnection]:
+def entered(connections: DataConnections, count: int, address: str) -> list[ServerConnection]:
     made = [connection(address) for _ in range(count)]
     assert [connections.enter(one) for one in made] == [None] * count
     return made
 
 
-def admitted(connections: Connections, client_id: ClientId, count: int) -> list[ServerConnection]:
+def admitted(connections: DataConnections, client_id: ClientId, count: int) -> list[ServerConnection]:
     made = entered(connections, count, "192.0.2.1")
     assert [connections.admit(one, client_id) for one in made] == [None] * count
     return made
 
 
 def test_oldest_stranger_of_a_full_address_gives_way() -> None:
-    connections = Connections(ServerLimits(max_strangers=10, max_strangers_per_address=3))
+    connections = DataConnections(ServerLimits(max_strangers=10, max_strangers_per_address=3))
     first, second, _ = entered(connections, 3, "192.0.2.1")
     entered(connections, 3, "192.0.2.2")
     assert connections.enter(connection("192.0.2.1")) is first
@@ -41,7 +40,7 @@ def test_oldest_stranger_of_a_full_address_gives_way() -> None:
 
 
 def test_address_with_the_most_strangers_gives_way() -> None:
-    connections = Connections(ServerLimits(max_strangers=5, max_strangers_per_address=5))
+    connections = DataConnections(ServerLimits(max_strangers=5, max_strangers_per_address=5))
     entered(connections, 1, "192.0.2.1")
     oldest = entered(connections, 3, "192.0.2.2")[0]
     entered(connections, 1, "192.0.2.3")
@@ -50,7 +49,7 @@ def test_address_with_the_most_strangers_gives_way() -> None:
 
 
 def test_stranger_is_not_displaced_before_it_could_greet() -> None:
-    connections = Connections(ServerLimits(max_strangers=4, max_strangers_per_address=2, displaced_after_s=1.0))
+    connections = DataConnections(ServerLimits(max_strangers=4, max_strangers_per_address=2, displaced_after_s=1.0))
     assert connections.wait_s("192.0.2.1", 10.0) <= 0
     for since_s in (10.0, 10.5):
         connections.enter(connection("192.0.2.1", since_s))
@@ -61,7 +60,7 @@ def test_stranger_is_not_displaced_before_it_could_greet() -> None:
 
 
 def test_strangers_take_no_clients_place_and_clients_no_strangers() -> None:
-    connections = Connections(ServerLimits(max_connections=2, max_strangers=2, max_strangers_per_address=2))
+    connections = DataConnections(ServerLimits(max_connections=2, max_strangers=2, max_strangers_per_address=2))
     kept = admitted(connections, GREEDY, 2)
     for _ in range(9):
         connections.enter(connection())
@@ -70,7 +69,7 @@ def test_strangers_take_no_clients_place_and_clients_no_strangers() -> None:
 
 
 def test_idle_connection_of_the_greediest_client_gives_way() -> None:
-    connections = Connections(ServerLimits(max_connections=4))
+    connections = DataConnections(ServerLimits(max_connections=4))
     busy, idle, *_ = admitted(connections, GREEDY, 4)
     busy.busy = True
     newcomer = connection()
@@ -81,7 +80,7 @@ def test_idle_connection_of_the_greediest_client_gives_way() -> None:
 
 
 def test_client_with_as_many_connections_as_anyone_is_told_to_come_again() -> None:
-    connections = Connections(ServerLimits(max_connections=2))
+    connections = DataConnections(ServerLimits(max_connections=2))
     admitted(connections, GREEDY, 1)
     admitted(connections, MODEST, 1)
     newcomer = connection()
@@ -90,8 +89,18 @@ def test_client_with_as_many_connections_as_anyone_is_told_to_come_again() -> No
         connections.admit(newcomer, GREEDY)
 
 
+def test_stranger_that_gave_way_is_not_admitted_any_more() -> None:
+    connections = DataConnections(ServerLimits(max_strangers=1, max_strangers_per_address=1))
+    first = entered(connections, 1, "192.0.2.1")[0]
+    assert connections.enter(connection("192.0.2.2")) is first
+    with pytest.raises(SourceUnavailable, match="gave way"):
+        connections.admit(first, MODEST)
+    connections.leave(first)
+    assert (connections.client_count, connections.stranger_count) == (0, 1)
+
+
 def test_open_gate_closes_no_connection_for_another() -> None:
-    connections = Connections(ServerLimits(max_connections=2, max_connections_per_client=1))
+    connections = DataConnections(ServerLimits(max_connections=2, max_connections_per_client=1))
     admitted(connections, ANYONE, 2)
     newcomer = connection()
     connections.enter(newcomer)
@@ -100,7 +109,7 @@ def test_open_gate_closes_no_connection_for_another() -> None:
 
 
 def test_connection_that_left_is_counted_nowhere() -> None:
-    connections = Connections(ServerLimits())
+    connections = DataConnections(ServerLimits())
     stranger = entered(connections, 1, "192.0.2.1")[0]
     client = admitted(connections, MODEST, 1)[0]
     for one in (stranger, client, stranger, client):
@@ -113,18 +122,3 @@ def test_pools_leave_half_of_the_descriptors_for_the_rest_of_the_process(open_fi
     limits = DEFAULT_LIMITS.within(open_files)
     assert 1 <= limits.max_connections + limits.max_strangers <= max(open_files // 2, 1)
     assert 1 <= limits.max_strangers_per_address <= limits.max_strangers <= DEFAULT_LIMITS.max_strangers
-
-
-@pytest.mark.parametrize(
-    ("peername", "network"),
-    [
-        (("192.0.2.7", 80), "192.0.2.7"),
-        (("::ffff:192.0.2.7", 80, 0, 0), "192.0.2.7"),
-        (("2001:db8:1:2:3:4:5:6", 80, 0, 0), "2001:db8:1:2::/64"),
-        (("fe80::1%eth0", 80, 0, 2), "fe80::/64"),
-        ("", ""),
-        (None, ""),
-    ],
-)
-def test_peers_are_told_apart_by_what_one_sender_can_have(peername: object, network: str) -> None:
-    assert network_of(peername) == network

@@ -43,17 +43,23 @@ def test_json_that_readers_could_read_differently_is_refused(text: bytes) -> Non
 def test_strict_json_returns_the_plain_values() -> None:
     values = {"a": [1, 2.5, -1e-3, True, None, "é\U0001f600"], "b": {"a": {}}}
     assert strict_json(canonical_json(values)) == values
+    assert strict_json(b"[1.0]") == [1]
 
 
 def ready(step: str) -> bytes:
     return f'{{"step":{step},"replica_digest":"{DIGEST}","data_fingerprint":"data"}}'.encode()
 
 
-@pytest.mark.parametrize("step", ['"1"', '"1_0"', "true", "1.0", "1e2", "null", "-1"])
+@pytest.mark.parametrize("step", ['"1"', '"1_0"', "true", "1.5", "1e-2", "null", "-1", "1e300"])
 def test_whole_number_is_a_json_number_without_a_fraction(step: str) -> None:
     assert parse_document(ReadyReport, ready("1")).step == 1
     with pytest.raises(InvalidDocument, match="step"):
         parse_document(ReadyReport, ready(step))
+
+
+@pytest.mark.parametrize("step", ["1", "1.0", "1e0", "10.00e-1"])
+def test_whole_number_has_the_value_that_json_gives_it(step: str) -> None:
+    assert parse_document(ReadyReport, ready(step)) == parse_document(ReadyReport, ready("1"))
 
 
 def test_doubled_key_of_a_message_is_named() -> None:
@@ -65,7 +71,7 @@ def test_whole_number_may_stand_for_a_number_of_seconds() -> None:
     assert parse_document(ResultMetrics, b'{"loss":1,"tokens":1,"train_s":0}') == ResultMetrics(1.0, 1, 0.0)
 
 
-@pytest.mark.parametrize("interval", ['{"start":"0","end":1}', '{"start":0,"end":1.0}', '{"start":0,"end":1,"more":1}'])
+@pytest.mark.parametrize("interval", ['{"start":"0","end":1}', '{"start":0,"end":1.5}', '{"start":0,"end":1,"more":1}'])
 def test_interval_in_a_message_is_read_as_strictly(interval: str) -> None:
     text = '{"step":1,"attempt":0,"kind":"corrupt","message":"","batch_id":%s}'
     assert parse_document(FailureReport, text % '{"start":0,"end":1}').batch_id is not None

@@ -1,0 +1,221 @@
+"""What the API's description says of each route, beyond its messages: tokens, parameters, refusals. Kept in one place.
+
+The rule kept here: every answer that a route can give is described. A test compares the answers of all others with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from coordinator.api.requests import RUN
+from runtime.http_bodies import openapi_answer, openapi_schemas
+from runtime.openapi import (
+    EVERY_MESSAGE,
+    SECONDS,
+    SHA256,
+    TEXT,
+    WHOLE,
+    Operation,
+    Operations,
+    Parameter,
+    Schema,
+    content,
+    described,
+    description_operations,
+)
+from state import documents, messages
+from state.documents import RunDocument
+from state.messages import REPORT_PATHS
+from state.refusals import Refusal
+
+SUMMARY = """Holds one training run.
+
+A refused request is answered with application/problem+json, whose type says why. A path that is not listed here is
+answered with 404, another method of a path with 405 and the header Allow, both as problems too."""
+
+SESSION, DATA_SERVER, ADMIN = "session token", "data server token", "admin token"
+SECURITY: Mapping[str, Any] = {
+    SESSION: {"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A member's, from its join."},
+    DATA_SERVER: {"type": "http", "scheme": "bearer", "description": "A data server's, from `epochal token`."},
+    ADMIN: {"type": "http", "scheme": "bearer", "description": "The operator's, printed at the run's first start."},
+}
+PATH_PARAMETERS: Mapping[str, Schema] = {
+    "run_id": {**TEXT, "description": "The run's id, as GET /v1/runs lists it."},
+    "sha256": {**SHA256, "description": "Digest of the document or of the blob's bytes."},
+    "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "step": {**WHOLE, "description": "Number of the round's step."},
+}
+_NAMES = vars(documents) | vars(messages)
+DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
+"""Every document and message."""
+
+_OF_RUN = (Refusal.UNKNOWN_RUN, Refusal.STORE_FAILED)
+_OF_MEMBER = (Refusal.UNAUTHORIZED, *_OF_RUN)
+_OF_ADMIN = (Refusal.UNAUTHORIZED, Refusal.FORBIDDEN, *_OF_RUN)
+_ACTS = (Refusal.OVERLOADED,)
+_WAITS = (*_OF_MEMBER, Refusal.OVERLOADED, Refusal.INVALID_PARAMETER)
+_READS_BLOB = (Refusal.UNAUTHORIZED, Refusal.STORE_FAILED, Refusal.NOT_FOUND)
+_DELIVERS = (
+    Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT, Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.BLOBS_FULL,
+    Refusal.RESULT_INVALID, Refusal.STORE_FAILED, Refusal.OVERLOADED,
+)  # fmt: skip
+_OF_ROUND = (Refusal.STALE_ROUND, Refusal.NOT_IN_ROSTER, Refusal.ALREADY_COMMITTED, Refusal.LATE_RESULT)
+_REPORTS: Mapping[type, tuple[Refusal, ...]] = {
+    messages.ReadyReport: (
+        Refusal.NOT_NOW, Refusal.BEHIND, Refusal.REPLICA_DIFFERS, Refusal.FINGERPRINT_DIFFERS, Refusal.DATA_UNDECIDED,
+    ),
+    messages.ResultCommitment: (*_OF_ROUND, Refusal.NOT_NOW, Refusal.BLOB_TOO_LARGE),
+    messages.Attestation: (*_OF_ROUND, Refusal.NOT_NOW),
+    messages.CheckpointReport: (
+        Refusal.NOT_NOW, Refusal.STALE_ROUND, Refusal.NOT_IN_ROSTER, Refusal.ALREADY_COMMITTED, Refusal.REPLICA_DIFFERS,
+        Refusal.BLOB_TOO_LARGE,
+    ),
+    messages.FailureReport: (*_OF_ROUND, Refusal.NOT_NOW),
+}  # fmt: skip
+
+_READERS = (None, SESSION, DATA_SERVER)
+_WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait for news."}, default=0)
+_BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "string", "format": "binary"})
+_BLOB = _BLOB_BODY["content"]
+_CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done"}
+
+
+def _report_operations() -> Operations:
+    every = (*_OF_MEMBER, *_ACTS, *EVERY_MESSAGE, Refusal.RATE_LIMITED)
+    return {
+        ("POST", f"{RUN}/{place}"): Operation((*every, *_REPORTS[kind]), (SESSION,))
+        for kind, place in REPORT_PATHS.items()
+    }
+
+
+def _reading_operations() -> Operations:
+    after = {"minimum": -1, "description": "The version that the reader has."}
+    newer = {**openapi_answer(RunDocument)[200], "headers": {"ETag": {"required": True, "schema": {"type": "string"}}}}
+    kept = Operation((*_OF_RUN, Refusal.NOT_FOUND))
+    return {
+        ("GET", "/v1/runs"): Operation(
+            answers={200: content("application/json", "The run's id, in a list", _object(runs=_list_of(TEXT)))}
+        ),
+        ("GET", RUN): Operation(
+            _WAITS,
+            _READERS,
+            (
+                Parameter("after", {**WHOLE, **after}, default=-1),
+                Parameter("lineage", TEXT),
+                _WAIT_S,
+                Parameter("If-None-Match", {"type": "string"}, "header"),
+            ),
+            {200: newer, 304: {"description": "Nothing newer within `wait_s`", "headers": newer["headers"]}},
+            summary="The run document, as soon as it is newer than `after`; long poll",
+        ),
+        **{("GET", f"{RUN}/{place}/{{sha256}}"): kept for place in ("rosters", "work")},
+        ("GET", f"{RUN}/config/{{sha256}}"): Operation(
+            kept.refusals, answers={200: content("application/json", "The state file as JSON", {"type": "object"})}
+        ),
+        ("GET", f"{RUN}/rounds/{{step}}/outcome"): Operation((*kept.refusals, Refusal.INVALID_PARAMETER)),
+        ("GET", f"{RUN}/rounds/{{step}}/results"): Operation(
+            (*_WAITS, Refusal.STALE_ROUND),
+            _READERS,
+            (Parameter("attempt", WHOLE, default=0), Parameter("after", WHOLE, default=0), _WAIT_S),
+        ),
+        ("GET", f"{RUN}/checkpoints/latest"): kept,
+        ("GET", f"{RUN}/status"): Operation(_OF_RUN),
+        ("GET", f"{RUN}/quarantine"): Operation(_OF_RUN),
+    }
+
+
+def _membership_operations() -> Operations:
+    clients = f"{RUN}/clients"
+    joins = (
+        Refusal.NONCE_INVALID, Refusal.UNAUTHORIZED, Refusal.NONCE_CONSUMED, Refusal.ACCESS_DENIED, Refusal.EJECTED,
+        Refusal.UNSUPPORTED_PROTOCOL, Refusal.KEY_IN_USE, Refusal.RATE_LIMITED, Refusal.RUN_FULL,
+    )  # fmt: skip
+    return {
+        ("POST", f"{clients}/challenge"): Operation((*_OF_RUN, *EVERY_MESSAGE)),
+        ("POST", clients): Operation((*_OF_RUN, *_ACTS, *EVERY_MESSAGE, *joins)),
+        ("GET", f"{clients}/me"): Operation(_OF_MEMBER, (SESSION,)),
+        ("DELETE", f"{clients}/me"): Operation((*_OF_MEMBER, *_ACTS), (SESSION,), answers={204: _DONE}),
+        ("POST", f"{clients}/me/token"): Operation((*_OF_MEMBER, Refusal.RATE_LIMITED), (SESSION,)),
+    }
+
+
+def _blob_operations() -> Operations:
+    size = {"headers": {"Accept-Ranges": {"required": True, "schema": {"type": "string"}}}, "content": _BLOB}
+    return {
+        ("GET", "/v1/blobs/{sha256}"): Operation(
+            (*_READS_BLOB, Refusal.RANGE_NOT_SATISFIABLE, Refusal.OVERLOADED),
+            (SESSION,),
+            (Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),),
+            {200: {"description": "The whole blob", **size}, 206: {"description": "The range", **size}},
+        ),
+        ("PUT", "/v1/blobs/{sha256}"): Operation(
+            (*_READS_BLOB, *_DELIVERS, Refusal.NOT_COMMITTED, Refusal.LATE_RESULT, Refusal.NOT_NOW),
+            (SESSION,),
+            answers={201: _CREATED},
+            body={"content": _BLOB},
+        ),
+    }
+
+
+def _operator_operations() -> Operations:
+    acts = Operation((*_OF_ADMIN, *_ACTS), (ADMIN,), answers={204: _DONE})
+    return {
+        ("POST", f"{RUN}/pause"): acts,
+        ("POST", f"{RUN}/resume"): acts,
+        ("POST", f"{RUN}/clients/{{client_id}}/eject"): Operation(
+            (*acts.refusals, Refusal.NOT_FOUND), (ADMIN,), answers={204: _DONE}
+        ),
+        ("POST", f"{RUN}/tokens/data-server"): Operation(_OF_ADMIN, (ADMIN,)),
+        ("PUT", f"{RUN}/fingerprint"): Operation((*acts.refusals, *EVERY_MESSAGE), (ADMIN,), answers={204: _DONE}),
+        ("PUT", f"{RUN}/genesis/{{sha256}}"): Operation(
+            (*_OF_ADMIN, *_DELIVERS, Refusal.NOT_FOUND, Refusal.NOT_NOW, Refusal.INVALID_PARAMETER),
+            (ADMIN,),
+            body={"content": _BLOB},
+        ),
+        ("POST", f"{RUN}/quarantine/release"): Operation(
+            (*_OF_ADMIN, *_ACTS, *EVERY_MESSAGE, Refusal.NOT_FOUND), (ADMIN,)
+        ),
+    }
+
+
+def _process_operations() -> Operations:
+    metrics = content("text/plain", "For Prometheus")
+    return {
+        ("GET", "/healthz"): Operation(answers={200: content("text/plain", "The process is alive")}),
+        ("GET", "/readyz"): Operation(
+            answers={200: content("text/plain", "Ready"), 503: content("text/plain", "Not accepting messages, and why")}
+        ),
+        ("GET", "/metrics"): Operation(answers={200: metrics}, summary="Metrics for Prometheus"),
+        **description_operations(),
+    }
+
+
+def _object(**fields: Schema) -> Schema:
+    return {"type": "object", "required": list(fields), "properties": dict(fields)}
+
+
+def _list_of(item: Schema) -> Schema:
+    return {"type": "array", "items": dict(item)}
+
+
+OPERATIONS: Operations = {
+    **_reading_operations(),
+    **_membership_operations(),
+    **_report_operations(),
+    **_blob_operations(),
+    **_operator_operations(),
+    **_process_operations(),
+}
+"""Every method of every path."""
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the description of a coordinator's application."""
+    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(openapi_schemas(DOCUMENTS))
+    found["components"]["securitySchemes"] = dict(SECURITY)
+    return described(found, OPERATIONS, PATH_PARAMETERS)

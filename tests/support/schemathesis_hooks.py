@@ -1,0 +1,31 @@
+"""What no JSON schema can say, for the generator of requests: an interval ends where it starts, or later."""
+
+from typing import Any
+
+import schemathesis
+
+
+def runs_backwards(value: object) -> bool:
+    """Return whether an interval somewhere in a message ends before its start."""
+    if isinstance(value, list):
+        return any(runs_backwards(one) for one in value)
+    if not isinstance(value, dict):
+        return False
+    start, end = value.get("start"), value.get("end")
+    if isinstance(start, int | float) and isinstance(end, int | float) and start > end:
+        return True
+    return any(runs_backwards(one) for one in value.values())
+
+
+def filter_body(context: Any, body: object) -> bool:
+    """Keep generated bodies without such an interval."""
+    return not runs_backwards(body)
+
+
+def filter_case(context: Any, case: Any) -> bool:
+    """Keep other requests without such an interval."""
+    return not runs_backwards(case.body)
+
+
+schemathesis.hook(filter_body)
+schemathesis.hook(filter_case)
