@@ -12,11 +12,20 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from data_providers.protocol import (
+    IGNORED_LABEL,
+    CorruptData,
+    DataProvider,
+    OutOfRange,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
 from runtime.retry import Jitter, RetryPolicy
 from state.config.state_file import StateFile
 from state.errors import DataError
@@ -89,18 +98,27 @@ def failure_kind(error: DataError) -> FailureKind:
 
 
 def check_vocabulary(batch: TokenBatch, first_index: int, vocabulary: int) -> None:
-    """Raise `CorruptData` unless every token is below `vocabulary`. `first_index` is the first sample's data index."""
-    tokens = batch.input_ids
-    if not tokens.size or int(tokens.max()) < vocabulary:
+    """Raise `CorruptData` unless every token is below `vocabulary`, and every label too or `IGNORED_LABEL`.
+
+    `first_index` is the first sample's data index.
+    """
+    tokens: NDArray[np.integer[Any]] = batch.input_ids
+    name = "token"
+    wrong = tokens >= vocabulary if tokens.size and int(tokens.max()) >= vocabulary else None
+    if wrong is None and batch.labels is not None and batch.labels.size:
+        tokens, name = batch.labels, "label"
+        if int(tokens.max()) >= vocabulary or int(tokens.min()) < 0:
+            wrong = ((tokens < 0) & (tokens != IGNORED_LABEL)) | (tokens >= vocabulary)
+    if wrong is None or not wrong.any():
         return
-    at = int(np.argmax(tokens >= vocabulary))
+    at = int(np.argmax(wrong))
     sample = int(np.searchsorted(batch.offsets, at, side="right")) - 1
     index = first_index + sample
     raise CorruptData(
-        f"data index {index} has token {int(tokens[at])} at position {at - int(batch.offsets[sample])}; "
+        f"data index {index} has {name} {int(tokens[at])} at position {at - int(batch.offsets[sample])}; "
         f"the model's vocabulary allows 0 to {vocabulary - 1}",
         data_index=index,
-        token=int(tokens[at]),
+        **{name: int(tokens[at])},
         vocabulary=vocabulary,
     )
 

@@ -77,7 +77,7 @@ class OpenOptions:
 
 
 async def open_provider(
-    state: StateFile, ticket: Callable[[], str], override: str | None = None, cache: BlockCache | None = None
+    state: StateFile, ticket: Callable[[], str] | None, override: str | None = None, cache: BlockCache | None = None
 ) -> DataProvider:
     """Open the provider of a run's data for one client. The caller closes it.
 
@@ -95,13 +95,22 @@ async def open_provider(
         Rejected: the source refuses this client.
         InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
     """
+    location, spec = run_data(state, override)
+    packs = state.model.LLM.data_type is DataType.FINETUNING
+    return await open_location(location, spec, OpenOptions(state.run_id, ticket, cache, packs))
+
+
+def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation, DatasetSpec]:
+    """Return the location of a run's data, or the one that `override` names instead, and the shape of its samples.
+
+    Raises:
+        InvalidInput: `override` is no location; the user's fault.
+    """
     run_location = state.model.LLM.data_location
-    spec = spec_for(run_location, state.model.LLM.max_seq_len)
     location: AnyLocation = run_location if override is None else parse_location(override)
     if isinstance(location, Local) and isinstance(run_location, Preprocessed):
         location = Preprocessed(location.path)
-    packs = state.model.LLM.data_type is DataType.FINETUNING
-    return await open_location(location, spec, OpenOptions(state.run_id, ticket, cache, packs))
+    return location, spec_for(run_location, state.model.LLM.max_seq_len)
 
 
 async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -167,7 +176,7 @@ async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> Data
 
 async def _mix_text(place: str) -> bytes:
     if "://" not in place:
-        return await asyncio.to_thread(_mix_file, Path(place))
+        return await asyncio.to_thread(mix_file, Path(place))
     source = await HttpSource.open([place])
     try:
         (file,) = source.files
@@ -178,7 +187,8 @@ async def _mix_text(place: str) -> bytes:
         await source.aclose()
 
 
-def _mix_file(path: Path) -> bytes:
+def mix_file(path: Path) -> bytes:
+    """Return the text of a mix in a file. Raises `InvalidInput` if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_MIX_BYTES + 1)

@@ -48,7 +48,8 @@ class WeightedDataProvider:
         """Each source's number of samples in a period of `PERIOD` data indices."""
         self.quantisation_error = quantisation_error(weights)
         self.sequence_count = None  # a mix has no passes of its own: each source is read pass after pass
-        self._sources = tuple(sources)
+        self.sources = tuple(sources)
+        """The sources of the mix, in the order of their numbers."""
         self._order = MixtureOrder(counts)
         self._closed = False
         described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
@@ -70,7 +71,7 @@ class WeightedDataProvider:
         found: dict[int, TokenBatch] = {}
 
         async def ask(share: Share) -> None:
-            source = self._sources[share.source]
+            source = self.sources[share.source]
             try:
                 found[share.source] = await source.provider.get_samples(share.local)
             except DataError as error:
@@ -87,7 +88,7 @@ class WeightedDataProvider:
         """Close every source, even if closing one of them fails."""
         self._closed = True
         async with AsyncExitStack() as closing:
-            for source in self._sources:
+            for source in self.sources:
                 closing.push_async_callback(source.provider.aclose)
 
 

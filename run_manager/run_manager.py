@@ -13,6 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
+from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
 from data_providers.protocol import DataProvider, SourceUnavailable
@@ -25,7 +26,7 @@ from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
 from runtime.background_task import BackgroundTask
 from state.documents import RunDocument
-from state.errors import Desync
+from state.errors import Desync, InvalidInput
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
@@ -100,7 +101,8 @@ class RunManager:
         Raises:
             DataError: the data cannot be opened, or not within the retry policy.
             UnsoundArithmetic: this machine must not merge, because its arithmetic differs.
-            InvalidInput, Unsupported: no such trainer, or one that cannot train this model; the user's fault.
+            InvalidInput, Unsupported: no such trainer, one that cannot train this model, or data that this model cannot
+                take; the user's fault.
         """
         session, dependencies = self._session, self._dependencies
         state = await session.config(document.config_sha256)
@@ -115,7 +117,7 @@ class RunManager:
             trainer = await dependencies.open_trainer(access, dependencies.new_worker("epochal-train"))
             opened.push_async_callback(trainer.aclose)
             packing = Packing.of(state, trainer.vocabulary, worker)
-            provider = await self._open_provider(access)
+            provider = await self._open_provider(access, DataNeeds.of(state, trainer.vocabulary, packing))
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, worker, dependencies.observer)
             tentative = TentativeState(trainer, dependencies.observer)
@@ -193,17 +195,33 @@ class RunManager:
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
 
-    async def _open_provider(self, access: RunAccess) -> DataProvider:
-        """Open the run's data; wait for a source that does not answer yet."""
+    async def _open_provider(self, access: RunAccess, needs: DataNeeds) -> DataProvider:
+        """Open the run's data and look at some of them; wait for a source that does not answer yet."""
         policy = self._dependencies.retry_policy
         backoff = policy.begin()
         said = ""
         while True:
             try:
-                return await self._dependencies.open_provider(access)
+                provider = await self._dependencies.open_provider(access)
+                return await _fitting(provider, needs)
             except SourceUnavailable as error:
                 if error.message != said:
                     said = error.message
                     fields = {"reason": said, "goes_on_trying_for_s": policy.bound_s}
                     log.warning("data_not_available_yet", extra=fields)
                 await backoff.wait(error)
+
+
+async def _fitting(provider: DataProvider, needs: DataNeeds) -> DataProvider:
+    """Return the provider if the run's model can take its data, else close it and raise `InvalidInput`."""
+    try:
+        if needs.vocabulary is not None or needs.packing is not None:
+            findings = await look_at_data(provider, needs)
+            for note in findings.notes:
+                log.warning("data_look_wrong", extra={"reason": note})
+            if findings.problems:
+                raise InvalidInput(f"the run's model cannot be trained on these data: {'; '.join(findings.problems)}")
+    except BaseException:
+        await provider.aclose()
+        raise
+    return provider

@@ -66,6 +66,27 @@ class Packing:
         encoder = open_encoder(state.packing.task_encoder, context)
         return cls(state.packing, encoder, state.config.data_indices_per_batch, worker)
 
+    async def rehearse(self, batch: TokenBatch, data_ids: DataIds) -> None:
+        """Pack these samples by themselves as in a round, and forget the rows.
+
+        Raises:
+            DataError: a sample that cannot be encoded, with more of them than the run tolerates.
+            TrainerFailed: the task encoder failed.
+        """
+        packer = Packer(self._config, self._encoder)
+
+        def pack() -> None:
+            arrived = raw_samples(batch, iter(data_ids))
+            is_full = True
+            while is_full:
+                is_full = packer.take(arrived)
+                if not is_full:
+                    packer.finish()
+                while packer.next_row() is not None:
+                    pass
+
+        await self._worker.run(pack)
+
     def rows_of(self, data_assignments: Sequence[BatchId], batches: AssignedBatches) -> "PackedBatches":
         """Return the rows of one data assignment; `batches` delivers its samples."""
         packer = Packer(self._config, self._encoder)

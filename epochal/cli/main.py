@@ -30,7 +30,9 @@ COMMANDS = {
     "client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
-    "check:check": "Check a state file, and a data file with it. Every mistake is reported at once (exit code 2).",
+    "check:check": (
+        "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
+    ),
     "operator:status": "Show a run: phase, progress, clients, loss.",
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",

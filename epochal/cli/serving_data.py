@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,21 +10,25 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from batching.data_check import DataNeeds, look_at_data
 from coordinator_client.api import RunRequests
+from data_providers.local import LocalDataProvider
 from data_providers.opening import open_described
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
+from epochal.cli.named_files import vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.descriptors import open_files_limit
 from runtime.http_server import is_loopback
-from state.config.data_file import check_together
+from state.config.data_file import check_sequence_length, check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile
 from state.errors import InvalidInput
 
 ANY_HOST = "0.0.0.0"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,22 @@ async def serving_data(
         registry: the data server adds its metrics to it.
 
     Raises:
-        InvalidInput: the data file is wrong or does not fit the run, or the address is taken.
+        InvalidInput: the data file is wrong or does not fit the run, the run's model does not know its tokens, or the
+            address is taken.
         DataError: the data cannot be read.
     """
     config = read_data_config(options.config_path)
+    source = "the coordinator's state file"
     if isinstance(state.model.LLM.data_location, Server):
-        check_together(state, "the coordinator's state file", config, str(options.config_path))
+        check_together(state, source, config, str(options.config_path))
+    check_sequence_length(state, source, config, str(options.config_path))
     host, port = listening_address(state, options)
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
+    try:
+        await _check_tokens(provider, state, options.config_path)
+    except BaseException:
+        await provider.aclose()
+        raise
     gate = CoordinatorGate(coordinator)
     server = DataServer(provider, provider.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()))
     DataServerMetrics(registry).watch(server, gate)
@@ -96,6 +109,15 @@ async def serving_data(
                 following.cancel()
     finally:
         await provider.aclose()
+
+
+async def _check_tokens(provider: LocalDataProvider, state: StateFile, path: Path) -> None:
+    """Raise `InvalidInput` if the run's model cannot take the data, of which some are read."""
+    findings = await look_at_data(provider, DataNeeds.of(state, vocabulary_of(state), None))
+    for note in findings.notes:
+        log.warning("data_look_wrong", extra={"reason": note})
+    if findings.problems:
+        raise InvalidInput(f"{path}: the run's model cannot be trained on these data: {'; '.join(findings.problems)}")
 
 
 async def _start(tasks: asyncio.TaskGroup, server: DataServer, host: str, port: int) -> int:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from state.config.data_file import DataConfig, parse_data_config
-from state.config.state_file import StateFile, ensure_supported, parse_state
+from state.config.state_file import StateFile, parse_state
+from state.config.support import ensure_supported
 from state.errors import InvalidConfig, InvalidInput, Mistake
 from trainers.architectures import ARCHITECTURES
 

@@ -1,17 +1,26 @@
-"""`epochal check`: find every mistake in the files before anything starts."""
+"""`epochal check`: find every mistake in the files, and in what they name, before anything starts."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from epochal.cli.state_files import read_data_config, read_state
-from state.config.data_file import check_together
-from state.config.state_file import ensure_supported
-from state.errors import InvalidInput, Unsupported
+from epochal.cli.run import run_to_end
+from epochal.cli.state_files import read_text
+from state.config.data_file import DataConfig, check_together, parse_data_config
+from state.config.mistakes import parse_tree
+from state.config.partly import valid_part
+from state.config.state_file import StateFile, parse_state
+from state.config.support import unsupported_values
+from state.errors import InvalidConfig, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from epochal.cli.named_files import NamedFiles
+
+HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
+
+_SHARED_PARTS = frozenset({("model", "LLM", "data_location"), ("model", "LLM", "max_seq_len")})
 
 
 def check(
@@ -20,27 +29,88 @@ def check(
         Path | None,
         typer.Option(metavar="DATA.toml", help="Also check this file of a data server, and whether it fits the run."),
     ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Also open data behind URLs and in buckets, not only on this machine.")
+    ] = False,
+    no_files: Annotated[
+        bool,
+        typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
+    ] = False,
 ) -> None:
-    """Check a state file, and a data file with it. Every mistake is reported at once (exit code 2)."""
-    reports: list[str] = []
-    state = None
-    with _collecting(reports):
-        state = read_state(state_path)
-        ensure_supported(state, str(state_path), ARCHITECTURES)
+    """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
+
+    Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
+    """
+    checked = _Checked()
+    checked.read_state_file(state_path)
     if data_config is not None:
-        with _collecting(reports):
-            data = read_data_config(data_config)
-            if state is not None:
-                check_together(state, str(state_path), data, str(data_config))
-    if reports:
-        typer.echo("\n".join(reports), err=True)
+        checked.read_data_file(data_config)
+    count = len(checked.problems)
+    if not no_files:
+        checked.open_files(network)
+    for note in checked.notes:
+        typer.echo(f"note: {note}", err=True)
+    if checked.problems:
+        hints = [f"({HINT})"] if len(checked.problems) > count else []
+        typer.echo("\n".join(checked.problems + hints), err=True)
         raise typer.Exit(2)
     typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
 
 
-@contextlib.contextmanager
-def _collecting(reports: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except (InvalidInput, Unsupported) as error:
-        reports.append(str(error))
+class _Checked:
+    """The files as far as they are valid, and everything that was found."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self._state: tuple[StateFile, Path, frozenset[tuple[str, ...]]] | None = None
+        self._data: tuple[DataConfig, Path] | None = None
+
+    def read_state_file(self, path: Path) -> None:
+        try:
+            text = read_text(path)
+            tree = parse_tree(text, str(path))
+        except InvalidInput as error:
+            self.problems.append(str(error))
+            return
+        wrong: set[str] = set()
+        try:
+            parse_state(text, str(path))
+        except InvalidConfig as error:
+            self.problems.append(str(error))
+            wrong = {mistake.path for mistake in error.mistakes}
+        found = [value for value in unsupported_values(tree, ARCHITECTURES) if value.path not in wrong]
+        if found:
+            self.problems.append(str(Unsupported(str(path), tuple(found))))
+        state, wrong_parts = valid_part(tree)
+        if state is not None:
+            self._state = state, path, wrong_parts
+
+    def read_data_file(self, path: Path) -> None:
+        try:
+            config = parse_data_config(read_text(path), str(path))
+            self._data = config, path
+            if self._state is not None and not _SHARED_PARTS.intersection(self._state[2]):
+                check_together(self._state[0], str(self._state[1]), config, str(path))
+        except InvalidInput as error:
+            self.problems.append(str(error))
+
+    def open_files(self, network: bool) -> None:
+        # numpy and every provider, which no file with a mistake has to wait for
+        from epochal.cli.named_files import open_what_data_file_names, open_what_state_names, vocabulary_of
+
+        async def opened() -> None:
+            vocabulary = None
+            if self._state is not None:
+                state, path, wrong_parts = self._state
+                vocabulary = vocabulary_of(state, wrong_parts)
+                self._take(await open_what_state_names(state, str(path), wrong_parts, with_network=network))
+            if self._data is not None:
+                self.notes = [note for note in self.notes if "--data-config" not in note]
+                self._take(await open_what_data_file_names(*self._data, vocabulary))
+
+        run_to_end(opened())
+
+    def _take(self, found: "NamedFiles") -> None:
+        self.problems += found.problems
+        self.notes += found.notes

@@ -12,27 +12,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES, is_hidden
-from data_providers.formats.mds import SHARD_SUFFIX
+from batching.data_check import DataFindings, DataNeeds, look_at_data
+from batching.packing.packed_batches import Packing
+from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.locations import parse_location
+from data_providers.locations import AnyLocation, parse_location
 from data_providers.mixture import PERIOD
-from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location
+from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.weighted import WeightedDataProvider
+from epochal.cli.named_files import LOOK_TIMEOUT_S, data_names, vocabulary_of
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
-from epochal.cli.state_files import read_data_config
+from epochal.cli.state_files import read_data_config, read_supported_state
+from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
+from state.config.model import DataType, ModelSpec
+from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
+from trainers.architectures import ARCHITECTURES
 
-DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
@@ -54,7 +59,14 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """The data of a location. `sequences` and `tokens` count one pass; None if it is endless or they are not known."""
+    """The data of a location.
+
+    Attributes:
+        sequences, tokens: of one pass; None if it is endless or they are not known.
+        largest_token: of the samples that were looked at; None if they are not tokens.
+        problems: why the run's model cannot be trained on these data; empty if no run is named.
+        notes: what looks wrong with them.
+    """
 
     location: str
     kind: str
@@ -68,16 +80,34 @@ class DataReport:
     quantisation_error: float | None
     sample_tokens: tuple[int, ...]
     sample_text: str | None
+    largest_token: int | None
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def inspect(
     location: Annotated[
-        str, typer.Argument(metavar="LOCATION", help="Path or URL, as `epochal client --data` takes it.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[LOCATION]",
+            help="Path or URL, as `epochal client --data` takes it. With --state, default: the run's own.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STATE.toml",
+            help="Open the location as a client of this run does: the fingerprint is what the run's clients compute,"
+            " and the run's model must know the tokens (exit code 2 if it does not).",
+        ),
+    ] = None,
     token_size: Annotated[
-        Literal["2", "4"], typer.Option(help="Bytes of a token. Files that state it themselves must agree.")
-    ] = "2",
-    seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens in a sequence.")] = DEFAULT_SEQUENCE_LENGTH,
+        Literal["2", "4"] | None,
+        typer.Option(help="Bytes of a token, by default 2. Files that state it themselves must agree."),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of tokens in a sequence. [default: {DEFAULT_SEQUENCE_LENGTH}]")
+    ] = None,
     preprocessed: Annotated[
         bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
     ] = False,
@@ -88,32 +118,80 @@ def inspect(
 ) -> None:
     """Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.
 
-    The exit code is 2 if the location cannot be read.
+    Some of the data are read to find tokens that no model knows. The exit code is 2 if the location cannot be read.
     """
-    found = parse_location(location)
-    if isinstance(found, Server):
+    if state is None:
+        if location is None:
+            raise InvalidInput("give a LOCATION, or the run whose data are meant: --state STATE.toml")
+        asked = _asked_for(location, token_size or "2", seq_len or DEFAULT_SEQUENCE_LENGTH, preprocessed)
+    elif token_size is not None or seq_len is not None or preprocessed:
+        raise InvalidInput("--token-size, --seq-len and --preprocessed do not go with --state, which says it all")
+    else:
+        asked = _asked_of_run(read_supported_state(state), location)
+    if isinstance(asked.location, Server):
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
+    run_to_end(_inspect(asked, tokenizer, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A location to inspect, as the user wrote it and as it is opened; `run` is the run that it is inspected for."""
+
+    shown: str
+    location: AnyLocation
+    spec: DatasetSpec
+    packs: bool
+    run: StateFile | None = None
+
+
+def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> _Asked:
+    found: AnyLocation = parse_location(text)
     path = Path(found.path) if isinstance(found, Local) else None
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)
         seq_len, path = config.seq_len, path.parent / config.dir
-    spec = DatasetSpec(int(token_size), seq_len)
-    target = Preprocessed(found.path) if preprocessed and isinstance(found, Local) else found
+    if preprocessed and isinstance(found, Local):
+        found = Preprocessed(found.path)
     packs = path is not None and _holds_samples(path)
+    return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs)
 
-    async def main() -> None:
-        options = OpenOptions("", None, packs=packs)
-        try:
-            async with contextlib.aclosing(await open_location(target, spec, options)) as provider:
-                report = await _report(location, provider, tokenizer)
-        except DataError as error:
-            raise InvalidInput(error.message, **error.context) from error
-        if as_json:
-            say(json.dumps(asdict(report), ensure_ascii=False))
-        else:
-            _show(report)
 
-    run_to_end(main())
+def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
+    location, spec = run_data(run, text)
+    shown = f"the data of run {run.run_id}" if text is None else text
+    return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run)
+
+
+async def _inspect(asked: _Asked, tokenizer: Path | None, as_json: bool) -> None:
+    run_id = "" if asked.run is None else asked.run.run_id
+    options = OpenOptions(run_id, None, packs=asked.packs)
+    try:
+        async with contextlib.aclosing(await open_location(asked.location, asked.spec, options)) as provider:
+            findings = await _findings(provider, asked)
+            report = await _report(asked.shown, provider, tokenizer, findings)
+    except DataError as error:
+        raise InvalidInput(error.message, **error.context) from error
+    if as_json:
+        say(json.dumps(asdict(report), ensure_ascii=False))
+    else:
+        _show(report)
+    if report.problems:
+        raise InvalidInput("; ".join(report.problems))
+
+
+async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
+    """Look at some of the data: for the run that is asked for, or for any model of this version."""
+    if asked.run is not None:
+        vocabulary = vocabulary_of(asked.run)
+        async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
+            packing = Packing.of(asked.run, vocabulary, worker)
+            return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
+    if asked.packs:  # what records become is a matter of the run's task encoder
+        return DataFindings()
+    vocabulary = max(entry.open(ModelSpec(architecture=name)).vocabulary for name, entry in ARCHITECTURES.items())
+    findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, vocabulary, None, LOOK_TIMEOUT_S))
+    findings.notes, findings.problems = findings.problems + findings.notes, []
+    return findings
 
 
 def manifest(
@@ -125,7 +203,7 @@ def manifest(
     """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is not a folder", path=str(folder))
-    names = _data_names(folder)
+    names = data_names(folder)
     if not names:
         raise InvalidInput(f"{folder} holds no data files", path=str(folder))
     say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
@@ -133,17 +211,8 @@ def manifest(
 
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
-    count = verify_folder(folder, _data_names(folder) if folder.is_dir() else ())
+    count = verify_folder(folder, data_names(folder) if folder.is_dir() else ())
     say(f"{folder}: {count} files match the manifest")
-
-
-def _data_names(folder: Path) -> list[str]:
-    """Return the names of the files that a manifest lists."""
-    entries = [path for path in folder.iterdir() if path.is_file() and not is_hidden(path.name)]
-    names = {path.name for path in entries if path.name.endswith(DATA_SUFFIXES) or path.name == MDS_INDEX_NAME}
-    if MDS_INDEX_NAME in names:  # a merged index names shards in folders below it
-        names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
-    return sorted(names)
 
 
 def _holds_samples(path: Path) -> bool:
@@ -158,7 +227,7 @@ def _holds_samples(path: Path) -> bool:
         return False
 
 
-async def _report(location: str, provider: DataProvider, tokenizer: Path | None) -> DataReport:
+async def _report(location: str, provider: DataProvider, tokenizer: Path | None, findings: DataFindings) -> DataReport:
     batch = await provider.get_samples(DataIds(0, 0))
     sample: list[int] = batch.input_ids[: int(batch.offsets[1])].tolist()
     order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
@@ -177,6 +246,9 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None)
         quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
+        largest_token=findings.largest_token,
+        problems=tuple(findings.problems),
+        notes=tuple(findings.notes),
     )
 
 
@@ -236,6 +308,7 @@ def _show(report: DataReport) -> None:
         (f"share of {PERIOD:,}", ", ".join(f"{name}: {count:,}" for name, count in report.mix.items())),
         ("quantisation error", "" if report.quantisation_error is None else f"{report.quantisation_error:.2e}"),
         ("fingerprint", report.fingerprint),
+        ("largest token seen", "" if report.largest_token is None else f"{report.largest_token:,}"),
         ("first tokens", " ".join(map(str, report.sample_tokens))),
     ):
         if value:
@@ -253,3 +326,5 @@ def _show(report: DataReport) -> None:
     if report.sample_text is not None:
         console.print("the first sample, decoded:", style="bold")
         console.print(report.sample_text, markup=False, highlight=False)
+    for note in report.notes:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)

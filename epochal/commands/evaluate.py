@@ -13,14 +13,13 @@ from batching.round_plan import RoundPlan
 from coordinator.machine.records import replay
 from coordinator.store.open import StoreReader, open_store_reader
 from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.locations import parse_location, spec_for
-from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location
+from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location, run_data
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption, StoreArgument
 from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
-from state.config.data_location import Local, Preprocessed, Server, WeightedHttp
+from state.config.data_location import Preprocessed, Server, WeightedHttp
 from state.config.model import DataType
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreFailed
@@ -103,9 +102,7 @@ async def loss_of(
         DataError: the data cannot be read, or are not samples for this run.
     """
     llm = state.model.LLM
-    location = llm.data_location if data is None else parse_location(data)
-    if isinstance(location, Local) and isinstance(llm.data_location, Preprocessed):
-        location = Preprocessed(location.path)
+    location, spec = run_data(state, data)
     if isinstance(location, Server):
         raise InvalidInput(ONLY_FOR_MEMBERS)
     packs = llm.data_type is DataType.FINETUNING
@@ -114,7 +111,7 @@ async def loss_of(
     elif split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
     options = OpenOptions(state.run_id, None, packs=packs, split=split or DEFAULT_SPLIT)
-    opening = open_location(location, spec_for(llm.data_location, llm.max_seq_len), options)
+    opening = open_location(location, spec, options)
     worker = WorkerThread("epochal-evaluate")
     model = open_model(llm.spec)
     async with (

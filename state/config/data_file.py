@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from state.config.data_location import SeedBytes, Server
 from state.config.mistakes import parse_file, show
-from state.config.schema import Positive, Section, Text, TokenSize
+from state.config.schema import PathText, Positive, Section, TokenSize
 from state.config.state_file import StateFile
 from state.errors import InvalidConfig, Mistake
 
@@ -26,7 +26,7 @@ class DataConfig(Section):
         shuffle_seed: 32 bytes that key the order of the data; None for the files' own order.
     """
 
-    dir: Text
+    dir: PathText
     token_size: Annotated[
         TokenSize,
         Field(strict=False, description='"TwoBytes" or "FourBytes" (or the number 2 or 4)'),
@@ -45,15 +45,24 @@ def parse_data_config(text: str, source: str) -> DataConfig:
 
 def check_together(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
     """Raise `InvalidConfig` unless the run takes its data from a data server, with samples of the same length."""
-    llm = state.model.LLM
-    mistakes = []
-    if not isinstance(llm.data_location, Server):
+    mistakes = _length_mistakes(state, state_source, data)
+    if not isinstance(state.model.LLM.data_location, Server):
         found = show(state.to_plain()["model"]["LLM"]["data_location"])
         allowed = f'a data file only where model.LLM.data_location in {state_source} is {{ Server = "host:port" }}'
-        mistakes.append(Mistake("", "given for a run without a data server", f"{allowed}; it is {found}"))
-    if data.seq_len != llm.max_seq_len:
-        mistakes.append(
-            Mistake("seq_len", show(data.seq_len), f"{llm.max_seq_len}, as model.LLM.max_seq_len in {state_source}")
-        )
+        mistakes.insert(0, Mistake("", "given for a run without a data server", f"{allowed}; it is {found}"))
     if mistakes:
         raise InvalidConfig(data_source, tuple(mistakes))
+
+
+def check_sequence_length(state: StateFile, state_source: str, data: DataConfig, data_source: str) -> None:
+    """Raise `InvalidConfig` unless the data's samples have the length of the run's."""
+    mistakes = _length_mistakes(state, state_source, data)
+    if mistakes:
+        raise InvalidConfig(data_source, tuple(mistakes))
+
+
+def _length_mistakes(state: StateFile, state_source: str, data: DataConfig) -> list[Mistake]:
+    length = state.model.LLM.max_seq_len
+    if data.seq_len == length:
+        return []
+    return [Mistake("seq_len", show(data.seq_len), f"{length}, as model.LLM.max_seq_len in {state_source}")]

@@ -5,7 +5,16 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from state.config.schema import Natural, Positive, Section, SingleValue, TaggedEnum, Text, TokenSize
+from state.config.schema import (
+    Natural,
+    PathText,
+    Positive,
+    Section,
+    SingleValue,
+    TaggedEnum,
+    Text,
+    TokenSize,
+)
 
 SEED_BYTES = 32
 MAX_PORT = 65_535
@@ -51,6 +60,13 @@ UrlList = Annotated[
 ]
 UrlOrPath = Annotated[
     str, AfterValidator(_check_url_or_path), Field(description="a URL that starts with http:// or https://, or a path")
+]
+LocalPath = Annotated[
+    PathText,
+    Field(
+        description="a path on the client's machine; a URL goes into { Http = … }, and what another package's provider "
+        "opens is named by each client with `--data name://…`"
+    ),
 ]
 UrlTemplate = Annotated[
     str,
@@ -170,7 +186,7 @@ class Server(SingleValue[Address]):
         return _split_address(self.root)[1]
 
 
-class Local(SingleValue[Text]):
+class Local(SingleValue[LocalPath]):
     """A token file, or a folder of them, on the client's own machine."""
 
     @property
@@ -194,7 +210,7 @@ class WeightedHttp(SingleValue[UrlOrPath]):
         return self.root
 
 
-class Preprocessed(SingleValue[Text]):
+class Preprocessed(SingleValue[LocalPath]):
     """Parquet files of samples that are already cut, labelled and maybe packed."""
 
     @property

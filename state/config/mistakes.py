@@ -37,15 +37,20 @@ class Rule:
 
 def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
     """Parse and validate a file named `source`. Raises `InvalidConfig` with every mistake."""
-    try:
-        tree = tomli.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
-        mistake = Mistake("", f"not TOML: {error}{_line_of(error)}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
-        raise InvalidConfig(source, (mistake,)) from error
+    tree = parse_tree(text, source)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         raise InvalidConfig(source, _mistakes(known_places(model), rules, tree, error)) from error
+
+
+def parse_tree(text: str, source: str) -> dict[str, Any]:
+    """Return a file's values as they are. Raises `InvalidConfig` if it is not TOML."""
+    try:
+        return tomli.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
+        mistake = Mistake("", f"not TOML: {error}{_line_of(error)}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
+        raise InvalidConfig(source, (mistake,)) from error
 
 
 def _line_of(error: Exception) -> str:

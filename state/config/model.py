@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from state.config.data_location import DataLocation
-from state.config.schema import Natural, Positive, Section, SingleValue, TaggedEnum, Text
+from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
 
@@ -37,7 +37,7 @@ class Ephemeral(Section):
     """The run makes its own initial parameters; its checkpoints are kept with the run."""
 
 
-class LocalCheckpoint(SingleValue[Text], variant="Local"):
+class LocalCheckpoint(SingleValue[PathText], variant="Local"):
     """Initial parameters from a safetensors file on the machine that makes the first checkpoint. Epochal's addition."""
 
     @property

@@ -23,7 +23,7 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -37,6 +37,15 @@ Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Duration = Annotated[float, Field(gt=0, le=MAX_DURATION_S, description="a number of seconds above 0, at most 10⁹")]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _check_path(place: str) -> str:
+    if not place or "://" in place:
+        raise ValueError("not a path")
+    return place
+
+
+PathText = Annotated[str, AfterValidator(_check_path), Field(description="a path on this machine, and no URL")]
 
 ABSENT: Any = object()
 """The default of a place that has none."""
@@ -101,7 +110,7 @@ class TaggedEnum:
         variants = variants_of(source)
         return core_schema.tagged_union_schema(
             {name: _content_schema(name, handler.generate_schema(kind)) for name, kind in variants.items()},
-            discriminator=_tag_of,
+            discriminator=tag_of,
             serialization=core_schema.plain_serializer_function_ser_schema(_to_file),
         )
 
@@ -115,7 +124,7 @@ def _content_schema(name: str, schema: CoreSchema) -> CoreSchema:
     return core_schema.no_info_before_validator_function(content, schema)
 
 
-def _tag_of(value: Any) -> str | None:
+def tag_of(value: Any) -> str | None:
     """Return the variant's name from a bare string, a table with one key or an instance; None for anything else."""
     if isinstance(value, str):
         return value

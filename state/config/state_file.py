@@ -1,23 +1,20 @@
 """`state.toml` and `data.toml` as checked, frozen models (docs/state-file.md lists every field).
 
 `parse_state` also reads the files of Psyche's coordinator; Epochal's additions are optional and have defaults.
-`ensure_supported` then refuses valid files that ask for something that this version does not support.
+`state/config/support.py` then refuses valid files that ask for something that this version does not support.
 `parse_state(dump_state(state)) == state`, so that the coordinator can rewrite the file at phase changes.
 """
 
-import re
-from collections.abc import Collection
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from state.config.data_location import MAX_FILES, DummyData, Http, NumberedFiles, Server
-from state.config.mistakes import Rule, broken_rules, parse_file, show
-from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, Ephemeral, LlmConfig, LocalCheckpoint
+from state.config.mistakes import Rule, broken_rules, parse_file
+from state.config.model import DataType, LlmConfig
 from state.config.schema import Duration, Natural, Positive, Section, known_places
-from state.errors import InternalError, Mistake, Unsupported
+from state.errors import InternalError
 from state.intervals import DataIds
 from state.phases import RunState
 
@@ -28,7 +25,6 @@ MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
-_SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 def _check_run_id(run_id: str) -> str:
@@ -299,47 +295,6 @@ def dump_state(state: StateFile) -> str:
     It writes out every default, so that a later version with other defaults continues the run as it began.
     """
     return tomli_w.dumps(_without_none(state.to_plain()))
-
-
-def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:
-    """Raise `Unsupported`, with the line to change at each place, if the file asks for something not supported yet.
-
-    Args:
-        state: the file.
-        source: the file's name, for the message.
-        architectures: those that can be trained (`trainers.architectures`).
-    """
-    llm = state.model.LLM
-    plain = state.to_plain()
-    found = plain["model"]["LLM"]
-    refused: list[tuple[str, Any, str]] = []
-    if not _SERVED_RUN_ID.fullmatch(state.run_id):
-        line = "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL"
-        refused.append(("run_id", state.run_id, line))
-    if state.config.verification_percent:
-        refused.append(("config.verification_percent", state.config.verification_percent, "`verification_percent = 0`"))
-    if llm.cold_start_warmup_steps:
-        line = "`cold_start_warmup_steps = 0`"
-        refused.append(("model.LLM.cold_start_warmup_steps", llm.cold_start_warmup_steps, line))
-    if llm.architecture not in architectures:
-        line = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
-        refused.append(("model.LLM.architecture", found["architecture"], line))
-    if llm.data_type is DataType.FINETUNING and isinstance(llm.data_location, Server | Http | DummyData):
-        line = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
-        refused.append(("model.LLM.data_location", found["data_location"], f"{line}, as Finetuning packs samples"))
-    if not isinstance(llm.checkpoint, Ephemeral | LocalCheckpoint):
-        line = '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`'
-        refused.append(("model.LLM.checkpoint", found["checkpoint"], line))
-    if not isinstance(llm.optimizer, AdamW | DummyOptimizer):
-        adamw = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
-        line = f'{adamw} or `optimizer = "Dummy"`'
-        refused.append(("model.LLM.optimizer", found["optimizer"], line))
-    location = getattr(llm.data_location, "location", None)
-    if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:
-        path = "model.LLM.data_location.Http.location.NumberedFiles.num_files"
-        refused.append((path, location.num_files, f"`num_files = {MAX_FILES}` or fewer"))
-    if refused:
-        raise Unsupported(source, tuple(Mistake(path, show(value), line) for path, value, line in refused))
 
 
 def _without_none(value: Any) -> Any:

@@ -46,9 +46,9 @@ from state.config.state_file import (
     Progress,
     StateFile,
     dump_state,
-    ensure_supported,
     parse_state,
 )
+from state.config.support import ensure_supported
 from state.errors import InternalError, InvalidConfig
 from state.phases import RunState
 from state.wire import document_digest, parse_document

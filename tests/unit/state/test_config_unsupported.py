@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from state.config import state_file as config
+from state.config import support as config
 from state.config.data_location import MAX_FILES
 from state.config.model import Architecture
 from state.config.state_file import StateFile

@@ -1,0 +1,211 @@
+"""Looks at some of a run's data before its first round: are they data that the run's model can take?
+
+A few places, evenly spaced over one pass from its first sample to its last, are read and prepared as in a round. The
+rules kept here: what is wrong at one place alone is a note, because a run sets such data aside by itself (quarantine);
+what is wrong at several places is wrong with the dataset. At most about `LOOK_BYTES` are read, however large it is.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batching.packing.packed_batches import Packing
+from data_providers.fetcher import check_vocabulary
+from data_providers.local import LocalDataProvider
+from data_providers.mixture import PERIOD
+from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from data_providers.ranged import RangedDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.weighted import WeightedDataProvider
+from state.config.state_file import StateFile
+from state.errors import DataError, EpochalError, TrainerFailed
+from state.intervals import DataIds
+
+LOOK_BYTES = 4 * 1024**2
+"""Approximate number of bytes of tokens that are read. A longer sample is read alone."""
+MAX_PLACES = 8
+"""Maximum number of places of a dataset that are read."""
+MAX_PLACE_SAMPLES = 32
+"""Maximum number of neighbouring samples that are read at a place."""
+SYSTEMATIC_PLACES = 2
+"""Number of places with tokens outside the vocabulary from which on the dataset is refused as a whole."""
+MIN_TOKENS_TO_JUDGE = 64
+"""With fewer tokens than this, nothing is concluded from how their values are distributed."""
+_LARGEST_TOKEN_BYTES = 4
+_HALF_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DataNeeds:
+    """What a run needs of its data.
+
+    Attributes:
+        sequence_length: tokens of a sample; packed samples have at most as many.
+        vocabulary: number of the model's tokens; None to accept any token.
+        packing: packs the run's samples; None if each sample is a row.
+        timeout_s: seconds for the answer of one place.
+    """
+
+    sequence_length: int
+    vocabulary: int | None
+    packing: Packing | None
+    timeout_s: float
+
+    @classmethod
+    def of(cls, state: StateFile, vocabulary: int | None, packing: Packing | None) -> "DataNeeds":
+        """Return the needs of the run of a state file."""
+        return cls(state.model.LLM.max_seq_len, vocabulary, packing, state.client.fetch_timeout_s)
+
+
+@dataclass
+class DataFindings:
+    """The findings of a look at some of a run's data, each a sentence.
+
+    Attributes:
+        problems: why the run's model cannot be trained on these data.
+        notes: what is suspicious, or wrong with a small part.
+        largest_token: of the tokens that were looked at; None if there were none.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    largest_token: int | None = None
+
+    def add(self, other: "DataFindings", name: str) -> None:
+        """Take over the findings about one source, called by its name."""
+        self.problems += [f"{name}: {problem}" for problem in other.problems]
+        self.notes += [f"{name}: {note}" for note in other.notes]
+        if other.largest_token is not None:
+            self.largest_token = max(other.largest_token, self.largest_token or 0)
+
+
+async def look_at_data(provider: DataProvider, needs: DataNeeds, max_places: int = MAX_PLACES) -> DataFindings:
+    """Look at some of a provider's data, as a round would. A data server's are not looked at: it did so at its start.
+
+    Raises:
+        SourceUnavailable: the source does not answer now; retry.
+    """
+    if isinstance(provider, TcpDataProvider):
+        return DataFindings()
+    if isinstance(provider, WeightedDataProvider):
+        findings = DataFindings()
+        for source in provider.sources:
+            found = await look_at_data(source.provider, needs, max(1, max_places // len(provider.sources)))
+            findings.add(found, f"source {source.name} of the mix")
+        return findings
+    return await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, max_places)))
+
+
+class _Look:
+    """One look at one dataset."""
+
+    def __init__(self, provider: DataProvider, needs: DataNeeds) -> None:
+        self._provider = provider
+        self._needs = needs
+        self._unknown: list[str] = []
+        self._unreadable: list[str] = []
+        self._tokens: list[TokenBatch] = []
+
+    async def take(self, places: Sequence[DataIds]) -> DataFindings:
+        looked_at = 0
+        for place in places:
+            try:
+                async with asyncio.timeout(self._needs.timeout_s):
+                    batch = await self._provider.get_samples(place)
+            except TimeoutError as error:
+                message = f"no answer for data indices {place} within {self._needs.timeout_s:g} s"
+                raise SourceUnavailable(message) from error
+            except (OutOfRange, Rejected):  # of a provider that serves less than others do
+                continue
+            except CorruptData as error:
+                looked_at += 1
+                self._unreadable.append(error.message)
+                continue
+            looked_at += 1
+            if not batch.is_text:
+                self._tokens.append(batch)
+            await self._prepare(batch, place)
+        return self._judged(looked_at)
+
+    async def _prepare(self, batch: TokenBatch, place: DataIds) -> None:
+        try:
+            if self._needs.packing is not None:
+                await self._needs.packing.rehearse(batch, place)
+            elif batch.is_text:
+                raise CorruptData(
+                    'these are records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
+                )
+            elif self._needs.vocabulary is not None:
+                check_vocabulary(batch, place.start, self._needs.vocabulary)
+        except (DataError, TrainerFailed) as error:  # the latter: the run's own task encoder failed
+            self._unknown.append(error.message + self._file_of(error))
+
+    def _file_of(self, error: EpochalError) -> str:
+        """Return the file of a message's data index, if the provider reads token files."""
+        index = error.context.get("data_index")
+        if index is None or not isinstance(self._provider, LocalDataProvider | RangedDataProvider):
+            return ""
+        order = self._provider.order
+        (extent,) = order.locate(DataIds(index, index))
+        return f"; it is sequence {extent.sequence} of {order.files[extent.file].name}"
+
+    def _judged(self, looked_at: int) -> DataFindings:
+        values = [int(batch.input_ids.max()) for batch in self._tokens if batch.input_ids.size]
+        findings = DataFindings(largest_token=max(values, default=None))
+        misread = self._misread_size()
+        for found, enough in ((self._unknown, SYSTEMATIC_PLACES), (self._unreadable, looked_at)):
+            if not found:
+                continue
+            where = f"{found[0]} (wrong at {len(found)} of the {looked_at} places that were looked at)"
+            if len(found) >= min(enough, looked_at):
+                findings.problems.append(f"{where}. {misread or ADVICE}")
+                misread = ""
+            else:
+                findings.notes.append(f"{where}; the run sets such batches aside")
+        if misread:
+            findings.notes.append(misread)
+        return findings
+
+    def _misread_size(self) -> str:
+        """Return in words if the tokens look like those of the other token size; "" if they do not."""
+        if not isinstance(self._provider, LocalDataProvider | RangedDataProvider):
+            return ""
+        vocabulary = self._needs.vocabulary or 2**_HALF_BITS
+        rows = [batch.rows() for batch in self._tokens]
+        if sum(row.size for row in rows) < MIN_TOKENS_TO_JUDGE:
+            return ""
+        if self._provider.order.spec.token_size_bytes == 4:
+            tokens = np.concatenate([row.reshape(-1) for row in rows])
+            low, high = tokens & (2**_HALF_BITS - 1), tokens >> _HALF_BITS
+            # Two tokens of two bytes, read as one: both halves are tokens of the model.
+            looks_so = bool(np.mean((low < vocabulary) & (high < vocabulary)) == 1 and np.mean(high > 0) > 0.5)
+            return _OTHER_SIZE.format(other="two", present="four", name="TwoBytes", digit=2) if looks_so else ""
+        looks_so = all(not row[:, 1::2].any() or not row[:, 0::2].any() for row in rows) and any(
+            row.any() for row in rows
+        )
+        if looks_so and self._needs.sequence_length > 1:
+            return _OTHER_SIZE.format(other="four", present="two", name="FourBytes", digit=4)
+        return ""
+
+
+ADVICE = (
+    "Encode the data for the run's model (the embedded one reads bytes, 0 to 255), or name the right ones "
+    "(docs/data-providers.md, Vocabulary)"
+)
+_OTHER_SIZE = (
+    "These look like tokens of {other} bytes that are read as tokens of {present} bytes: correct the token size "
+    '(token_size = "{name}" in a data.toml, token_size_in_bytes in an Http location, --token-size {digit})'
+)
+
+
+def _places(count: int | None, needs: DataNeeds, max_places: int) -> Iterator[DataIds]:
+    """Yield the data indices to read: evenly spaced stretches of one pass, its first and last samples among them."""
+    end = PERIOD if count is None else count
+    affordable = max(1, LOOK_BYTES // (needs.sequence_length * _LARGEST_TOKEN_BYTES))
+    places = min(max_places, affordable, end)
+    length = max(1, min(MAX_PLACE_SAMPLES, affordable // places, end // places))
+    for number in range(places):
+        start = 0 if places == 1 else (end - length) * number // (places - 1)
+        yield DataIds(start, start + length - 1)

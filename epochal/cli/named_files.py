@@ -1,0 +1,155 @@
+"""Opens what a run's files name, as a start would: data, initial parameters, task encoder, manifest."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batching.data_check import DataNeeds, look_at_data
+from batching.packing.packed_batches import Packing
+from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES, is_hidden
+from data_providers.formats.mds import SHARD_SUFFIX
+from data_providers.locations import AnyLocation, parse_mix
+from data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
+from data_providers.protocol import DataProvider
+from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
+from runtime.worker_thread import WorkerThread
+from state.config.data_file import DataConfig
+from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
+from state.config.model import DataType, LocalCheckpoint
+from state.config.state_file import StateFile
+from state.errors import EpochalError
+from trainers.architectures import ARCHITECTURES, open_model
+from trainers.genesis import make_first_replica
+
+DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
+DATA_PLACE = "model.LLM.data_location"
+_LLM = ("model", "LLM")
+_DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
+_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram"))
+_CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
+LOOK_TIMEOUT_S = 60.0
+"""Seconds for the answer of each place that is looked at in the files of a `data.toml`."""
+
+
+@dataclass
+class NamedFiles:
+    """What was found in what a run's files name; each finding is a sentence that begins with the file's name.
+
+    Attributes:
+        problems: why a start would fail, or the run's model could not be trained.
+        notes: what is suspicious, and what was not opened.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def collecting(self, place: str) -> Iterator[None]:
+        """Turn an error in the block into a problem of this place."""
+        try:
+            yield
+        except EpochalError as error:
+            self.problems.append(f"{place}: {error}")
+
+
+async def open_what_state_names(
+    state: StateFile, source: str, wrong_parts: Collection[tuple[str, ...]] = (), *, with_network: bool = False
+) -> NamedFiles:
+    """Open a state file's data, initial parameters and task encoder.
+
+    Args:
+        state: the state file, with stand-ins for its parts that are wrong.
+        source: its name, for messages.
+        wrong_parts: its parts that are stand-ins (`state.config.partly`); nothing that depends on them is opened.
+        with_network: whether to open data on other machines.
+    """
+    found = NamedFiles()
+    llm = state.model.LLM
+    is_trained = llm.architecture in ARCHITECTURES and not _CHECKPOINT_PARTS.intersection(wrong_parts)
+    if is_trained and isinstance(llm.checkpoint, LocalCheckpoint):
+        with found.collecting(f"{source}: model.LLM.checkpoint"):
+            await asyncio.to_thread(make_first_replica, state, 0)
+    if _DATA_PARTS.intersection(wrong_parts):
+        return found
+    async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
+        needs = None
+        if ("packing",) not in wrong_parts:
+            with found.collecting(source):
+                vocabulary = vocabulary_of(state, wrong_parts)
+                needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker))
+        await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
+    return found
+
+
+async def open_what_data_file_names(config: DataConfig, path: Path, vocabulary: int | None) -> NamedFiles:
+    """Open the folder of a `data.toml`, and look whether its tokens are of this vocabulary (None: of any)."""
+    found = NamedFiles()
+    place = f"{path}: dir"
+    with found.collecting(place):
+        async with contextlib.aclosing(await asyncio.to_thread(open_described, config, path.parent)) as provider:
+            await _look(provider, place, DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S), found)
+    with found.collecting(place):
+        await asyncio.to_thread(_check_manifest, path.parent / config.dir)
+    return found
+
+
+def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:
+    """Return the number of tokens of the run's model; None if this version does not train it, or its part is wrong."""
+    spec = state.model.LLM.spec
+    is_known = spec.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts)
+    return open_model(spec).vocabulary if is_known else None
+
+
+def data_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that a manifest lists."""
+    entries = [path for path in folder.iterdir() if path.is_file() and not is_hidden(path.name)]
+    names = {path.name for path in entries if path.name.endswith(DATA_SUFFIXES) or path.name == MDS_INDEX_NAME}
+    if MDS_INDEX_NAME in names:  # a merged index names shards in folders below it
+        names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
+    return sorted(names)
+
+
+async def _open_data(
+    state: StateFile, place: str, needs: DataNeeds | None, found: NamedFiles, *, with_network: bool
+) -> None:
+    """Open the run's data, and look at some of them if it is known what the run needs."""
+    location, spec = run_data(state)
+    with found.collecting(place):
+        reason = await asyncio.to_thread(_why_not_opened, location, with_network)
+        if reason:
+            found.notes.append(f"{place} was not opened: {reason}")
+            return
+        options = OpenOptions(state.run_id, None, packs=state.model.LLM.data_type is DataType.FINETUNING)
+        async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
+            if needs is not None:
+                await _look(provider, place, needs, found)
+    if isinstance(location, Local):
+        with found.collecting(place):
+            await asyncio.to_thread(_check_manifest, Path(location.path))
+
+
+def _why_not_opened(location: AnyLocation, with_network: bool) -> str:
+    """Return why a location is not opened; "" if it is. A mix with a source that is not opened is not opened."""
+    if isinstance(location, Server):
+        return "its data server serves only members; name the server's own file with --data-config"
+    if isinstance(location, Local | Preprocessed | DummyData):
+        return ""
+    if isinstance(location, WeightedHttp) and "://" not in location.place:
+        path = Path(location.place)
+        reasons = [_why_not_opened(entry.location, with_network) for entry in parse_mix(mix_file(path), str(path))]
+        return next(filter(None, reasons), "")
+    return "" if with_network else "it is on another machine; --network opens it"
+
+
+async def _look(provider: DataProvider, place: str, needs: DataNeeds, found: NamedFiles) -> None:
+    findings = await look_at_data(provider, needs)
+    found.problems += [f"{place}: {problem}" for problem in findings.problems]
+    found.notes += [f"{place}: {note}" for note in findings.notes]
+
+
+def _check_manifest(folder: Path) -> None:
+    """Raise `CorruptData` unless the folder's manifest, if it has one, lists its files with their sizes."""
+    if (folder / MANIFEST_NAME).is_file():
+        verify_folder(folder, data_names(folder), with_hashes=False)

@@ -1,0 +1,88 @@
+"""Values of a state file that are valid, and that this version does not support."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from state.config.data_location import MAX_FILES, DummyData, Http, Server
+from state.config.mistakes import show
+from state.config.model import P2P, Architecture, DataType, Distro, DummyCheckpoint, Gcs, Hub, P2PGcs
+from state.config.schema import tag_of
+from state.config.state_file import StateFile
+from state.errors import Mistake, Unsupported
+
+_SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_CHECKPOINTS = frozenset(kind.variant for kind in (DummyCheckpoint, Hub, P2P, Gcs, P2PGcs))
+_UNPACKED = frozenset(kind.variant for kind in (Server, Http, DummyData))
+_LLM = "model.LLM."
+_ARCHITECTURE = _LLM + "architecture"
+_NUM_FILES = _LLM + "data_location.Http.location.NumberedFiles.num_files"
+_ADAMW = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
+_PACKED = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
+
+
+def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:
+    """Raise `Unsupported`, with the line to change at each place, if the file asks for something not supported yet.
+
+    Args:
+        state: the file.
+        source: the file's name, for the message.
+        architectures: those that can be trained (`trainers.architectures`).
+    """
+    found = unsupported_values(state.to_plain(), architectures)
+    if found:
+        raise Unsupported(source, found)
+
+
+def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Architecture]) -> tuple[Mistake, ...]:
+    """Return what is not supported in a state file's tree, which may hold mistakes; a mistake is no finding here.
+
+    Each finding's `allowed` is the line to write instead.
+    """
+    values = {path: _value_at(tree, path) for path in (*_LINES, _LLM + "data_type")}
+    kinds = {path: tag_of(value) for path, value in values.items()}
+    known = {name.value for name in Architecture} - {name.value for name in architectures}
+    run_id, file_count = values["run_id"], values[_NUM_FILES]
+    refused = {
+        "run_id": isinstance(run_id, str) and not _SERVED_RUN_ID.fullmatch(run_id),
+        "config.verification_percent": _is_above(values["config.verification_percent"], 0),
+        _LLM + "cold_start_warmup_steps": _is_above(values[_LLM + "cold_start_warmup_steps"], 0),
+        _ARCHITECTURE: kinds[_ARCHITECTURE] in known,
+        _LLM + "data_location": (
+            values[_LLM + "data_type"] == DataType.FINETUNING and kinds[_LLM + "data_location"] in _UNPACKED
+        ),
+        _LLM + "checkpoint": kinds[_LLM + "checkpoint"] in _CHECKPOINTS,
+        _LLM + "optimizer": kinds[_LLM + "optimizer"] == Distro.variant,
+        _NUM_FILES: _is_above(file_count, MAX_FILES),
+    }
+    trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
+    return tuple(
+        Mistake(path, show(values[path]), trainable if path == _ARCHITECTURE else _LINES[path])
+        for path, is_refused in refused.items()
+        if is_refused
+    )
+
+
+_LINES = {
+    "run_id": "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL",
+    "config.verification_percent": "`verification_percent = 0`",
+    _LLM + "cold_start_warmup_steps": "`cold_start_warmup_steps = 0`",
+    _ARCHITECTURE: "",
+    _LLM + "data_location": f"{_PACKED}, as Finetuning packs samples",
+    _LLM + "checkpoint": '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`',
+    _LLM + "optimizer": f'{_ADAMW} or `optimizer = "Dummy"`',
+    _NUM_FILES: f"`num_files = {MAX_FILES}` or fewer",
+}
+"""The places whose values may not be supported, with the line to write instead; for the architecture it is made."""
+
+
+def _value_at(tree: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return None
+        tree = tree[part]
+    return tree
+
+
+def _is_above(value: Any, limit: int) -> bool:
+    return type(value) is int and value > limit
