@@ -77,7 +77,7 @@ class OpenOptions:
 
 
 async def open_provider(
-    state: StateFile, ticket: Callable[[], str] | None, override: str | None = None, cache: BlockCache | None = None
+    state: StateFile, ticket: Callable[[], str], override: str | None = None, cache: BlockCache | None = None
 ) -> DataProvider:
     """Open the provider of a run's data for one client. The caller closes it.
 

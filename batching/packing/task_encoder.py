@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -210,7 +211,7 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
     except Exception as error:  # the module is the user's own and may raise anything
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            hint = f"; install the package, or set PYTHONPATH to the folder that holds {error.name}.py"
+            hint = f"; {_where_to_find(error.name)}"
         raise InvalidInput(f"{shown} cannot be imported: {type(error).__name__}: {error}{hint}", place=place) from error
     if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
         raise InvalidInput(f"{shown} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place)
@@ -223,6 +224,14 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
             f"{shown} has no context; allowed: an __init__(context) that calls TaskEncoder's", place=place
         )
     return encoder
+
+
+def _where_to_find(module: str) -> str:
+    """Return what to do about a module that is not found; commands do not look in the folder that they start in."""
+    here = Path.cwd()
+    if (here / f"{module}.py").is_file() or (here / module).is_dir():
+        return f"{here} holds it: set PYTHONPATH={here}"
+    return f"install its package, or set PYTHONPATH to the folder that holds {module}.py (this one does not: {here})"
 
 
 def _encoded_record(record: Any, index: int) -> EncodedSample:

@@ -83,13 +83,18 @@ async def open_what_state_names(
     return found
 
 
-async def open_what_data_file_names(config: DataConfig, path: Path, vocabulary: int | None) -> NamedFiles:
-    """Open the folder of a `data.toml`, and look whether its tokens are of this vocabulary (None: of any)."""
+async def open_what_data_file_names(
+    config: DataConfig, path: Path, state: StateFile | None, wrong_parts: Collection[tuple[str, ...]]
+) -> NamedFiles:
+    """Open the folder of a `data.toml`, and look whether the model of the state file, if there is one, can take it."""
     found = NamedFiles()
     place = f"{path}: dir"
     with found.collecting(place):
         async with contextlib.aclosing(await asyncio.to_thread(open_described, config, path.parent)) as provider:
+            vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
             await _look(provider, place, DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S), found)
+            if state is not None:
+                found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
     with found.collecting(place):
         await asyncio.to_thread(_check_manifest, path.parent / config.dir)
     return found
@@ -100,6 +105,14 @@ def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = (
     spec = state.model.LLM.spec
     is_known = spec.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts)
     return open_model(spec).vocabulary if is_known else None
+
+
+def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
+    """Return in words, as the only item, that the state file pins other data than the provider's; else nothing."""
+    pinned = state.config.data_fingerprint
+    if pinned in (None, provider.fingerprint):
+        return []
+    return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}"]
 
 
 def data_names(folder: Path) -> list[str]:
@@ -123,6 +136,7 @@ async def _open_data(
             return
         options = OpenOptions(state.run_id, None, packs=state.model.LLM.data_type is DataType.FINETUNING)
         async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
+            found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
             if needs is not None:
                 await _look(provider, place, needs, found)
     if isinstance(location, Local):

@@ -18,7 +18,7 @@ from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
-from epochal.cli.named_files import vocabulary_of
+from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.descriptors import open_files_limit
 from runtime.http_server import is_loopback
@@ -92,7 +92,7 @@ async def serving_data(
     host, port = listening_address(state, options)
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
     try:
-        await _check_tokens(provider, state, options.config_path)
+        await _check_data(provider, state, options.config_path)
     except BaseException:
         await provider.aclose()
         raise
@@ -111,13 +111,14 @@ async def serving_data(
         await provider.aclose()
 
 
-async def _check_tokens(provider: LocalDataProvider, state: StateFile, path: Path) -> None:
+async def _check_data(provider: LocalDataProvider, state: StateFile, path: Path) -> None:
     """Raise `InvalidInput` if the run's model cannot take the data, of which some are read."""
     findings = await look_at_data(provider, DataNeeds.of(state, vocabulary_of(state), None))
+    findings.problems += fingerprint_problems(state, provider)
     for note in findings.notes:
         log.warning("data_look_wrong", extra={"reason": note})
     if findings.problems:
-        raise InvalidInput(f"{path}: the run's model cannot be trained on these data: {'; '.join(findings.problems)}")
+        raise InvalidInput(f"{path}: the run cannot be trained on these data: {'; '.join(findings.problems)}")
 
 
 async def _start(tasks: asyncio.TaskGroup, server: DataServer, host: str, port: int) -> int:

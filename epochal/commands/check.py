@@ -97,17 +97,15 @@ class _Checked:
 
     def open_files(self, network: bool) -> None:
         # numpy and every provider, which no file with a mistake has to wait for
-        from epochal.cli.named_files import open_what_data_file_names, open_what_state_names, vocabulary_of
+        from epochal.cli.named_files import open_what_data_file_names, open_what_state_names
 
         async def opened() -> None:
-            vocabulary = None
-            if self._state is not None:
-                state, path, wrong_parts = self._state
-                vocabulary = vocabulary_of(state, wrong_parts)
+            state, path, wrong_parts = self._state or (None, None, frozenset())
+            if state is not None:
                 self._take(await open_what_state_names(state, str(path), wrong_parts, with_network=network))
             if self._data is not None:
                 self.notes = [note for note in self.notes if "--data-config" not in note]
-                self._take(await open_what_data_file_names(*self._data, vocabulary))
+                self._take(await open_what_data_file_names(*self._data, state, wrong_parts))
 
         run_to_end(opened())
 

@@ -26,7 +26,7 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.weighted import WeightedDataProvider
-from epochal.cli.named_files import LOOK_TIMEOUT_S, data_names, vocabulary_of
+from epochal.cli.named_files import LOOK_TIMEOUT_S, data_names, fingerprint_problems, vocabulary_of
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
@@ -168,6 +168,8 @@ async def _inspect(asked: _Asked, tokenizer: Path | None, as_json: bool) -> None
     try:
         async with contextlib.aclosing(await open_location(asked.location, asked.spec, options)) as provider:
             findings = await _findings(provider, asked)
+            if asked.run is not None:
+                findings.problems += fingerprint_problems(asked.run, provider)
             report = await _report(asked.shown, provider, tokenizer, findings)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error

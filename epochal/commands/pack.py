@@ -96,7 +96,7 @@ def pack(
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         name = str(wrong["loc"][0])
-        allowed = known_places(PackingConfig).at((name,)).allowed
+        allowed = known_places(PackingConfig).at((name,)).allowed.replace("no such line", "no such option")
         raise InvalidInput(f"--{name.replace('_', '-')} {wrong['input']!r}; allowed: {allowed}") from error
 
     async def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.cli import Ran, run_main
 from tests.support.data_formats import write_mds, write_megatron
 from tests.support.heavy import need_module
+from tests.support.states import state_text
 
 TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
 
@@ -39,6 +40,25 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
     ]
     assert report["sample_text"] == TEXT[:16].decode()
     assert len(report["fingerprint"]) == 64
+
+
+def test_inspect_notes_tokens_that_no_model_knows(tmp_path: Path) -> None:
+    np.full(640, 42_749, "<u2").tofile(tmp_path / "gpt.bin")
+    data("inspect", tmp_path, "--seq-len", 16).expect(0, "largest token seen", "42,749", "note: data index 0 has token")
+
+
+def test_inspect_notes_a_token_size_that_is_wrong(tmp_path: Path) -> None:
+    (np.arange(640) % 255 + 1).astype("<u2").tofile(tmp_path / "a.bin")
+    (note,) = inspected(tmp_path, "--seq-len", 16, "--token-size", 4)["notes"]
+    assert 'token_size = "TwoBytes"' in note
+
+
+def test_inspect_for_a_run_ends_with_what_is_wrong(tmp_path: Path) -> None:
+    np.full(640, 42_749, "<u2").tofile(tmp_path / "gpt.bin")
+    (tmp_path / "state.toml").write_text(state_text())
+    ran = data("inspect", tmp_path / "gpt.bin", "--state", tmp_path / "state.toml", "--json")
+    ran.expect(2, "token 42749")
+    assert (len(json.loads(ran.out)["problems"]), json.loads(ran.out)["sequence_length"]) == (1, 16)
 
 
 def test_inspect_for_people_is_a_table_with_the_text(tmp_path: Path) -> None:
@@ -171,6 +191,8 @@ def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path
         (["inspect", "tcp://127.0.0.1:9"], 2, "inspect the files that it serves"),
         (["pack", "absent", "--task-encoder", "enc"], 2, "--task-encoder 'enc'; allowed: \"module:Class\""),
         (["pack", "one.jsonl", "--task-encoder", "enc:QA"], 2, "set PYTHONPATH to the folder that holds enc.py"),
+        (["inspect"], 2, "give a LOCATION, or the run whose data are meant: --state STATE.toml"),
+        (["inspect", "--state", "state.toml", "--seq-len", "8"], 2, "do not go with --state"),
         (["verify", "absent"], 2, "epochal-manifest.json"),
         (["manifest", "absent"], 2, "absent is not a folder"),
     ],

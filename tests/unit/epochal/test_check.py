@@ -1,20 +1,36 @@
-"""`epochal check`: every mistake in one report."""
+"""`epochal check`: every mistake of the files, and of what they name, in one report."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from epochal.cli.state_files import MAX_CONFIG_BYTES
 from tests.support.cli import Ran, run_main
 from tests.support.states import state_text
 
+DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
+SERVED = {"model__LLM__data_location": {"Server": "127.0.0.1:9"}}
 
-def checked(folder: Path, state: str, data: str | None = None) -> Ran:
+
+def checked(folder: Path, state: str, data: str | None = None, *options: str) -> Ran:
     (folder / "state.toml").write_text(state)
     if data is None:
-        return run_main("check", str(folder / "state.toml"))
+        return run_main("check", str(folder / "state.toml"), *options)
     (folder / "data.toml").write_text(data)
-    return run_main("check", str(folder / "state.toml"), "--data-config", str(folder / "data.toml"))
+    return run_main("check", str(folder / "state.toml"), "--data-config", str(folder / "data.toml"), *options)
+
+
+def write_tokens(folder: Path, token: int = 7) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    np.full(6400, token, "<u2").tofile(folder / "a.bin")
+    return folder
+
+
+def located(location: Any, **overrides: Any) -> str:
+    return state_text(model__LLM__data_location=location, **overrides)
 
 
 def test_check_of_a_good_file_exits_0(tmp_path: Path) -> None:
@@ -44,3 +60,110 @@ def test_check_of_an_unreadable_file_exits_2_and_names_it(tmp_path: Path, conten
     if content is not None:
         path.write_bytes(content)
     run_main("check", str(path)).expect(2, str(path))
+
+
+def test_check_reports_mistakes_missing_files_and_unsupported_values_together(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    state = located(
+        {"Local": str(absent)},
+        config__min_clients=-1,
+        model__LLM__architecture="HfLlama",
+        model__LLM__optimizer={"AdamV": {}},
+    )
+    said = ("config.min_clients is -1", "model.LLM.architecture is", "model.LLM.optimizer", f"{absent} cannot be read")
+    checked(tmp_path, state).expect(2, *said, "--no-files")
+
+
+def test_check_without_files_opens_none(tmp_path: Path) -> None:
+    checked(tmp_path, located({"Local": str(tmp_path / "absent")}), None, "--no-files").expect(0, "is valid")
+
+
+def test_check_finds_tokens_that_the_model_does_not_know(tmp_path: Path) -> None:
+    state = located({"Local": str(write_tokens(tmp_path / "data", 999))})
+    checked(tmp_path, state).expect(2, "model.LLM.data_location: data index 0 has token 999", "allows 0 to 255")
+
+
+def test_check_of_good_data_exits_0(tmp_path: Path) -> None:
+    checked(tmp_path, located({"Local": str(write_tokens(tmp_path / "data"))})).expect(0, "is valid")
+
+
+def test_check_opens_the_folder_of_a_data_file(tmp_path: Path) -> None:
+    checked(tmp_path, state_text(**SERVED), DATA).expect(2, "data.toml: dir: ", "data cannot be read")
+    write_tokens(tmp_path / "data", 999)
+    checked(tmp_path, state_text(**SERVED), DATA).expect(2, "data.toml: dir: data index 0 has token 999")
+    write_tokens(tmp_path / "data")
+    checked(tmp_path, state_text(**SERVED), DATA).expect(0, "data.toml fits it")
+
+
+def test_check_compares_a_manifest_with_the_files(tmp_path: Path) -> None:
+    state = located({"Local": str(write_tokens(tmp_path / "data"))})
+    run_main("data", "manifest", str(tmp_path / "data")).expect(0)
+    checked(tmp_path, state).expect(0)
+    (tmp_path / "data" / "b.bin").write_bytes(bytes(64))
+    checked(tmp_path, state).expect(2, "the manifest does not list b.bin")
+
+
+def test_check_compares_the_pinned_fingerprint(tmp_path: Path) -> None:
+    location = {"Local": str(write_tokens(tmp_path / "data"))}
+    checked(tmp_path, located(location, config__data_fingerprint="0" * 64)).expect(
+        2, "these data have fingerprint", "config.data_fingerprint pins 000"
+    )
+    ran = run_main("data", "inspect", "--state", str(tmp_path / "state.toml"), "--json")
+    assert ran.code == 2
+    fingerprint = json.loads(ran.out)["fingerprint"]
+    checked(tmp_path, located(location, config__data_fingerprint=fingerprint)).expect(0)
+
+
+def test_check_opens_the_initial_parameters(tmp_path: Path) -> None:
+    state = state_text(model__LLM__checkpoint={"Local": str(tmp_path / "absent.safetensors")})
+    checked(tmp_path, state).expect(2, "model.LLM.checkpoint", "absent.safetensors", "No such file")
+
+
+def test_check_imports_the_task_encoder_and_opens_the_data_too(tmp_path: Path) -> None:
+    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "absent_encoder:QA"}
+    ran = checked(tmp_path, located({"Local": str(tmp_path / "absent")}, **packed))
+    ran.expect(2, "packing.task_encoder 'absent_encoder:QA' cannot be imported", "absent cannot be read")
+
+
+def test_check_says_where_a_module_in_the_working_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "enc_here.py").write_text("")
+    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "enc_here:QA"}
+    ran = checked(tmp_path, located({"Local": str(tmp_path)}, **packed))
+    ran.expect(2, f"{tmp_path} holds it: set PYTHONPATH={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ({"Server": "127.0.0.1:9"}, "name the server's own file with --data-config"),
+        ({"WeightedHttp": "http://127.0.0.1:9/mix.json"}, "--network opens it"),
+    ],
+)
+def test_check_says_what_it_does_not_open(tmp_path: Path, location: Any, reason: str) -> None:
+    checked(tmp_path, located(location)).expect(0, "was not opened", reason)
+
+
+def test_check_with_network_opens_urls(tmp_path: Path) -> None:
+    state = located({"WeightedHttp": "http://127.0.0.1:9/mix.json"})
+    checked(tmp_path, state, None, "--network").expect(2, "model.LLM.data_location: http://127.0.0.1:9/mix.json")
+
+
+def test_check_opens_a_mix_on_this_machine(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", 999)
+    (tmp_path / "mix.json").write_text(json.dumps([{"location": {"Local": "data"}, "weight": 1}]))
+    ran = checked(tmp_path, located({"WeightedHttp": str(tmp_path / "mix.json")}))
+    ran.expect(2, "source 0 (Local) of the mix: data index 0 has token 999")
+
+
+@pytest.mark.parametrize(
+    ("place", "overrides"),
+    [
+        ("data_location.Local", {"model__LLM__data_location": {"Local": "gz://shelf/7"}}),
+        ("checkpoint.Local", {"model__LLM__checkpoint": {"Local": "https://host/model.safetensors"}}),
+    ],
+)
+def test_check_refuses_a_url_where_a_path_is_meant(tmp_path: Path, place: str, overrides: dict[str, Any]) -> None:
+    checked(tmp_path, state_text(**overrides)).expect(2, f"model.LLM.{place}", "a path on th")
