@@ -1,19 +1,22 @@
 """The making of a checkpoint: clients claim digests, one delivers the bytes, and both are compared.
 
 A checkpoint of Cooldown is verified when its bytes are held and contain the replica whose digest a quorum of the
-electors claims. The run's first checkpoint is the operator's. Where `access.genesis` is "members", a member is elected
-for it, and there is nothing to compare: the bytes of the first that delivers well-formed ones are taken.
+electors claims. If the client that is asked does not write it in its turn, the next one is asked too.
+
+The run's first checkpoint is the operator's. Where `access.genesis` is "members", a member is elected for it, and there
+is nothing to compare: the bytes of the first that delivers well-formed ones are taken.
 """
 
 from dataclasses import replace
 
-from coordinator.machine.instructions import SweepBlobs
+from coordinator.machine.instructions import Instruction, SentToRest, SweepBlobs
 from coordinator.machine.run import (
     KEEP_CHECKPOINTS,
     Checkpointing,
     Handled,
     Run,
     agreed_checkpoint_digest,
+    checkpointers,
     current_checkpointer,
     roster_of,
 )
@@ -23,6 +26,11 @@ from state.errors import Refused
 from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import ClientId, Seed, Sha256
+
+TURN_PARTS = 5
+"""A client that is asked for a checkpoint and announces none has this part of the phase's time: a fifth."""
+TURN_PARTS_OF_ANNOUNCED = 2
+"""One that has announced the bytes that it uploads has half of the phase's time."""
 
 
 def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
@@ -64,7 +72,32 @@ def begin_cooldown(run: Run, seed: Seed) -> Handled:
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
     nodes = run.state_file.config.witness_nodes
-    return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes))
+    return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes, asked_s=run.now_s))
+
+
+def ask_next(run: Run) -> Handled:
+    """Return the run with another client asked for the checkpoint, if the turn of the one that is asked is over.
+
+    A turn is part of the phase's time. Who lets it pass without bytes has missed something; its bytes are still taken.
+    """
+    making, asked = run.checkpointing, current_checkpointer(run)
+    if making is None or asked is None or run.phase_ends_s is None:
+        return run, ()
+    claim = making.claims.get(asked)
+    parts = TURN_PARTS if claim is None or claim.blob_sha256 is None else TURN_PARTS_OF_ANNOUNCED
+    turn_s = (run.phase_ends_s - run.phase_started_s) / parts
+    waiting = [client_id for client_id in checkpointers(run, making) if client_id not in making.passed]
+    if asked in making.held or run.now_s < making.asked_s + turn_s or len(waiting) < 2:
+        return run, ()
+    member = run.members[asked]
+    after = member.conduct.with_miss("it was asked to write a checkpoint, and did not in its time", run.now_s)
+    rest_s = after.rest_s(run.now_s)
+    told: tuple[Instruction, ...] = ()
+    if rest_s is not None and not member.conduct.is_resting(run.now_s):
+        told = (SentToRest(asked, rest_s, after.last_miss),)
+    members = {**run.members, asked: replace(member, conduct=after)}
+    making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
+    return replace(run, members=members, checkpointing=making), told
 
 
 def report(run: Run, event: CheckpointReported) -> Handled:
@@ -142,8 +175,8 @@ def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
-        writer = current_checkpointer(run)
-        return None if writer is None else making.held.get(writer)
+        writers = (client_id for client_id in checkpointers(run, making) if client_id in making.held)
+        return next((making.held[client_id] for client_id in writers), None)
     agreed = agreed_checkpoint_digest(making)
     if agreed is None:
         return None

@@ -53,8 +53,10 @@ def _derived_seed(seed: Seed, purpose: str, number: int) -> Seed:
 
 def _rebase(run: Run, outage_s: float) -> Run:
     """Return the run with every running time moved by the length of an outage, so that the outage ends nothing."""
+    making = run.checkpointing
     return replace(
         run,
+        checkpointing=None if making is None else replace(making, asked_s=making.asked_s + outage_s),
         phase_started_s=run.phase_started_s + outage_s,
         phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + outage_s,
         epoch_started_s=run.epoch_started_s + outage_s,
@@ -65,7 +67,7 @@ def _rebase(run: Run, outage_s: float) -> Run:
 def _take(run: Run, stimulus: Stimulus) -> Handled:
     match stimulus:
         case stimuli.Ticked() | stimuli.CoordinatorStarted():
-            return membership.gathered(run), ()  # a rest may be over
+            return checkpoints.ask_next(membership.gathered(run))  # a rest may be over, or a turn
         case stimuli.RunRestored():
             return replace(run, lineage=stimulus.lineage), ()
         case stimuli.CoordinatorKeyReplaced():

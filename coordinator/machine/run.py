@@ -94,6 +94,8 @@ class Checkpointing:
         claims: each client's latest report: the digest of its replica, and the blob that it uploads if it is asked to.
         held: the claims whose bytes are held, with the digest computed from the bytes, by client.
         rejected: the clients whose bytes broke a rule; they are not asked again.
+        passed: the clients that were asked and did not deliver in their turn, oldest first; they still may.
+        asked_s: when the client was asked that is asked now, on the run's clock.
     """
 
     step: int
@@ -104,6 +106,8 @@ class Checkpointing:
     claims: Mapping[ClientId, CheckpointReport] = field(default_factory=dict)
     held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
     rejected: frozenset[ClientId] = frozenset()
+    passed: tuple[ClientId, ...] = ()
+    asked_s: float = 0.0
 
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
@@ -285,26 +289,37 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
 
 
 def current_checkpointer(run: Run) -> ClientId | None:
-    """Return the client that must write the checkpoint: the first in order that is still a member and has not failed.
+    """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
 
-    It has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another one.
+    If every turn is over, it is the first candidate again.
     """
     making = run.checkpointing
     if making is None:
         return None
+    candidates = checkpointers(run, making)
+    return next((client_id for client_id in candidates if client_id not in making.passed), next(iter(candidates), None))
+
+
+def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
+    """Return the clients that can write the checkpoint, in their order: members that have not failed.
+
+    A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
+    one.
+    """
     agreed = None if making.genesis else agreed_checkpoint_digest(making)
-    for client_id in checkpointer_order(making.roster, making.seed):
+
+    def has_failed(client_id: ClientId) -> bool:
         claim, held = making.claims.get(client_id), making.held.get(client_id)
-        failed = client_id in making.rejected or (
+        return client_id in making.rejected or (
             claim is not None
             and (
                 (held is not None and held.replica_digest != claim.replica_digest)
                 or (agreed is not None and claim.replica_digest != agreed)
             )
         )
-        if client_id in run.members and not failed:
-            return client_id
-    return None
+
+    order = checkpointer_order(making.roster, making.seed)
+    return tuple(client_id for client_id in order if client_id in run.members and not has_failed(client_id))
 
 
 @lru_cache(maxsize=1)

@@ -7,13 +7,15 @@ from coordinator.machine.stimuli import (
     CheckpointHeld,
     CheckpointReported,
     ClientWithdrew,
+    CoordinatorStarted,
     ResultCommitted,
 )
-from coordinator.machine.views import blobs_kept, blobs_needed
+from coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
 from state.documents import CheckpointRef
 from state.messages import CheckpointReport, ResultCommitment
 from state.phases import RunState
-from tests.support.machine_driver import METRICS, digest_of, in_round, in_warmup
+from state.wire import ClientId
+from tests.support.machine_driver import METRICS, Driver, digest_of, in_round, in_warmup
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
@@ -44,6 +46,83 @@ def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
     assert driver.in_phase(RunState.FINISHED)
     assert driver.run.checkpoint is not None
     assert driver.run.checkpoint.replica_digest == driver.replica_digest()
+
+
+def claim(driver: Driver, client_id: ClientId, blob: str | None) -> None:
+    """Claim the agreed replica, as the one that uploads `blob` or as an elector only."""
+    report = CheckpointReport(1, driver.replica_digest(), None if blob is None else digest_of(blob), 9 if blob else 0)
+    driver.send(CheckpointReported(client_id, report))
+
+
+def in_cooldown(*numbers: int) -> Driver:
+    driver = in_round(*numbers, config__total_steps=1, config__cooldown_time=30)
+    driver.play_round()
+    assert driver.in_phase(RunState.COOLDOWN)
+    return driver
+
+
+def test_checkpointer_that_says_nothing_is_passed_over_after_a_fifth() -> None:
+    driver = in_cooldown(1, 2, 3)
+    silent = driver.checkpointer()
+    driver.pass_time(5.9)
+    assert driver.checkpointer() == silent
+    driver.pass_time(0.1)
+    assert driver.checkpointer() != silent
+    assert driver.run.members[silent].conduct.missed == 1
+    assert "asked to write a checkpoint" in driver.run.members[silent].conduct.last_miss
+
+
+def test_checkpointer_that_uploads_has_half_of_the_time() -> None:
+    driver = in_cooldown(1, 2, 3)
+    slow = driver.checkpointer()
+    claim(driver, slow, "bytes")
+    driver.pass_time(14.9)
+    assert driver.checkpointer() == slow
+    driver.pass_time(0.1)
+    assert driver.checkpointer() != slow
+
+
+def test_checkpoint_of_one_that_was_passed_over_is_still_taken() -> None:
+    driver = in_cooldown(1, 2, 3)
+    slow = driver.checkpointer()
+    claim(driver, slow, "bytes")
+    driver.pass_time(15)
+    for member in driver.run.members:
+        if member != slow:
+            claim(driver, member, None)
+    expected = expected_blob(driver.run, slow, digest_of("bytes"))
+    assert expected is not None
+    driver.send(CheckpointHeld(slow, CheckpointRef(1, digest_of("bytes"), 9, driver.replica_digest())))
+    assert driver.in_phase(RunState.FINISHED)
+
+
+def test_last_checkpointer_is_asked_until_the_phase_ends() -> None:
+    driver = in_cooldown(1, 2)
+    asked = [driver.checkpointer()]
+    for _ in range(4):
+        driver.pass_time(6)
+        asked.append(driver.checkpointer())
+    assert len(set(asked)) == 2
+    assert asked[1:] == [asked[1]] * 4
+    driver.pass_time(6)
+    assert not driver.in_phase(RunState.COOLDOWN)
+
+
+def test_outage_of_the_coordinator_is_no_part_of_a_turn() -> None:
+    driver = in_cooldown(1, 2, 3)
+    first = driver.checkpointer()
+    driver.now_s += 1000
+    driver.send(CoordinatorStarted())
+    driver.pass_time(5.9)
+    assert driver.checkpointer() == first
+
+
+def test_first_checkpoint_by_members_is_asked_of_the_next_after_a_turn() -> None:
+    driver = in_warmup(1, 2, 3, access__genesis="members")
+    first = driver.checkpointer()
+    driver.pass_time(6)
+    assert driver.checkpointer() != first
+    assert driver.in_phase(RunState.WARMUP)
 
 
 def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
