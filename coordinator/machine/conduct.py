@@ -18,6 +18,8 @@ RESULTS_PER_MISS = 8
 """Results applied in a row that make up for one missed round: who misses one round in nine can stay for ever."""
 FIRST_REST_S = 10.0
 LONGEST_REST_S = 900.0
+LONGEST_REST_WITHOUT_DATA_S = 60.0
+"""Longest rest after a miss for want of the data: when their source is back, the run soon goes on."""
 MAX_RESTS_COUNTED = 7
 """Rests that are counted: the longest one is reached, and as many applied results later the next is the first again."""
 MAX_REASON_CHARS = 200
@@ -82,19 +84,21 @@ class Conduct:
         """Return it after the client attested an outcome properly."""
         return replace(self, unattested=0) if self.unattested else self
 
-    def with_miss(self, reason: str, now_s: float) -> "Conduct":
-        """Return it after a missed round, at rest if it was one too many."""
-        return replace(self, missed=min(self.missed + 1, MISSES_BEFORE_REST))._after_miss(reason, now_s)
+    def with_miss(self, reason: str, now_s: float, longest_s: float = LONGEST_REST_S) -> "Conduct":
+        """Return it after a missed round, at rest for at most `longest_s` if it was one too many."""
+        return replace(self, missed=min(self.missed + 1, MISSES_BEFORE_REST))._after_miss(reason, now_s, longest_s)
 
     def with_bad_attestation(self, reason: str, now_s: float) -> "Conduct":
         """Return it after a round that suffered from its attestation, at rest if it was one too many."""
-        return replace(self, unattested=min(self.unattested + 1, MISSES_BEFORE_REST))._after_miss(reason, now_s)
+        return replace(self, unattested=min(self.unattested + 1, MISSES_BEFORE_REST))._after_miss(
+            reason, now_s, LONGEST_REST_S
+        )
 
-    def _after_miss(self, reason: str, now_s: float) -> "Conduct":
+    def _after_miss(self, reason: str, now_s: float, longest_s: float) -> "Conduct":
         halved = replace(self, earned=max(1, self.earned // 2), delivered=0, last_miss=reason[:MAX_REASON_CHARS])
         if halved.misses < MISSES_BEFORE_REST:
             return halved
-        rest_s = min(FIRST_REST_S * 2**halved.rests, LONGEST_REST_S)
+        rest_s = min(FIRST_REST_S * 2**halved.rests, longest_s)
         return replace(
             halved,
             earned=min(halved.earned, NEWCOMER_SHARE_UNITS),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
-from coordinator.machine.conduct import NEWCOMER, Conduct
+from coordinator.machine.conduct import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER, Conduct
 from coordinator.machine.instructions import SentToRest
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
@@ -35,7 +35,10 @@ def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
         if _confirmed_suspicion(run, current, client_id, is_void=outcome is None):
             missed = None
         if missed is not None:
-            after = before.with_miss(missed, run.now_s)
+            failure = current.failures.get(client_id)
+            lacks_data = failure is not None and failure.kind == "unavailable"
+            longest_s = LONGEST_REST_WITHOUT_DATA_S if lacks_data else LONGEST_REST_S
+            after = before.with_miss(missed, run.now_s, longest_s)
         elif client_id in faults:
             after = before.with_bad_attestation(faults[client_id], run.now_s)
         elif client_id in applied:

@@ -47,6 +47,21 @@ def fail(driver: Driver, number: int, kind: FailureKind) -> None:
     driver.send(stimuli.StepFailed(client(number), report))
 
 
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("unavailable", [10, 20, 40, 60, 60]), ("trainer", [10, 20, 40, 80, 160])]
+)
+def test_rests_for_want_of_data_are_short(kind: FailureKind, longest: list[int]) -> None:
+    driver = in_round(1, config__init_min_clients=1)
+    rests: list[float] = []
+    while len(rests) < len(longest):
+        driver.next_round()
+        fail(driver, 1, kind)
+        rest_s = driver.conduct(1).rest_s(driver.now_s)
+        if rest_s is not None:
+            rests.append(rest_s)
+    assert rests == longest
+
+
 # The share of the work
 
 
