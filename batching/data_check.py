@@ -17,6 +17,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
 from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.ranged import RangedDataProvider
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.weighted import WeightedDataProvider
 from state.config.state_file import StateFile
@@ -24,7 +25,7 @@ from state.errors import DataError, EpochalError, TrainerFailed
 from state.intervals import DataIds
 
 LOOK_BYTES = 4 * 1024**2
-"""Approximate number of bytes of tokens that are read. A longer sample is read alone."""
+"""Approximate number of bytes of tokens that are read, of all sources of a mix together."""
 MAX_PLACES = 8
 """Maximum number of places of a dataset that are read."""
 MAX_PLACE_SAMPLES = 32
@@ -81,8 +82,15 @@ class DataFindings:
             self.largest_token = max(other.largest_token, self.largest_token or 0)
 
 
-async def look_at_data(provider: DataProvider, needs: DataNeeds, max_places: int = MAX_PLACES) -> DataFindings:
-    """Look at some of a provider's data, as a round would. A data server's are not looked at: it did so at its start.
+async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: int = LOOK_BYTES) -> DataFindings:
+    """Look at some of a provider's data, as a round would; of a mix, at some of each source.
+
+    A data server's are not looked at: it did so at its start.
+
+    Args:
+        provider: delivers the data; not closed here.
+        needs: what the run needs of them.
+        budget_bytes: approximate number of bytes of tokens to read. A few samples are read even if they are larger.
 
     Raises:
         SourceUnavailable: the source does not answer now; retry.
@@ -90,12 +98,21 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, max_places: int
     if isinstance(provider, TcpDataProvider):
         return DataFindings()
     if isinstance(provider, WeightedDataProvider):
-        findings = DataFindings()
-        for source in provider.sources:
-            found = await look_at_data(source.provider, needs, max(1, max_places // len(provider.sources)))
-            findings.add(found, f"source {source.name} of the mix")
-        return findings
-    return await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, max_places)))
+        return await _look_at_mix(provider, needs, budget_bytes)
+    return await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
+
+
+async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes: int) -> DataFindings:
+    found: dict[int, DataFindings] = {}
+
+    async def look(number: int) -> None:
+        found[number] = await look_at_data(mix.sources[number].provider, needs, budget_bytes // len(mix.sources))
+
+    await run_bounded(look, range(len(mix.sources)), MAX_CONCURRENT_READS)
+    findings = DataFindings()
+    for number, source in enumerate(mix.sources):
+        findings.add(found[number], f"source {source.name} of the mix")
+    return findings
 
 
 class _Look:
@@ -200,11 +217,11 @@ _OTHER_SIZE = (
 )
 
 
-def _places(count: int | None, needs: DataNeeds, max_places: int) -> Iterator[DataIds]:
+def _places(count: int | None, needs: DataNeeds, budget_bytes: int) -> Iterator[DataIds]:
     """Yield the data indices to read: evenly spaced stretches of one pass, its first and last samples among them."""
     end = PERIOD if count is None else count
-    affordable = max(1, LOOK_BYTES // (needs.sequence_length * _LARGEST_TOKEN_BYTES))
-    places = min(max_places, affordable, end)
+    affordable = max(SYSTEMATIC_PLACES, budget_bytes // (needs.sequence_length * _LARGEST_TOKEN_BYTES))
+    places = min(MAX_PLACES, affordable, end)
     length = max(1, min(MAX_PLACE_SAMPLES, affordable // places, end // places))
     for number in range(places):
         start = 0 if places == 1 else (end - length) * number // (places - 1)

@@ -54,7 +54,7 @@ async def test_client_whose_data_are_of_another_vocabulary_ends_before_a_round(t
         assert (document.step, document.run_state is RunState.ROUND_TRAIN) == (1, False)
 
 
-async def test_client_whose_task_encoder_makes_foreign_tokens_ends_before_a_round(tmp_path: Path) -> None:
+async def test_client_whose_encoder_makes_foreign_tokens_ends_before_a_round(tmp_path: Path) -> None:
     data = write_records(tmp_path / "records")
     encoder = {"packing": {"task_encoder": "foreign:Foreign", "oversized": "truncate"}}
     async with prepared_run(tmp_path / "run", **packing(data), **encoder, **LONG) as run:

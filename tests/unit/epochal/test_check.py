@@ -62,7 +62,7 @@ def test_check_of_an_unreadable_file_exits_2_and_names_it(tmp_path: Path, conten
     run_main("check", str(path)).expect(2, str(path))
 
 
-def test_check_reports_mistakes_missing_files_and_unsupported_values_together(tmp_path: Path) -> None:
+def test_check_reports_mistakes_missing_and_unsupported_together(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     state = located(
         {"Local": str(absent)},
