@@ -24,7 +24,7 @@ def test_examples_are_there() -> None:
 async def test_example_passes_check(folder: Path) -> None:
     data_config = folder / "data.toml"
     more = ("--data-config", str(data_config)) if data_config.exists() else ()
-    (await run_command("check", str(folder / "state.toml"), *more)).expect(0)
+    (await run_command("check", str(folder / "state.toml"), *more, "--no-files")).expect(0)  # the data are the user's
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
