@@ -5,27 +5,22 @@ values, never a client's id or a URL, so that no stranger can make the metrics g
 https://prometheus.io/docs/practices/naming/; docs/metrics.md lists them.
 """
 
-import contextlib
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.connections import CONNECTION_IN_SCOPE, ConnectionLimits, Peer, ServerConnections, Shed
-from runtime.http_server import Endpoint, serving_app
+from runtime.connections import CONNECTION_IN_SCOPE, Peer, ServerConnections, Shed
 from state.refusals import Refusal
 
 LOOPBACK = "127.0.0.1"
-MAX_SCRAPES = 16
-"""Maximum number of connections of a server that shows metrics alone."""
 LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
 """For answers and writes."""
 BUCKET_LABELS = (*map(str, LATENCY_BUCKETS_S), "+Inf")
@@ -62,21 +57,6 @@ class MetricsEndpoint:
 def metrics_route(registry: CollectorRegistry) -> Route:
     """Return the route that shows a registry."""
     return Route(MetricsEndpoint.path, MetricsEndpoint(registry), methods=["GET"], name="metrics")
-
-
-@contextlib.asynccontextmanager
-async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LOOPBACK) -> AsyncIterator[str]:
-    """Serve a registry from a process that serves no HTTP otherwise, to everyone who reaches the port; yield its URL.
-
-    Args:
-        port: 0 picks a free port.
-
-    Raises:
-        InvalidInput: it cannot listen there.
-    """
-    app = Starlette(routes=[metrics_route(registry)])
-    async with serving_app(Endpoint(host, port), app, ServerConnections(ConnectionLimits(MAX_SCRAPES))) as url:
-        yield url + MetricsEndpoint.path
 
 
 class HttpMetrics:

@@ -36,7 +36,8 @@ from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event, Observer
 from run_manager.metrics import ClientMetrics
 from runtime.http_client import check_url
-from runtime.metrics import LOOPBACK, new_registry, serving_metrics
+from runtime.metrics import LOOPBACK, new_registry
+from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.config.data_location import Local, WeightedHttp

@@ -23,7 +23,8 @@ from epochal.cli.serving_data import DataServerOptions, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
 from runtime.descriptors import allow_connections
-from runtime.metrics import LOOPBACK, new_registry, serving_metrics
+from runtime.metrics import LOOPBACK, new_registry
+from runtime.metrics_server import serving_metrics
 from runtime.retry import RetryPolicy
 from state.errors import InvalidInput
 

@@ -24,7 +24,8 @@ from run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRef
 from run_manager.metrics import ClientMetrics
 from runtime.connections import Shed
 from runtime.http_server import Endpoint
-from runtime.metrics import METHODS, new_registry, serving_metrics
+from runtime.metrics import METHODS, new_registry
+from runtime.metrics_server import serving_metrics
 from state.errors import InvalidInput
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
@@ -174,6 +175,14 @@ async def test_refusals_bytes_and_status_classes_are_counted(tmp_path: Path) -> 
     assert found.total("epochal_http_refusals_total", reason="invalid-body") == 1
     assert found.total("epochal_http_request_body_bytes_total", route="/v1/runs/{run_id}/clients") == 2
     assert found.total("epochal_http_response_body_bytes_total", route="/v1/runs/{run_id}") > 100
+
+
+async def test_metrics_alone_are_shown_under_names_of_this_machine() -> None:
+    async with serving_metrics(new_registry(), 0) as url, httpx.AsyncClient() as http:
+        assert (await http.get(url)).status_code == 200
+        refused = await http.get(url, headers={"Host": "rebound.example"})
+        assert refused.status_code == 421
+        assert refused.json()["type"] == "urn:epochal:problem:host-not-allowed"
 
 
 async def test_two_services_in_one_process_count_apart(tmp_path: Path) -> None:

@@ -137,6 +137,28 @@ async def test_unknown_route_is_a_problem_and_the_known_are_documented(url: str)
         assert "/v1/sessions/{session_id}/optim_step" in (await http.get("/openapi.json")).json()["paths"]
 
 
+async def test_description_announces_bounds_tokens_and_refusals(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        page = await http.get("/docs")
+    step = paths["/v1/sessions/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"]["post"]
+    assert next(one for one in step["parameters"] if one["name"] == "local_step")["schema"]["minimum"] == 0
+    assert next(one for one in step["parameters"] if one["name"] == "Idempotency-Key")["required"]
+    kinds = step["responses"]["409"]["content"]["application/problem+json"]["schema"]["properties"]["type"]["enum"]
+    assert kinds == ["urn:epochal:problem:stale-step", "urn:epochal:problem:incomplete-step"]
+    assert step["security"] == [{}, {"token": []}]
+    assert "<script" not in page.text
+    assert "/v1/sessions/{session_id}/optim_step" in page.text
+
+
+async def test_service_answers_under_its_names_only() -> None:
+    app = create_app(TrainingServiceOptions(), InlineWorker(), HandClock(), frozenset({"train.example"}))
+    for host, status in (("train.example", 200), ("localhost", 200), ("rebound.example", 421)):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as http:
+            assert (await http.get("/healthz")).status_code == status
+            assert (await http.put("/v1/sessions")).headers.get("allow", "") == ("POST" if status == 200 else "")
+
+
 async def test_idle_sessions_make_room_and_others_are_told_to_wait() -> None:
     clock = HandClock()
     app = create_app(TrainingServiceOptions(sessions=SessionBounds(2, 60.0)), InlineWorker(), clock)
