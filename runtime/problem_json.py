@@ -5,14 +5,11 @@ import logging
 import math
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from runtime.metrics import METHODS, REFUSAL_IN_SCOPE
+from runtime.metrics import REFUSAL_IN_SCOPE
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 
@@ -22,7 +19,6 @@ RETRY_AFTER_S = 1
 """Value of `Retry-After` where the refusal names no other (`retry_after_s` in its context)."""
 KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 """Refusals by the web framework."""
-MAX_REASONS = 5
 
 
 class ProblemResponse(Response):
@@ -45,9 +41,6 @@ def problem_of(error: Exception) -> Refused:
         return error
     if isinstance(error, InvalidInput):
         return Refused(Refusal.INVALID_BODY, error.message)
-    if isinstance(error, RequestValidationError):
-        places = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:MAX_REASONS])
-        return Refused(Refusal.INVALID_PARAMETER, places)
     if isinstance(error, HTTPException) and error.status_code in KIND_OF_HTTP_STATUS:
         return Refused(KIND_OF_HTTP_STATUS[error.status_code], "there is no such route, or not with this method")
     return Refused(Refusal.INTERNAL, "the server failed to handle this request; its log says more")
@@ -77,20 +70,3 @@ def problem_response(error: Exception) -> Response:
     if refused.kind == Refusal.RANGE_NOT_SATISFIABLE:
         headers["Content-Range"] = f"bytes */{refused.context['size_bytes']}"
     return ProblemResponse(refused.kind, body, headers)
-
-
-async def handle_error(request: Request, error: Exception) -> Response:
-    """Return the error as an HTTP response; an exception handler for Starlette."""
-    answer = problem_response(error)
-    if answer.status_code == Refusal.METHOD_NOT_ALLOWED.status:
-        answer.headers["Allow"] = ", ".join(_allowed_methods(request))
-    return answer
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods with which some route takes the request's path."""
-    return [
-        method
-        for method in sorted(METHODS)
-        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
-    ]

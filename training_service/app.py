@@ -1,16 +1,13 @@
 """The training service's HTTP application; errors are `application/problem+json` (RFC 9457)."""
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from runtime.clock import Clock
+from runtime.http_errors import answer_errors
 from runtime.http_hosts import ANY_HOST, CheckedHosts
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.openapi import description_routes, only_get
-from runtime.problem_json import handle_error
 from runtime.worker_thread import Worker
-from state.errors import InvalidInput, Refused
 from training_service.description import SUMMARY, describe
 from training_service.metrics import MeasuredWorker, TrainingMetrics
 from training_service.routes import SessionRoutes
@@ -37,8 +34,7 @@ def create_app(
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
     app.router.routes.append(only_get(metrics_route(metrics.registry)))
     app.router.routes += description_routes(lambda: describe(app))
-    for kind in (Refused, InvalidInput, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, handle_error)
+    answer_errors(app)
     app.add_api_route("/healthz", _healthz, methods=["GET"])
     app.include_router(SessionRoutes(service).router())
     if options.tinker:

@@ -1,8 +1,6 @@
 """The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers."""
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from coordinator.api.blobs import blob_routes
@@ -15,11 +13,10 @@ from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.long_polls import LongPolls
+from runtime.http_errors import answer_errors
 from runtime.http_hosts import ANY_HOST, CheckedHosts
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.openapi import description_routes, only_get
-from runtime.problem_json import handle_error
-from state.errors import EpochalError
 
 
 def create_app(
@@ -43,8 +40,7 @@ def create_app(
         description=SUMMARY,
         openapi_url=None,
     )
-    for kind in (EpochalError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, handle_error)
+    answer_errors(app)
     polls = LongPolls()
     metrics.watch(handlers.service, polls)
     app.add_middleware(CheckedHosts, allowed=hosts)
