@@ -130,7 +130,7 @@ def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: 
 
 
 def _most_voted(run: Run) -> str | None:
-    most = max(run.data_votes.values(), default=0)
+    most = max(run.data_votes.values(), default=None)
     found = [fingerprint for fingerprint, count in run.data_votes.items() if count == most]
     return found[0] if len(found) == 1 else None
 

@@ -6,43 +6,48 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import io
+import multiprocessing
 import os
-import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, ModuleType
 
-import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401  imported once, before the forks
-import hypothesis
 import numpy as np
-import pydantic  # noqa: F401
 import pytest
-import safetensors  # noqa: F401
 import tomli
-import transitions  # noqa: F401
 
+from tests.mutation.forks import Ended, in_forks, silence
 from tests.mutation.mutants import Mutant, mutants_of, mutated, source_path
+from tests.mutation.session import MutationSession
 
 ROOT = Path(__file__).parents[2]
 CORE = ("state", "coordinator/machine")
 """Folders of the pure core. What `state/config` says of fields is data: left out."""
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-TIMEOUT_S = 300
-"""Seconds after which a mutant counts as killed: it made the tests hang."""
+MAX_CPU_S = 120.0
+"""Processor time after which a mutant counts as killed: it made the tests hang."""
 LEAST_KILLED_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A mutant, and whether a test failed on it."""
+class Rest:
+    """What a session of tests leaves.
 
-    mutant: Mutant
-    is_killed: bool
-    duration_s: float
+    Attributes:
+        failed: the test that fails without a mutant, or None.
+        imported: mutants that need fresh processes.
+        cpu_s: processor time of each test.
+        libraries: modules that the tests imported from outside the repository.
+    """
+
+    failed: str | None
+    imported: list[Mutant]
+    cpu_s: dict[str, float]
+    libraries: list[str]
 
 
 class _MutatedLoader(importlib.machinery.SourceFileLoader):
@@ -88,49 +93,65 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     return {(entry["module"], entry["function"], entry["change"]): entry["why"] for entry in entries}
 
 
-def _test_files(module: str) -> list[str]:
-    """Return the core's test files, the one that mirrors the module first."""
-    files = sorted(file for folder in CORE for file in (ROOT / "tests/unit" / folder).glob("test_*.py"))
-    own = f"test_{module.rpartition('.')[2]}.py"
-    return [str(file) for file in sorted(files, key=lambda file: file.name != own)]
+def _test_files() -> list[str]:
+    return [str(file) for folder in CORE for file in sorted((ROOT / "tests/unit" / folder).glob("test_*.py"))]
 
 
-def _is_killed(module: str, mutant: Mutant | None) -> bool:
-    """Return whether the unit tests fail on the mutant, in a process of their own; None runs them unchanged."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(TIMEOUT_S)
-        if mutant is not None:
-            sys.meta_path.insert(0, _MutatedFinder(mutant))
-        status = 3
-        with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
-            options = [
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-                "-W",
-                "ignore::pytest.PytestAssertRewriteWarning",
-                "--rootdir",
-                str(ROOT),
-            ]
-            status = int(pytest.main([*options, *_test_files(module)]))
-        os._exit(status)
-    _, status = os.waitpid(child, 0)
-    return status != 0
+def _pytest(*plugins: object) -> int:
+    """Run the core's unit tests in this process until one fails, and return pytest's exit code."""
+    options = ["-x", "-q", "--rootdir", str(ROOT), "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    unused = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis"]
+    return int(pytest.main([*options, *unused, *_test_files()], plugins=list(plugins)))
 
 
-def run(mutants: Sequence[Mutant]) -> list[Tried]:
-    """Return each mutant with its verdict, and print it as it becomes known."""
-    tried = []
-    for mutant in mutants:
-        started_s = time.monotonic()
-        killed = _is_killed(mutant.module, mutant)
-        tried.append(Tried(mutant, killed, time.monotonic() - started_s))
-        print(f"{'killed  ' if killed else 'SURVIVED'} {tried[-1].duration_s:5.1f} s  {mutant}", flush=True)
-    return tried
+class _QuickestFirst:
+    """A pytest plugin that orders the tests by the time that they took."""
+
+    def __init__(self, cpu_s: dict[str, float]) -> None:
+        self._cpu_s = cpu_s
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._cpu_s.get(item.nodeid, 0.0))
+
+
+def _survives_fresh(mutant: Mutant, cpu_s: dict[str, float]) -> bool:
+    """Return whether all tests pass on the mutant. This process must not have imported its module yet."""
+    sys.meta_path.insert(0, _MutatedFinder(mutant))
+    return _pytest(_QuickestFirst(cpu_s)) == 0
+
+
+def _libraries() -> list[str]:
+    own = {path.name for path in ROOT.iterdir()}
+    return [name for name in sys.modules if name.partition(".")[0] not in own and not name.startswith(("_", "test"))]
+
+
+def _session(mutants: Sequence[Mutant], jobs: int, results: Connection) -> None:
+    """Try the mutants that one session can, and send each result, and then what it leaves to others."""
+    silence()
+    session = MutationSession(ROOT, mutants, results.send, jobs=jobs, max_cpu_s=MAX_CPU_S)
+    if _pytest(session) == pytest.ExitCode.INTERNAL_ERROR:
+        raise RuntimeError("the session of tests broke off")
+    results.send(Rest(session.failed, session.imported, session.survey.cpu_s, _libraries()))
+
+
+def tried(mutants: Sequence[Mutant], jobs: int) -> Iterator[Ended[Mutant]]:
+    """Yield each mutant with whether it survives the tests. Raise `RuntimeError` if they fail without any."""
+    forks = multiprocessing.get_context("fork")
+    results, sender = forks.Pipe(duplex=False)
+    process = forks.Process(target=_session, args=(mutants, jobs, sender))
+    process.start()
+    sender.close()
+    while isinstance(result := results.recv(), Ended):
+        yield result
+    process.join()
+    assert isinstance(result, Rest)
+    if result.failed is not None:
+        raise RuntimeError(f"{result.failed} fails without a mutant; a mutant proves nothing now")
+    for library in result.libraries:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)  # once, before the forks
+    calls = ((mutant, partial(_survives_fresh, mutant, result.cpu_s)) for mutant in result.imported)
+    yield from in_forks(calls, jobs, MAX_CPU_S)
 
 
 def main() -> int:
@@ -139,20 +160,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=85, help="number of mutants to draw (default 85; 0: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--module", action="append", help="only this module, such as coordinator.machine.work")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants tried at once")
     options = parser.parse_args()
-    hypothesis.settings.register_profile("mutation", derandomize=True)
+    os.environ["HYPOTHESIS_PROFILE"] = "mutation"
     known = equivalents()
     found = [m for m in all_mutants() if not options.module or m.module in options.module]
     candidates = [m for m in found if (m.module, m.function, m.change) not in known]
-    drawn = np.random.default_rng(options.seed).permutation(len(candidates))[: options.count or len(candidates)]
-    if _is_killed("", None):
-        print("the unit tests fail without a mutant; run them first: a mutant proves nothing now", file=sys.stderr)
-        return 2
-    tried = run([candidates[position] for position in sorted(drawn)])
-    killed = sum(one.is_killed for one in tried)
-    percent = 100 * killed / max(1, len(tried))
+    order = np.random.default_rng(options.seed).permutation(len(candidates))[: options.count or len(candidates)]
+    drawn = [candidates[position] for position in sorted(order)]
+    killed = 0
+    for result in tried(drawn, options.jobs):
+        killed += not result.is_true
+        print(f"{'SURVIVED' if result.is_true else 'killed  '} {result.duration_s:5.1f} s  {result.key}", flush=True)
+    percent = 100 * killed / max(1, len(drawn))
     print(
-        f"{killed} of {len(tried)} mutants killed ({percent:.1f} %); drawn with seed {options.seed} from "
+        f"{killed} of {len(drawn)} mutants killed ({percent:.1f} %); drawn with seed {options.seed} from "
         f"{len(candidates)} of {len(found)}, the others change nothing (equivalent.toml)"
     )
     return 0 if percent >= LEAST_KILLED_PERCENT else 1

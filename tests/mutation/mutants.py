@@ -46,6 +46,7 @@ class Mutant:
         change: the changed expression before and after, as source.
         number: the mutant's number within its module.
         line: the line of the change.
+        first_line, last_line: the lines of the statement around it; of a compound one, those before its body.
     """
 
     module: str
@@ -53,6 +54,8 @@ class Mutant:
     change: str
     number: int
     line: int
+    first_line: int
+    last_line: int
 
     def __str__(self) -> str:
         place = f"{self.module.replace('.', '/')}.py:{self.line}"
@@ -80,17 +83,37 @@ def source_path(root: Path, module: str) -> Path:
 def _mutations(module: str, source: str, wanted: int | None) -> Iterator[tuple[Mutant, ast.Module | None]]:
     tree = ast.parse(source)
     number = 0
-    for function, node in list(_places(tree, ())):
+    places = list(_places(tree, ()))
+    around = {id(node): statement for statement, node in _statements(tree)}
+    for function, node in places:
+        first_line, last_line = _lines_of(around[id(node)])
         for swap in list(_swaps(node)):
             before = ast.unparse(node)
             swap.apply()
-            mutant = Mutant(module, function, f"{before}  →  {ast.unparse(node)}", number, getattr(node, "lineno", 0))
+            change = f"{before}  →  {ast.unparse(node)}"
+            mutant = Mutant(module, function, change, number, node.lineno, first_line, last_line)
             yield mutant, tree if number == wanted else None
             swap.undo()
             number += 1
 
 
-def _places(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
+def _statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.AST]]:
+    """Yield every node with the innermost statement around it."""
+    inner: list[tuple[ast.stmt, ast.AST]] = [(statement, statement) for statement in tree.body]
+    while inner:
+        statement, node = inner.pop()
+        yield statement, node
+        inner += ((child if isinstance(child, ast.stmt) else statement, child) for child in ast.iter_child_nodes(node))
+
+
+def _lines_of(statement: ast.stmt) -> tuple[int, int]:
+    """Return the lines of a statement without those of its body; of a `match`, all lines, as it has no body."""
+    body = getattr(statement, "body", None)
+    last_line = body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+    return statement.lineno, max(statement.lineno, last_line)
+
+
+def _places(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, ast.expr]]:
     """Yield every expression that may change, with the name of the function or class around it."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_comment"):

@@ -45,7 +45,7 @@ def work_lists(draw: st.DrawFn, clients: int) -> WorkList:
     return WorkList(isolated, tuple(intervals[alone:]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=9), st.integers(0, 10**6), st.data())
 def test_assignment_partitions_the_work_list_in_proportion(shares: list[int], number: int, data: st.DataObject) -> None:
     roster = roster_of(*shares)

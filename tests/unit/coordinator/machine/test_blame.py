@@ -273,7 +273,7 @@ class Oracle:
             self.named_by.setdefault(exact, set()).add(client_id)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(st.data(), st.randoms(use_true_random=False))
 def test_quarantined_are_the_batches_that_three_deliverers_named(data: st.DataObject, random: Random) -> None:
     count = data.draw(st.integers(1, 6))

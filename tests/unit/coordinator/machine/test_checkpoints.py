@@ -1,10 +1,13 @@
 """Checkpoints: who is asked, whose bytes count, and what is kept and swept."""
 
+import pytest
+
 from coordinator.machine.instructions import SweepBlobs
 from coordinator.machine.run import current_checkpointer
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,
+    CheckpointRejected,
     CheckpointReported,
     ClientWithdrew,
     CoordinatorStarted,
@@ -14,8 +17,8 @@ from coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
 from state.documents import CheckpointRef
 from state.messages import CheckpointReport, ResultCommitment
 from state.phases import RunState
-from state.wire import ClientId
-from tests.support.machine_driver import METRICS, Driver, digest_of, in_round, in_warmup
+from state.wire import ClientId, Sha256
+from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
@@ -205,3 +208,60 @@ def test_blobs_near_their_bound_are_swept_without_progress_too() -> None:
     assert not driver.run.outcomes
     assert not driver.run.blobs_near_bound
     assert any(isinstance(item, SweepBlobs) for item in driver.instructions[before:])
+
+
+def test_member_that_joined_later_is_not_asked_for_the_checkpoint() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    driver.join(3)
+    with refused("not-in-roster"):
+        driver.send(CheckpointReported(client(3), CheckpointReport(0, digest_of("r"), digest_of("b"), 9)))
+
+
+@pytest.mark.parametrize("blob", [digest_of("b"), digest_of("another")])
+def test_bytes_that_nobody_announced_are_no_checkpoint(blob: Sha256) -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    writer = driver.checkpointer()
+    if blob != digest_of("b"):
+        driver.send(CheckpointReported(writer, CheckpointReport(0, digest_of("r"), digest_of("b"), 9)))
+    with refused("not-committed"):
+        driver.send(CheckpointHeld(writer, CheckpointRef(0, blob, 9, digest_of("r"))))
+    with refused("not-committed"):
+        driver.send(CheckpointRejected(writer, 0, blob, "layout"))
+
+
+def test_claims_and_bytes_of_another_replica_are_refused_as_stale() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    with refused("stale-round"):
+        driver.send(CheckpointReported(driver.checkpointer(), CheckpointReport(1, digest_of("r"), digest_of("b"), 9)))
+
+
+def test_claim_may_change_until_its_bytes_are_held_and_equal_ones_change_nothing() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=1)
+    driver.play_round()
+    writer = driver.checkpointer()
+    for name in ("first", "second"):
+        driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), digest_of(name), 9)))
+    before = driver.run
+    driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), digest_of("second"), 9)))
+    assert driver.run is before
+    driver.send(CheckpointHeld(writer, CheckpointRef(1, digest_of("second"), 9, digest_of("r"))))
+    before = driver.run
+    driver.send(CheckpointHeld(writer, CheckpointRef(1, digest_of("second"), 9, digest_of("r"))))
+    driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), digest_of("second"), 9)))
+    assert driver.run is before
+    with refused("already-committed"):
+        driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), digest_of("third"), 9)))
+    driver.send(CheckpointRejected(writer, 1, digest_of("second"), "layout"))
+    before = driver.run
+    driver.send(CheckpointRejected(writer, 1, digest_of("second"), "layout"))
+    assert driver.run is before
+
+
+def test_two_newest_checkpoints_are_kept_with_the_outcomes_since_the_older() -> None:
+    driver = in_round(1, 2, config__total_steps=40, config__epoch_time=100)
+    for _ in range(3):
+        driver.next_round()
+        driver.play_epoch(seconds_per_round=40)
+        driver.make_checkpoint()
+    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [6, 9]
+    assert set(driver.run.outcomes) == {7, 8, 9}

@@ -106,7 +106,7 @@ def test_reason_of_a_miss_is_kept_and_bounded() -> None:
     assert NEWCOMER.with_miss("x" * 1000, 0.0).last_miss == "x" * MAX_REASON_CHARS
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 2)
 @given(st.lists(st.sampled_from(["result", "miss", "bad", "proper", "unassigned"])), st.integers(1, 10**6))
 def test_share_stays_between_one_unit_and_the_claim_whatever_happens(events: list[str], claim: int) -> None:
     conduct, most, now_s = NEWCOMER, claim * SHARE_UNITS_PER_BATCH, 0.0
@@ -127,3 +127,7 @@ def test_share_stays_between_one_unit_and_the_claim_whatever_happens(events: lis
         assert 0 <= conduct.misses <= MISSES_BEFORE_REST
         assert 0 <= conduct.rests <= MAX_RESTS_COUNTED
         assert (conduct.rest_s(now_s) or 0.0) <= LONGEST_REST_S
+
+
+def test_growth_stays_within_the_bound_and_leaves_something() -> None:
+    assert [Conduct(earned=1).with_growth(most).earned for most in (0, 1, 2, 3)] == [1, 1, 2, 2]

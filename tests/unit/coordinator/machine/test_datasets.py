@@ -187,3 +187,31 @@ def test_descriptions_are_bounded_and_those_of_gone_data_are_dropped() -> None:
     assert (first.data_fingerprint, first.member_count) == ("right", 2)
     assert first.dataset is not None
     assert second.member_count == 1
+
+
+def test_numbers_of_members_and_equal_votes_are_shown_in_order() -> None:
+    driver = in_warmup(1, 2, 3, 4, 5, config__init_min_clients=5)
+    for number, data in enumerate(("rare", "b", "a", "b", "a"), 1):
+        driver.ready(client(number), data_fingerprint=data)
+    waits = disagreement(driver.run, client(1))
+    assert waits is not None
+    assert "no data have a majority (2 to 2 to 1)" in waits.message
+    assert [view.data_fingerprint for view in datasets_of(driver.run, 9)] == ["a", "b", "rare"]
+    assert [view.data_fingerprint for view in datasets_of(driver.run, 1)] == ["a"]
+
+
+def test_client_that_is_no_member_or_has_not_reported_disagrees_with_nobody() -> None:
+    driver = in_warmup(1, 2)
+    driver.ready(client(1))
+    assert [disagreement(driver.run, client(number)) for number in (1, 2, 9)] == [None, None, None]
+
+
+def test_first_description_of_data_stays_unless_a_later_one_lists_files() -> None:
+    driver = in_warmup(*range(1, 6), config__init_min_clients=5)
+    plain, other = DatasetDescription("token files"), DatasetDescription("other")
+    full = DatasetDescription("token files", files=(DescribedFile("a.bin", 1),))
+    second = DatasetDescription("token files", files=(DescribedFile("b.bin", 1),))
+    for number, (described, known) in enumerate([(plain, plain), (other, plain), (full, full), (second, full)], 1):
+        message = ReadyReport(driver.run.replica_step, driver.replica_digest(), "data", described)
+        driver.send(stimuli.ClientBecameReady(client(number), message))
+        assert driver.run.datasets == {"data": known}

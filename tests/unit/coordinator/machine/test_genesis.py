@@ -95,3 +95,23 @@ def test_members_whose_bytes_break_a_rule_are_followed_by_the_next() -> None:
         driver.send(stimuli.CheckpointRejected(writer, 0, digest_of("evil"), "layout"))
     assert len(set(asked)) == 3
     assert current_checkpointer(driver.run) is None
+
+
+def test_run_that_waits_says_that_the_first_checkpoint_was_provided() -> None:
+    waiting = Awaiting(state_file())
+    waiting.send(provided())
+    assert waiting.run.reason == "the first checkpoint was provided"
+    warming_up = in_warmup(1, 2, access__genesis="members")
+    reason = warming_up.run.reason
+    warming_up.send(provided())
+    assert warming_up.run.reason == reason, "it said why this phase began"
+
+
+def test_members_make_the_first_checkpoint_once_only() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    driver.make_checkpoint()
+    driver.send(stimuli.ClientsFellSilent((client(1), client(2))))
+    driver.join(1, 2)
+    driver.pass_time(2)
+    assert driver.in_phase(RunState.WARMUP)
+    assert driver.run.checkpointing is None

@@ -51,3 +51,11 @@ def test_run_waits_as_long_as_the_rest_that_it_needs() -> None:
 @pytest.mark.parametrize("phase", [RunState.PAUSED, RunState.FINISHED])
 def test_run_that_an_operator_or_its_end_holds_waits_for_nobody(phase: RunState) -> None:
     assert hold_reason(replace(run_with("x", members=1), phase=phase)) is None
+
+
+@pytest.mark.parametrize(("resting", "more"), [(1, ""), (3, ""), (4, " and 1 more")])
+def test_clients_are_named_up_to_the_third(resting: int, more: str) -> None:
+    named = ", ".join(client(number)[:12] for number in range(1, min(resting, 3) + 1))
+    verb = "client {} rests" if resting == 1 else "clients {} rest"
+    reason = hold_reason(run_with(*["late"] * resting, members=resting)) or ""
+    assert reason.endswith(f"1 needed; {verb.format(named + more)}: late")

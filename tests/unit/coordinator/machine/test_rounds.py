@@ -165,7 +165,7 @@ def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
     assert total_batches(driver.run.carried) == 6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(st.data())
 def test_ledger_holds_and_the_run_finishes_whatever_clients_do(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 5))

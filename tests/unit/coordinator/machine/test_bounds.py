@@ -1,0 +1,96 @@
+"""The machine's bounds and defaults by their values: each decides what runs do, so none changes by a slip."""
+
+from types import ModuleType
+
+import pytest
+
+from coordinator.machine import (
+    blame,
+    conduct,
+    datasets,
+    handle,
+    hold,
+    membership,
+    pace,
+    reports,
+    round_conduct,
+    run,
+    stimuli,
+    transitions,
+)
+from coordinator.machine.conduct import Conduct
+from coordinator.machine.run import Suspect, new_run
+from state.intervals import BatchId
+from tests.support.machine_driver import in_round
+from tests.support.states import state_file
+
+BOUNDS: dict[ModuleType, dict[str, object]] = {
+    blame: {
+        "MEMBERS_BEFORE_QUARANTINE": 3,
+        "DELIVERED_LATELY_STEPS": 32,
+        "MAX_PAUSE_STEPS": 64,
+        "MAX_SUSPECTED_INTERVALS": 1024,
+        "MAX_QUARANTINED_INTERVALS": 1024,
+        "MAX_TRIED": 8,
+        "MAX_SUSPECT_MESSAGE_CHARS": 200,
+        "MAX_NAMED": 4,
+    },
+    conduct: {
+        "NEWCOMER_SHARE_UNITS": 2,
+        "MISSES_BEFORE_REST": 3,
+        "RESULTS_PER_MISS": 8,
+        "FIRST_REST_S": 10.0,
+        "LONGEST_REST_S": 900.0,
+        "MAX_RESTS_COUNTED": 7,
+        "MAX_REASON_CHARS": 200,
+    },
+    datasets: {"MAX_DESCRIBED_DATASETS": 8},
+    handle: {"MAX_MOVES_PER_STIMULUS": 16},
+    hold: {"SHOWN_ID_DIGITS": 12, "MAX_NAMED_CLIENTS": 3},
+    membership: {"MAX_MEMBERS": 20_000, "MAX_USED_NONCES": 100_000, "MAX_EJECTED": 10_000},
+    pace: {
+        "TRAIN_TIMES_KEPT": 16,
+        "TRAIN_TIMES_NEEDED": 5,
+        "LIMIT_PER_MEDIAN": 4.0,
+        "LIMIT_PER_LAST": 2.0,
+        "SHORTEST_LIMIT_S": 3.0,
+        "MAX_DOUBLINGS": 16,
+        "MOSTLY": (2, 3),
+    },
+    reports: {"BITS_PER_HEX_DIGIT": 4},
+    round_conduct: {"MAX_DEPARTED": 4096},
+    run: {"KEEP_CHECKPOINTS": 2, "LOSS_HISTORY_LENGTH": 512, "LINEAGE_CHARACTERS": 32},
+    stimuli: {"RULES_VERSION": 4},
+    transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},
+}
+
+
+@pytest.mark.parametrize("module", BOUNDS, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_bounds_of_the_machine_have_these_values(module: ModuleType) -> None:
+    assert {name: getattr(module, name) for name in BOUNDS[module]} == BOUNDS[module]
+
+
+def test_client_that_nobody_knows_has_nothing_to_make_up_for() -> None:
+    found = Conduct()
+    assert (found.earned, found.missed, found.unattested, found.delivered, found.rests) == (2, 0, 0, 0, 0)
+
+
+def test_run_that_was_never_served_has_counted_nothing() -> None:
+    found = new_run(state_file(), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=5.0)
+    assert (found.step, found.attempt, found.height, found.cursor) == (1, 0, 0, 0)
+    assert (found.batches_applied, found.drain_rounds, found.slow_rounds) == (0, 0, 0)
+    assert (found.pause_pending, found.blobs_near_bound, found.rebuild) == (False, False, False)
+    assert found.replica_step == 0
+
+
+def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
+    driver = in_round(1, 2)
+    found = driver.round
+    assert (found.step, found.attempt, found.height, found.cursor) == (1, 0, 0, 12)
+    assert (found.delivered_batches, found.timed_out) == (0, False)
+    assert not any(member.was_late for member in driver.run.members.values())
+
+
+def test_batches_that_nobody_was_asked_for_again_are_attempted_at_once() -> None:
+    suspect = Suspect(BatchId(1, 1), (), "")
+    assert (suspect.failures, suspect.retry_step, suspect.from_deliverer) == (0, 0, True)
