@@ -58,7 +58,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
 }
 
 STATUSES = {
-    400: "body-incomplete",
+    400: "body-incomplete host-missing",
     401: "unauthorized nonce-invalid",
     403: "access-denied ejected forbidden",
     404: "not-found unknown-run unknown-model unknown-session",
@@ -69,6 +69,7 @@ STATUSES = {
     410: "gone unknown-future",
     413: "body-too-large blob-too-large",
     416: "range-not-satisfiable",
+    421: "host-not-allowed",
     422: "invalid-body invalid-parameter result-invalid blob-mismatch invalid-tensors not-saved untrainable",
     429: "rate-limited",
     500: "internal unknown",
