@@ -40,7 +40,7 @@ _HALF_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class DataNeeds:
-    """What a run needs of its data.
+    """The requirements of a run on its data.
 
     Attributes:
         sequence_length: tokens of a sample; packed samples have at most as many.

@@ -45,7 +45,7 @@ class Genesis:
 
 
 NO_GENESIS = Genesis()
-"""Nothing is made at the start, and a delivered first checkpoint may have any layout."""
+"""No checkpoint is made at the start, and a delivered first checkpoint may have any layout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an `OSError` of a disk or socket means for the work that met it: one classification for all programs."""
+"""The meaning of an `OSError` of a disk or socket for the work that met it: one classification for all programs."""
 
 import errno
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What the description of a training service's API says of each route, beyond its messages."""
+"""Facts about each route for the description of a training service's API, beyond its messages."""
 
 from collections.abc import Mapping
 from typing import Any

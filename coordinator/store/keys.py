@@ -6,7 +6,7 @@ KEY_LOST = (
     "restore it from a backup; if it is lost, start with --new-coordinator-key, which gives the run a new key, and "
     "members join again by themselves"
 )
-"""What to do about a coordinator's key that is missing or wrong."""
+"""Advice about a coordinator's key that is missing or wrong."""
 
 
 class CoordinatorKeyReader(Protocol):

@@ -91,7 +91,7 @@ class ReplicaKeeper:
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
         self._lacking: tuple[str, int] | None = None
-        """What the coordinator lacked at the last attempt, and its step."""
+        """The blob that the coordinator lacked at the last attempt, and its step."""
         self._warned_of: tuple[str, int] | None = None
         self._history = 0
         self._changed = Broadcast()

@@ -126,7 +126,7 @@ def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
     assert {entry.client_id for entry in driver.round.roster.clients} == {client(3)}
 
 
-def test_pin_that_is_taken_back_leaves_the_decision_to_members_or_the_round() -> None:
+def test_pin_that_is_taken_back_leaves_the_data_to_the_members() -> None:
     driver = in_warmup(1, 2)
     driver.ready(client(1), data_fingerprint=OTHER)
     pin(driver, PINNED)
