@@ -1,4 +1,4 @@
-"""Facts about each route for the description of the API, beyond its messages: tokens, parameters, refusals. Kept in one place.
+"""Facts about each route for the API's description, beyond its messages: tokens, parameters, refusals.
 
 The rule kept here: every answer that a route can give is described. A test compares the answers of all others with it.
 """

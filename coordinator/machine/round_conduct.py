@@ -1,4 +1,4 @@
-"""The consequences of a round for the conduct of its clients: who delivered, who missed it, and whose attestation it lacked."""
+"""The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ LOOK_TIMEOUT_S = 60.0
 
 @dataclass
 class NamedFiles:
-    """The findings about the files that a run's files name; each finding is a sentence that begins with the file's name.
+    """The findings about the files that a run's files name; each is a sentence that begins with the file's name.
 
     Attributes:
         problems: why a start would fail, or the run's model could not be trained.
