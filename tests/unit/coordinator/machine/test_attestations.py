@@ -112,3 +112,23 @@ def test_attestation_longer_than_the_roster_is_refused(received: str) -> None:
     driver.deliver(client(1))
     with refused("invalid-body"):
         driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), received)))
+
+
+@pytest.mark.parametrize("clients", [4, 5, 9])
+def test_attestation_has_a_bit_for_each_client_of_the_roster_and_no_more(clients: int) -> None:
+    driver = in_round(*range(1, clients + 1), config__init_min_clients=clients)
+    driver.deliver(*(client(number) for number in range(1, clients + 1)))
+    everything = (1 << clients) - 1
+    assert driver.round.bits_of(driver.round.verified) == everything
+    for received in (f"{1 << clients:x}", "0" * (clients // 4 + 2)):
+        with refused("invalid-body"):
+            driver.send(stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), received)))
+    driver.send(stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), f"{everything:x}")))
+    assert driver.round.attestations[client(1)].received_bits() == everything
+
+
+def test_last_position_of_a_large_roster_has_its_bit() -> None:
+    driver = in_round(*range(1, 18), config__init_min_clients=17, config__global_batch_size_end=60)
+    for who, position in driver.round.plan.positions.items():
+        assert driver.round.bits_of([who]) == 1 << position
+    assert sorted(driver.round.plan.positions.values()) == list(range(17))

@@ -68,6 +68,7 @@ def test_applied_round_counts_its_batches_and_begins_the_next_step() -> None:
     driver.pass_time(10)
     assert (driver.run.step, driver.run.attempt, driver.run.height) == (1, 1, 1)
     assert driver.run.batches_applied == 0
+    assert not driver.run.rebuild
     driver.play_round()
     assert (driver.run.step, driver.run.attempt, driver.run.height) == (2, 0, 2)
     assert driver.run.batches_applied == 12

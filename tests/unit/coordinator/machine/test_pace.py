@@ -14,7 +14,10 @@ from coordinator.machine.pace import (
     SHORTEST_LIMIT_S,
     TRAIN_TIMES_KEPT,
     TRAIN_TIMES_NEEDED,
+    closed,
     train_limit_s,
+    with_delivery,
+    with_pace,
 )
 from coordinator.machine.run import Run
 from state.phases import RunState
@@ -139,3 +142,56 @@ def test_outage_of_the_coordinator_is_not_part_of_a_rounds_time() -> None:
     deliver_at(driver, 1, 2, 3, after_s=1.0)
     driver.attest(*driver.round.plan.witnesses)
     assert driver.run.train_times == pytest.approx((1.0,))
+
+
+@pytest.mark.parametrize(("delivered", "mostly_in_s"), [(7, None), (8, 5.0)])
+def test_most_of_the_work_is_two_thirds_of_the_batches(delivered: int, mostly_in_s: float | None) -> None:
+    current = with_delivery(in_round(1, 2).round, delivered, 5.0)
+    assert (current.delivered_batches, current.mostly_in_s, current.last_in_s) == (delivered, mostly_in_s, 5.0)
+    later = with_delivery(current, 4, 6.0)
+    assert (later.delivered_batches, later.last_in_s) == (delivered + 4, 6.0)
+    assert later.mostly_in_s == (mostly_in_s or 6.0)
+
+
+@pytest.mark.parametrize(
+    ("delivered", "timed_out", "slow"), [(5, True, 4), (6, True, 0), (5, False, 0), (12, False, 0)]
+)
+def test_round_is_slow_if_over_half_was_missing_at_its_time(delivered: int, timed_out: bool, slow: int) -> None:
+    run = run_with([1.0], slow_rounds=3)
+    assert run.round is not None
+    current = replace(run.round, delivered_batches=delivered, timed_out=timed_out, train_s=2.0)
+    assert with_pace(run, current, is_applied=False).slow_rounds == slow
+    assert with_pace(run, current, is_applied=False).train_times == (1.0,)
+
+
+def test_slow_rounds_are_counted_up_to_the_last_doubling() -> None:
+    run = run_with([], slow_rounds=MAX_DOUBLINGS)
+    assert run.round is not None
+    current = replace(run.round, delivered_batches=0, timed_out=True)
+    assert with_pace(run, current, is_applied=True).slow_rounds == MAX_DOUBLINGS
+
+
+def test_limit_doubles_no_further_than_its_bound() -> None:
+    run = run_with([2.0] * TRAIN_TIMES_NEEDED, slow_rounds=MAX_DOUBLINGS + 1)
+    long = run.state_file.config.model_copy(update={"max_round_train_time": 10**9})
+    run = replace(run, state_file=run.state_file.model_copy(update={"config": long}))
+    assert train_limit_s(run) == LIMIT_PER_MEDIAN * 2 * 2**MAX_DOUBLINGS
+
+
+def test_closed_round_took_until_most_was_in_and_what_the_witnesses_added() -> None:
+    current = replace(in_round(1, 2).round, mostly_in_s=3.0, last_in_s=7.0)
+    assert closed(current, 20.0) == replace(current, timed_out=True, train_s=3.0)
+    complete = replace(current, pending=frozenset())
+    assert closed(complete, 9.0) == replace(complete, train_s=5.0)
+    empty = replace(complete, mostly_in_s=None)
+    assert closed(empty, 9.0) == empty
+
+
+def test_time_of_an_applied_round_includes_its_witnessing() -> None:
+    run = run_with([1.0])
+    assert run.round is not None
+    run = replace(run, now_s=run.phase_started_s + 4.0)
+    assert run.round is not None
+    current = replace(run.round, delivered_batches=12, train_s=2.0)
+    assert with_pace(run, current, is_applied=True).train_times == (1.0, 6.0)
+    assert with_pace(run, replace(current, train_s=None), is_applied=True).train_times == (1.0,)

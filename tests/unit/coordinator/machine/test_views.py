@@ -1,13 +1,17 @@
 """What a run shows: its document, and the blobs that it waits for."""
 
+from dataclasses import replace
+
 from coordinator.machine.membership import MAX_MEMBERS
-from coordinator.machine.stimuli import CheckpointReported
-from coordinator.machine.views import document_of, expected_blob
-from state.documents import MAX_RUN_DOCUMENT_BYTES
-from state.messages import CheckpointReport
+from coordinator.machine.run import Suspect
+from coordinator.machine.stimuli import CheckpointReported, ResultCommitted, ResultRejected
+from coordinator.machine.views import blobs_needed, document_of, expected_blob
+from state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
+from state.intervals import BatchId
+from state.messages import CheckpointReport, ResultCommitment
 from state.phases import RunState
-from state.wire import canonical_json
-from tests.support.machine_driver import client, digest_of, in_warmup
+from state.wire import canonical_json, document_digest
+from tests.support.machine_driver import METRICS, client, digest_of, in_round, in_warmup
 
 
 def test_document_stays_small_with_many_members() -> None:
@@ -28,3 +32,78 @@ def test_expected_blob_names_only_what_was_announced() -> None:
     assert found is not None
     assert (found.kind, found.size_bytes) == ("checkpoint", 7)
     assert expected_blob(driver.run, client(9), blob) is None
+
+
+def test_document_counts_work_that_waits_and_work_that_left() -> None:
+    driver = in_round(1, 2, config__total_steps=9)
+    driver.play_round()
+    run = replace(
+        driver.run,
+        carried=(BatchId(40, 43),),
+        suspects=(Suspect(BatchId(50, 52), (), ""),),
+        quarantined=(Suspect(BatchId(60, 61), (), ""), Suspect(BatchId(63, 63), (), "")),
+        reason="x" * 1000,
+    )
+    document = document_of(run, 5)
+    assert (document.version, document.step, document.total_steps, document.cursor) == (5, 2, 9, 24)
+    assert (document.carried_batches, document.quarantined_batches) == (7, 3)
+    assert document.last_outcome_sha256 == document_digest(driver.run.outcomes[1])
+    assert len(document.reason) == MAX_REASON_CHARS
+    assert document.round is not None
+    assert (document.round.roster_count, document.round.witness_count, document.round.batches) == (2, 2, 12)
+
+
+def test_document_has_a_round_in_its_phases_and_an_outcome_once_there_is_one() -> None:
+    driver = in_round(1, 2, config__total_steps=1)
+    assert document_of(driver.run, 1).last_outcome_sha256 is None
+    driver.play_round()
+    assert driver.in_phase(RunState.COOLDOWN)
+    assert document_of(driver.run, 1).round is None
+
+
+def test_expected_result_is_the_one_that_its_client_committed_to() -> None:
+    driver = in_round(1, 2, config__total_steps=9)
+    blob = digest_of("result")
+    assert expected_blob(driver.run, client(1), blob) is None
+    driver.send(ResultCommitted(client(1), ResultCommitment(1, 0, blob, 77, METRICS)))
+    found = expected_blob(driver.run, client(1), blob)
+    assert found is not None
+    assert (found.kind, found.size_bytes, found.step, found.attempt) == ("result", 77, 1, 0)
+    assert found.work_sha256 == driver.round.work_sha256
+    assert expected_blob(driver.run, client(1), digest_of("another")) is None
+    assert expected_blob(driver.run, client(2), blob) is None
+    driver.send(ResultRejected(client(1), 1, 0, blob, "finite"))
+    assert expected_blob(driver.run, client(1), blob) is None
+
+
+def test_no_result_is_expected_once_training_is_over() -> None:
+    driver = in_round(1, 2)
+    driver.deliver(client(1))
+    driver.send(ResultCommitted(client(2), ResultCommitment(1, 0, digest_of("late"), 77, METRICS)))
+    driver.pass_time(60)
+    assert driver.in_phase(RunState.ROUND_WITNESS)
+    assert expected_blob(driver.run, client(2), digest_of("late")) is None
+
+
+def test_expected_checkpoint_names_its_replica_and_no_round() -> None:
+    driver = in_round(1, 2, config__total_steps=1)
+    driver.play_round()
+    writer, blob = driver.checkpointer(), digest_of("blob")
+    driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), blob, 7)))
+    found = expected_blob(driver.run, writer, blob)
+    assert found is not None
+    assert (found.step, found.attempt, found.work_sha256) == (1, 0, None)
+    assert expected_blob(driver.run, writer, digest_of("another")) is None
+    (other,) = set(driver.run.members) - {writer}
+    driver.send(CheckpointReported(other, CheckpointReport(1, digest_of("r"), digest_of("other"), 7)))
+    assert expected_blob(driver.run, other, digest_of("other")) is None
+
+
+def test_blobs_of_the_round_are_needed_from_their_commitment_unless_rejected() -> None:
+    driver = in_round(1, 2)
+    driver.send(ResultCommitted(client(1), ResultCommitment(1, 0, digest_of("one"), 7, METRICS)))
+    driver.send(ResultCommitted(client(2), ResultCommitment(1, 0, digest_of("two"), 7, METRICS)))
+    assert {digest_of("one"), digest_of("two")} <= blobs_needed(driver.run)
+    driver.send(ResultRejected(client(2), 1, 0, digest_of("two"), "finite"))
+    assert digest_of("one") in blobs_needed(driver.run)
+    assert digest_of("two") not in blobs_needed(driver.run)
