@@ -42,6 +42,7 @@ class MutationSession:
         self._jobs = jobs
         self._max_cpu_s = max_cpu_s
         self._files = frozenset(str(source_path(root, mutant.module)) for mutant in mutants)
+        self._sources = {module: source_path(root, module).read_text() for module in {m.module for m in mutants}}
         self._importing = recorded(self.survey.imported, self._files)
 
     @pytest.hookimpl(tryfirst=True)
@@ -86,7 +87,7 @@ class MutationSession:
         if not names:
             return True
         file = source_path(self._root, mutant.module)
-        tree = ast.fix_missing_locations(mutated(mutant.module, file.read_text(), mutant.number))
+        tree = ast.fix_missing_locations(mutated(mutant.module, self._sources[mutant.module], mutant.number))
         put_code(compile(tree, str(file), "exec", dont_inherit=True), functions)
         return _passes(session, [items[name] for name in names])
 

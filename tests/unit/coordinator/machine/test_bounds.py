@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.machine import (
     blame,
+    checkpoints,
     conduct,
     datasets,
     handle,
@@ -35,6 +36,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "MAX_SUSPECT_MESSAGE_CHARS": 200,
         "MAX_NAMED": 4,
     },
+    checkpoints: {"TURN_PARTS": 5, "TURN_PARTS_OF_ANNOUNCED": 2},
     conduct: {
         "NEWCOMER_SHARE_UNITS": 2,
         "MISSES_BEFORE_REST": 3,
