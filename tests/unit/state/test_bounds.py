@@ -1,5 +1,6 @@
 """Bounds of the documents and messages by their values: peers of every version agree on them."""
 
+from dataclasses import fields
 from types import ModuleType
 
 import pytest
@@ -17,8 +18,9 @@ from state import (
     tensors,
     wire,
 )
-from state.messages import Capabilities
-from state.refusals import Refusal
+from state.errors import Mistake, StoreBlocked
+from state.messages import Capabilities, RunStatus, Standing
+from state.refusals import Refusal, Retry
 
 MOST = 2**63 - 1
 
@@ -92,3 +94,36 @@ def test_each_refusal_is_answered_with_this_http_status() -> None:
 
 def test_client_that_claims_nothing_takes_one_batch_a_round() -> None:
     assert Capabilities().batches_per_round == 1
+
+
+def test_refusals_may_be_tried_again_later_or_anew_alone() -> None:
+    assert {refusal.retry for refusal in Refusal if refusal.may_retry} == {Retry.LATER, Retry.ANEW}
+    assert {refusal.retry for refusal in Refusal if not refusal.may_retry} == {Retry.NEVER, Retry.LEAVE}
+    assert Refusal.of("no such reason") is Refusal.UNKNOWN
+
+
+def test_status_that_says_nothing_of_it_has_no_misses_and_no_pause() -> None:
+    defaults = {(kind, field.name): field.default for kind in (Standing, RunStatus) for field in fields(kind)}
+    assert (defaults[Standing, "missed"], defaults[RunStatus, "pausing"]) == (0, False)
+
+
+def test_store_that_does_not_know_what_it_needs_needs_no_bytes() -> None:
+    assert StoreBlocked("full", is_full=True).needed_bytes == 0
+
+
+def test_mistake_says_what_is_wrong_and_what_would_be_right() -> None:
+    assert str(Mistake("a.b", "3", "1 or 2")) == "a.b is 3; allowed: 1 or 2"
+    assert str(Mistake("", None, "1", nearest="c")) == "(file) is missing; allowed: 1 (did you mean `c`?)"
+
+
+def test_work_list_has_isolated_intervals_first() -> None:
+    work = documents.WorkList((documents.IsolatedWork(intervals.BatchId(9, 9), ()),), (intervals.BatchId(1, 2),))
+    assert work.intervals() == (intervals.BatchId(9, 9), intervals.BatchId(1, 2))
+    assert work.batch_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("elected", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (9, 6), (32, 21)]
+)
+def test_quorum_is_two_thirds_rounded_down_and_more_than_half(elected: int, needed: int) -> None:
+    assert election.quorum(elected) == needed

@@ -227,3 +227,17 @@ def test_merge_of_what_no_outcome_contains_is_our_own_bug() -> None:
 
 def test_arithmetic_of_this_thread_is_sound() -> None:
     verify_arithmetic()
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "ratio"),
+    [(1, 1, 1.0), (1, 2**64 - 1, 2.0**-64), (2**63, 1, 2.0**63), (2**40, 1, 2.0**40), (2**64 - 1, 2**64 - 1, 1.0)],
+)
+def test_weights_of_the_smallest_and_largest_counts_are_exact(numerator: int, denominator: int, ratio: float) -> None:
+    assert ratio_as_float32(numerator, denominator) == np.float32(ratio)
+
+
+@pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 0), (-1, 1), (2**64, 1), (1, 2**64)])
+def test_weight_of_an_impossible_count_is_our_own_bug(numerator: int, denominator: int) -> None:
+    with pytest.raises(InternalError):
+        ratio_as_float32(numerator, denominator)

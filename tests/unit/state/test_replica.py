@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from state.errors import InternalError, InvalidDocument
-from state.replica import Replica, checkpoint_bytes, checkpoint_size_bound, parse_checkpoint, replica_digest
+from state.replica import (
+    Replica,
+    check_first_values,
+    check_layout,
+    checkpoint_bytes,
+    checkpoint_size_bound,
+    first_replica,
+    parse_checkpoint,
+    replica_digest,
+)
 from state.tensors import TensorLayout, Tensors, layout_of
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -233,3 +242,56 @@ def test_layout_keeps_names_in_order_and_counts_bytes() -> None:
 
 DIGEST_OF_SMALL_REPLICA = "6dd24c01d397d011a88029c2d47fa6e6ba90e32373a4a98d8e58c3d9dad6d866"
 SHA256_OF_SMALL_CHECKPOINT = "178a4d486d801b65ab658b715e7cd4d075159670b4fbb77e95c908b426bcb1f8"
+
+
+@pytest.mark.parametrize("step", [0, 2**63 - 1])
+def test_first_and_last_step_of_a_replica_are_allowed(step: int) -> None:
+    assert parse_checkpoint(checkpoint_bytes(small_replica(step))).step == step
+
+
+@pytest.mark.parametrize("step", [-1, 2**63])
+def test_replica_of_an_impossible_step_is_our_own_bug(step: int) -> None:
+    with pytest.raises(InternalError):
+        small_replica(step)
+
+
+@pytest.mark.parametrize("step", [str(2**63), "9" * 19, "1" + "0" * 19, "01", "-0", "²", ""])
+def test_checkpoint_of_an_impossible_step_is_refused(step: str) -> None:
+    assert broken_rule(rewritten(lambda header: header["__metadata__"].update(step=step))) == "step"
+
+
+def test_bound_of_a_checkpoint_counts_parameters_and_momentum() -> None:
+    layout = TensorLayout((("w", (2,)),))
+    assert checkpoint_size_bound(layout) == sum(
+        16 + 64 + metadata + 8 + 3 * 2 * len(name) + 128 + 24
+        for name, metadata in (("parameters.w", 1024), ("momentum.w", 0))
+    )
+
+
+@pytest.mark.parametrize(("value", "rule"), [(8.0, None), (-8.0, None), (8.001, "max_abs"), (-8.001, "max_abs")])
+def test_first_values_are_within_the_bound_of_a_result(value: float, rule: str | None) -> None:
+    first = first_replica(0, {"a": np.zeros((2, 2), np.float32), "b": np.array([[1.0, value]], np.float32)})
+    assert first_rule(first) == rule
+
+
+@pytest.mark.parametrize("value", [1e-40, -0.5, 1.0])
+def test_first_momentum_is_zero(value: float) -> None:
+    values = {"a": np.ones((1, 2), np.float32)}
+    assert first_rule(Replica(0, values, {"a": np.array([[0.0, value]], np.float32)})) == "momentum"
+
+
+def first_rule(replica: Replica) -> object:
+    """Return the rule that a first replica breaks, or None."""
+    try:
+        check_first_values(replica, 8.0)
+    except InvalidDocument as error:
+        return error.context["rule"]
+    return None
+
+
+def test_checkpoint_of_another_model_is_refused_in_words() -> None:
+    replica = small_replica()
+    check_layout(replica, replica.layout)
+    with pytest.raises(InvalidDocument, match="it has no 'z' of shape") as caught:
+        check_layout(replica, TensorLayout((*replica.layout.entries, ("z", (1,)))))
+    assert caught.value.context["rule"] == "layout"

@@ -207,3 +207,53 @@ def test_result_size_bound_holds_for_every_header(entries: list[tuple[str, list[
     except UnicodeEncodeError:  # a lone surrogate is no text
         return
     assert len(data) <= result_size_bound(layout_of(named))
+
+
+def padded(length: int) -> bytes:
+    """Return a good result for `EVEN` whose header is padded with blanks to this size of the whole file."""
+    good = encode_result(HEADER, EVEN)
+    (header_bytes,) = struct.unpack_from("<Q", good)
+    header, values = good[8 : 8 + header_bytes], good[8 + header_bytes :]
+    header = header.ljust(length - 8 - len(values))
+    return struct.pack("<Q", len(header)) + header + values
+
+
+EVEN: Tensors = {"even": np.zeros(4, np.float32)}
+
+
+def test_result_may_be_as_large_as_the_bound_and_no_larger() -> None:
+    bound = result_size_bound(layout_of(EVEN))
+    assert check_result(padded(bound), HEADER, layout_of(EVEN), MAX_ABS) == HEADER
+    with pytest.raises(InvalidResult, match=f"{bound + 8} bytes; at most {bound}") as caught:
+        check_result(padded(bound + 8), HEADER, layout_of(EVEN), MAX_ABS)
+    assert caught.value.rule == "size"
+
+
+@pytest.mark.parametrize(
+    ("step", "is_read"),
+    [
+        ("0", True),
+        ("9" * 19, True),
+        ("9" * 20, False),
+        ("1" + "0" * 20, False),
+        ("01", False),
+        ("+1", False),
+        ("²", False),
+        ("", False),
+    ],
+)
+def test_step_of_a_result_is_a_natural_number_of_at_most_19_digits(step: str, is_read: bool) -> None:
+    data = rewritten(lambda header: header["__metadata__"].update(step=step))
+    if is_read:
+        assert decode_result(data)[0].step == int(step)
+    else:
+        with pytest.raises(InvalidResult, match="not a natural number"):
+            decode_result(data)
+
+
+def test_result_of_another_model_names_the_first_tensor_that_differs() -> None:
+    other = layout_of({"a": np.zeros(1), **DIFFERENCE})
+    with pytest.raises(InvalidResult, match=r"tensor 'a' has shape None; the model's is \(1,\)"):
+        check_result(GOOD, HEADER, other, MAX_ABS)
+    with pytest.raises(InvalidResult, match=r"tensor 'w' has shape \(2, 4\); the model's is \(8,\)"):
+        check_result(GOOD, HEADER, layout_of({**DIFFERENCE, "w": np.zeros(8)}), MAX_ABS)

@@ -40,3 +40,11 @@ def test_grid_shows_every_cell() -> None:
         "| switched | Green | Red | – |",
         "| repaired | – | – | – |",
     ]
+
+
+def test_grid_has_a_column_for_each_state_and_one_for_the_triggers() -> None:
+    assert TABLE.grid([]).splitlines() == ["| | Red | Green | Broken |", "|---|---|---|---|"]
+
+
+def test_table_has_its_rows_and_no_others() -> None:
+    assert TABLE.fire(Light.RED, "to_Broken") is None

@@ -76,6 +76,41 @@ def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
     assert total_batches(driver.round.work.shared) == 12
 
 
+def test_result_is_judged_once() -> None:
+    driver = in_round(1, 2, 3)
+    commit(driver, client(1), "nan")
+    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
+    before = driver.run
+    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "max_abs"))
+    assert driver.run is before
+    commit(driver, client(2), "good")
+    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest()))
+    before = driver.run
+    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest()))
+    driver.send(stimuli.ResultRejected(client(2), 1, 0, digest_of("good"), "finite"))
+    assert driver.run is before
+    with refused("not-committed"):
+        driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("nan"), driver.replica_digest()))
+    with refused("not-committed"):
+        driver.send(stimuli.ResultRejected(client(3), 1, 0, digest_of("good"), "finite"))
+
+
+def test_failure_binds_as_a_commitment_does_until_a_result_is_held() -> None:
+    driver = in_round(1, 2, 3, 4)
+    fail(driver, client(1))
+    before = driver.run
+    fail(driver, client(1), "trainer")
+    assert driver.run is before
+    with refused("already-committed"):
+        commit(driver, client(1), "late")
+    driver.deliver(client(2))
+    with refused("already-committed"):
+        fail(driver, client(2))
+    commit(driver, client(3), "mine")
+    fail(driver, client(3))
+    assert driver.round.pending == {client(4)}
+
+
 def test_attestation_by_no_witness_is_refused() -> None:
     driver = in_round(1, 2, config__witness_nodes=1)
     (witness,) = driver.round.plan.witnesses
