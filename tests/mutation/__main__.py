@@ -87,10 +87,12 @@ def all_mutants() -> list[Mutant]:
     return [mutant for name in core_modules() for mutant in mutants_of(name, source_path(ROOT, name).read_text())]
 
 
-def equivalents() -> dict[tuple[str, str, str], str]:
-    """Return why the mutants of `equivalent.toml` change nothing, by module, function and change."""
+def equivalents() -> dict[tuple[str, str, str, int], str]:
+    """Return why the mutants of `equivalent.toml` change nothing, by their keys."""
     entries = tomli.loads(EQUIVALENT.read_text())["mutant"]
-    return {(entry["module"], entry["function"], entry["change"]): entry["why"] for entry in entries}
+    return {
+        (entry["module"], entry["function"], entry["change"], entry.get("nth", 0)): entry["why"] for entry in entries
+    }
 
 
 def _test_files() -> list[str]:
@@ -165,7 +167,7 @@ def main() -> int:
     os.environ["HYPOTHESIS_PROFILE"] = "mutation"
     known = equivalents()
     found = [m for m in all_mutants() if not options.module or m.module in options.module]
-    candidates = [m for m in found if (m.module, m.function, m.change) not in known]
+    candidates = [m for m in found if m.key not in known]
     order = np.random.default_rng(options.seed).permutation(len(candidates))[: options.count or len(candidates)]
     drawn = [candidates[position] for position in sorted(order)]
     killed = 0

@@ -4,6 +4,7 @@ Left out are annotations, type aliases, decorators, docstrings and the texts of 
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ class Mutant:
         module: its dotted name.
         function: qualified name of the function or class around the change; empty at the top of the module.
         change: the changed expression before and after, as source.
+        nth: which of the function's expressions with the same change it is, from 0.
         number: the mutant's number within its module.
         line: the line of the change.
         first_line, last_line: the lines of the statement around it; of a compound one, those before its body.
@@ -52,10 +54,16 @@ class Mutant:
     module: str
     function: str
     change: str
+    nth: int
     number: int
     line: int
     first_line: int
     last_line: int
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What names the mutant while other parts of its module change."""
+        return self.module, self.function, self.change, self.nth
 
     def __str__(self) -> str:
         place = f"{self.module.replace('.', '/')}.py:{self.line}"
@@ -83,6 +91,7 @@ def source_path(root: Path, module: str) -> Path:
 def _mutations(module: str, source: str, wanted: int | None) -> Iterator[tuple[Mutant, ast.Module | None]]:
     tree = ast.parse(source)
     number = 0
+    known: Counter[tuple[str, str]] = Counter()
     places = list(_places(tree, ()))
     around = {id(node): statement for statement, node in _statements(tree)}
     for function, node in places:
@@ -91,7 +100,9 @@ def _mutations(module: str, source: str, wanted: int | None) -> Iterator[tuple[M
             before = ast.unparse(node)
             swap.apply()
             change = f"{before}  →  {ast.unparse(node)}"
-            mutant = Mutant(module, function, change, number, node.lineno, first_line, last_line)
+            nth = known[function, change]
+            known[function, change] += 1
+            mutant = Mutant(module, function, change, nth, number, node.lineno, first_line, last_line)
             yield mutant, tree if number == wanted else None
             swap.undo()
             number += 1

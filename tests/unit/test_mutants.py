@@ -32,6 +32,13 @@ def test_mutants_of_a_module_change_one_expression_each() -> None:
     ]
 
 
+def test_equal_changes_of_a_function_are_told_apart() -> None:
+    source = "def rule(a: int) -> bool:\n    return a > 1 or a < 1\n"
+    keys = [mutant.key for mutant in mutants_of("example", source)]
+    assert [key[2:] for key in keys if key[2] == "1  →  2"] == [("1  →  2", 0), ("1  →  2", 1)]
+    assert len(set(keys)) == len(keys)
+
+
 @pytest.mark.parametrize("number", range(7))
 def test_mutated_module_differs_from_the_source_in_its_change_only(number: int) -> None:
     before, after = mutants_of("example", SOURCE)[number].change.split("  →  ")
@@ -47,5 +54,5 @@ def test_mutant_of_an_unknown_number_is_refused() -> None:
 
 
 def test_every_equivalent_mutant_exists_and_has_a_reason() -> None:
-    existing = {(mutant.module, mutant.function, mutant.change) for mutant in all_mutants()}
+    existing = {mutant.key for mutant in all_mutants()}
     assert [key for key, why in equivalents().items() if key not in existing or not why] == []

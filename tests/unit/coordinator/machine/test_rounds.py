@@ -12,7 +12,7 @@ from state.intervals import BatchId, total_batches
 from state.messages import Attestation, FailureKind, FailureReport, ResultCommitment
 from state.phases import RunState
 from state.wire import ClientId
-from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
+from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
 from tests.support.states import state_file
 
 
@@ -57,6 +57,13 @@ def test_commitment_for_another_round_is_refused_as_late(step: int, attempt: int
     driver = in_round(1, 2)
     with refused("late-result"):
         commit(driver, client(1), "x", step=step, attempt=attempt)
+
+
+def test_late_report_is_told_which_round_is_under_way() -> None:
+    with pytest.raises(Refused, match="round 1 attempt 0 is over or has not begun; no round is under way"):
+        commit(in_warmup(1, 2), client(1), "x")
+    with pytest.raises(Refused, match="round 2 attempt 0 is over or has not begun; round 1 attempt 0 is under way"):
+        commit(in_round(1, 2), client(1), "x", step=2)
 
 
 def test_commitment_of_a_stranger_is_refused() -> None:
