@@ -14,9 +14,11 @@ from coordinator.machine.blame import (
     blame_after,
     release,
 )
+from coordinator.machine.round_conduct import with_conduct
 from coordinator.machine.run import Run, Suspect
 from coordinator.machine.stimuli import BatchesReleased
 from coordinator.machine.work import begin_round
+from state.documents import Outcome
 from state.intervals import BatchId
 from state.messages import FailureReport
 from state.wire import ClientId, Seed
@@ -243,3 +245,20 @@ def test_released_batches_get_the_last_rounds_anew() -> None:
     after, _ = release(run, BatchesReleased((FAR[1].batch_id,)))
     assert (after.drain_rounds, after.quarantined) == (0, FAR[:1])
     assert after.carried == (FAR[1].batch_id, *run.carried)
+
+
+@pytest.mark.parametrize(
+    ("delivered_lately", "is_void", "missed"), [(True, True, 0), (False, True, 1), (False, False, 0)]
+)
+def test_failure_on_a_suspect_is_no_miss_of_who_delivers_or_beside_results(
+    delivered_lately: bool, is_void: bool, missed: int
+) -> None:
+    suspect = Suspect(BatchId(40, 41), (), "before")
+    run = run_with(suspect, applied_steps=dict.fromkeys((1, 2, 3), 1 if delivered_lately else None))
+    assert run.round is not None
+    failing = who_has(run, suspect.batch_id)
+    current = replace(run.round, failures={failing: FailureReport(2, 0, "corrupt", "bad", None)})
+    digests = current.roster_sha256, current.work_sha256, digest_of("replica 1")
+    outcome = None if is_void else Outcome("test-run", 2, 0, current.seed, *digests, ())
+    after, _ = with_conduct(run, current, outcome)
+    assert after.members[failing].conduct.missed == missed
