@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.assignment import apportion, assign_data_for_state
+from state.assignment import apportion, assign_data_for_state, split_consecutively
 from state.documents import IsolatedWork, Roster, RosterEntry, WorkList
 from state.election import MAX_WITNESSES, checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import InvalidInput
@@ -107,3 +107,13 @@ def test_witness_count_zero_elects_everyone_up_to_the_bound() -> None:
 def test_work_list_survives_its_canonical_json() -> None:
     work = WorkList((IsolatedWork(BatchId(40, 41), (client(3),)),), (BatchId(7, 9),))
     assert parse_document(WorkList, canonical_json(work)) == work
+
+
+def test_work_of_many_intervals_is_cut_in_their_order() -> None:
+    work = (BatchId(9, 10), BatchId(4, 4), BatchId(0, 2))
+    assert split_consecutively(work, [1, 3, 0, 2]) == [
+        (BatchId(9, 9),),
+        (BatchId(10, 10), BatchId(4, 4), BatchId(0, 0)),
+        (),
+        (BatchId(1, 2),),
+    ]

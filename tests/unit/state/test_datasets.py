@@ -60,3 +60,11 @@ def test_unknown_parts_are_not_compared() -> None:
     assert "what is described of the two is the same" in dataset_difference(server, RUN)
     assert "does not describe" in dataset_difference(None, RUN)
     assert "no member has described" in dataset_difference(RUN, None)
+
+
+def test_file_would_be_listed_if_all_are_or_before_the_last_that_is() -> None:
+    files = tuple(DescribedFile(name, 1) for name in ("a", "b", "d"))
+    assert [DatasetDescription("x", file_count=9, files=files).lists(name) for name in ("c", "e")] == [True, False]
+    assert DatasetDescription("x", file_count=3, files=files).lists("e")
+    assert not DatasetDescription("x", files=files).lists("c")
+    assert not DatasetDescription("x", file_count=9).lists("c")
