@@ -30,6 +30,7 @@ async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path
         "config__total_steps": steps,
         "config__client_timeout_s": SILENCE_S,
         **(HELD_IN_WITNESS if phase is RunState.ROUND_WITNESS else {}),
+        "config__cooldown_time": 5,  # two claims are a quorum; a victim that has sent none leaves it to the time
     }
     async with real_run(tmp_path, **overrides) as run, all_by_hand(run, hand_count) as hands:
         clients = [await run.start_client() for _ in range(client_count)]

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.processes import BOUND_S, run_command
 
+UP_BOUND_S = 90.0
+"""Seconds for `epochal up`, which starts five processes one after the other, prepares data, and audits."""
 REPORT_FIELDS = {
     *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
     *("quarantined", "unapplied", "replay_identical", "wall_s"),
@@ -21,7 +23,7 @@ REPORT_FIELDS = {
 async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"
     arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
-    ran = await run_command("up", *arguments)
+    ran = await run_command("up", *arguments, bound_s=UP_BOUND_S)
     ran.expect(0, "all checks passed", "was killed without warning")
     report = json.loads(report_path.read_text())
     assert report.keys() >= REPORT_FIELDS
@@ -39,7 +41,8 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
 
 
 async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:
-    ran = await run_command("up", "--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
+    arguments = ("--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
+    ran = await run_command("up", *arguments, bound_s=UP_BOUND_S)
     ran.expect(1, "did not finish within 1 s")
 
 
@@ -49,7 +52,7 @@ async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE, env=environment)
     assert process.stdout is not None
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(UP_BOUND_S):
         while b"RoundTrain" not in (line := await process.stdout.readline()):
             assert line, "it ended"
     return process, int((run / "coordinator" / "lock").read_text())

@@ -220,7 +220,7 @@ class RealRun:
 
     async def command(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command to its end."""
-        return await run_command(*arguments, **environment)
+        return await run_command(*arguments, bound_s=BOUND_S, **environment)
 
     async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
         """Wait until the run is finished and its clients, `without` some, have ended with 0; then `prove` it."""
@@ -287,8 +287,8 @@ async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]
             await run.aclose()
 
 
-async def run_command(*arguments: str, **environment: str) -> Ran:
-    """Run `epochal ARGUMENTS…` to its end, with these variables in its environment."""
+async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: str) -> Ran:
+    """Run `epochal ARGUMENTS…` to its end within the bound, with these variables in its environment."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "epochal", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -297,7 +297,7 @@ async def run_command(*arguments: str, **environment: str) -> Ran:
         env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
     )
     try:
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(bound_s):
             out, err = await process.communicate()
     except TimeoutError:
         process.kill()
