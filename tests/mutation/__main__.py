@@ -160,7 +160,7 @@ def main() -> int:
     """Draw mutants, run the tests on them, and return 1 if too many survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--count", type=int, default=85, help="number of mutants to draw (default 85; 0: all)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--seed", type=int, action="append", help="seed of a draw (default 0); may be repeated")
     parser.add_argument("--module", action="append", help="only this module, such as coordinator.machine.work")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants tried at once")
     options = parser.parse_args()
@@ -168,18 +168,27 @@ def main() -> int:
     known = equivalents()
     found = [m for m in all_mutants() if not options.module or m.module in options.module]
     candidates = [m for m in found if m.key not in known]
-    order = np.random.default_rng(options.seed).permutation(len(candidates))[: options.count or len(candidates)]
-    drawn = [candidates[position] for position in sorted(order)]
-    killed = 0
-    for result in tried(drawn, options.jobs):
-        killed += not result.is_true
+    drawn = {seed: _draw(candidates, options.count, seed) for seed in options.seed or [0]}
+    chosen = {number for numbers in drawn.values() for number in numbers}
+    killed: set[Mutant] = set()
+    for result in tried([candidates[number] for number in sorted(chosen)], options.jobs):
+        if not result.is_true:
+            killed.add(result.key)
         print(f"{'SURVIVED' if result.is_true else 'killed  '} {result.duration_s:5.1f} s  {result.key}", flush=True)
-    percent = 100 * killed / max(1, len(drawn))
-    print(
-        f"{killed} of {len(drawn)} mutants killed ({percent:.1f} %); drawn with seed {options.seed} from "
-        f"{len(candidates)} of {len(found)}, the others change nothing (equivalent.toml)"
-    )
-    return 0 if percent >= LEAST_KILLED_PERCENT else 1
+    print(f"{len(found) - len(candidates)} of {len(found)} mutants change nothing (equivalent.toml)")
+    least_percent = 100.0
+    for seed, numbers in drawn.items():
+        killed_count = sum(candidates[number] in killed for number in numbers)
+        percent = 100 * killed_count / max(1, len(numbers))
+        least_percent = min(least_percent, percent)
+        print(f"{killed_count} of {len(numbers)} mutants killed ({percent:.1f} %); drawn with seed {seed}")
+    return 0 if least_percent >= LEAST_KILLED_PERCENT else 1
+
+
+def _draw(candidates: Sequence[Mutant], count: int, seed: int) -> list[int]:
+    """Return the positions of randomly drawn mutants; of all for a count of 0."""
+    order = np.random.default_rng(seed).permutation(len(candidates))
+    return [int(position) for position in order[: count or len(candidates)]]
 
 
 if __name__ == "__main__":

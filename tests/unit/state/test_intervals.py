@@ -14,10 +14,12 @@ from state.intervals import (
     BatchId,
     DataIds,
     coalesce,
+    data_index_count,
     first_overlap,
     subtract,
     take_positions,
     total_batches,
+    whole_batches,
 )
 
 intervals = st.builds(lambda start, length: BatchId(start, start + length), st.integers(0, 60), st.integers(0, 9))
@@ -112,3 +114,17 @@ if TYPE_CHECKING:  # mypy reports an "ignore" that nothing needs: each of these 
         await provider.get_samples(BatchId(0, 1))  # type: ignore[arg-type]
         subtract([BatchId(0, 1)], [DataIds(0, 1)])  # type: ignore[type-var]
         BatchId(0, 1).covers(DataIds(0, 1))  # type: ignore[arg-type]
+
+
+def test_first_and_last_number_are_allowed_in_an_interval() -> None:
+    assert BatchId(0, MAX_INDEX).count == MAX_INDEX + 1
+    assert BatchId(MAX_INDEX, MAX_INDEX).count == 1
+
+
+@pytest.mark.parametrize(("indices", "whole"), [(0, 4), (3, 4), (4, 4), (7, 4), (8, 8), (11, 8)])
+def test_whole_batches_cover_this_many_indices_and_one_batch_at_least(indices: int, whole: int) -> None:
+    assert whole_batches(indices, 4) == whole
+
+
+def test_number_of_data_indices_is_that_of_the_batches_times_their_size() -> None:
+    assert data_index_count(3, 4) == 12

@@ -1,6 +1,9 @@
 """The merge rule: golden vectors that every machine must reproduce, and a scalar oracle that rounds step by step."""
 
+import ctypes
+import platform
 import struct
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -10,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.errors import InternalError
-from state.merging import CHUNK_ELEMENTS, Contribution, Diverged, OuterStep, merge, ratio_as_float32, verify_arithmetic
+from state.merging import (
+    CHUNK_ELEMENTS,
+    Contribution,
+    Diverged,
+    OuterStep,
+    UnsoundArithmetic,
+    merge,
+    ratio_as_float32,
+    verify_arithmetic,
+)
 from state.replica import Replica, replica_digest
 from state.tensors import Float32Array
 
@@ -241,3 +253,19 @@ def test_weights_of_the_smallest_and_largest_counts_are_exact(numerator: int, de
 def test_weight_of_an_impossible_count_is_our_own_bug(numerator: int, denominator: int) -> None:
     with pytest.raises(InternalError):
         ratio_as_float32(numerator, denominator)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the C library's rounding")
+@pytest.mark.parametrize(
+    ("rounding", "found"),
+    [(0x400, "a tie"), (0x800, "a denormal result"), (0xC00, "a tie")],
+    ids=["down", "up", "to zero"],
+)
+def test_thread_that_rounds_otherwise_is_found(rounding: int, found: str) -> None:
+    library = ctypes.CDLL(None)
+    library.fesetround(rounding)
+    try:
+        with pytest.raises(UnsoundArithmetic, match=f"{found} is not computed"):
+            verify_arithmetic()
+    finally:
+        library.fesetround(0)

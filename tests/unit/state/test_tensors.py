@@ -201,3 +201,8 @@ def test_tensors_of_another_type_are_our_own_bug_and_copies_only_where_needed() 
     assert frozen["b"].flags.c_contiguous
     assert plain.flags.writeable
     assert bytes(wire_bytes(turned)) == struct.pack("<6f", 0, 3, 1, 4, 2, 5)
+
+
+def test_one_difference_beyond_those_that_are_named_is_counted() -> None:
+    four = TensorLayout(tuple((name, (1,)) for name in "abcd"))
+    assert (layout_difference(four, TensorLayout(())) or "").endswith("an unknown 'c', and 1 more differences")

@@ -90,3 +90,17 @@ def test_many_different_keys_are_compared_quickly() -> None:
     with pytest.raises(ValueError, match="'7' occurs twice"):
         strict_json(text)
     assert time.process_time() - started_s < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(b"9007199254740992.0", int), (b"9007199254740994.0", float), (b"0.5", float)]
+)
+def test_whole_numbers_that_a_float_holds_exactly_are_integers(text: bytes, kind: type) -> None:
+    assert type(strict_json(text)) is kind
+
+
+@pytest.mark.parametrize("loss", [b"NaN", b"Infinity", b"-Infinity"])
+def test_message_with_a_number_that_is_not_finite_is_refused(loss: bytes) -> None:
+    with pytest.raises(InvalidDocument, match="loss"):
+        parse_document(ResultMetrics, b'{"loss":%s,"tokens":1,"train_s":1.0}' % loss)
+    assert parse_document(ResultMetrics, b'{"loss":0.5,"tokens":1,"train_s":1.0}').loss == 0.5

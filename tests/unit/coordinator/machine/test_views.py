@@ -107,3 +107,15 @@ def test_blobs_of_the_round_are_needed_from_their_commitment_unless_rejected() -
     driver.send(ResultRejected(client(2), 1, 0, digest_of("two"), "finite"))
     assert digest_of("one") in blobs_needed(driver.run)
     assert digest_of("two") not in blobs_needed(driver.run)
+
+
+def test_blobs_of_a_checkpoint_under_way_are_needed_from_their_announcement() -> None:
+    driver = in_round(1, 2, config__total_steps=1)
+    driver.play_round()
+    before = blobs_needed(driver.run)
+    writer = driver.checkpointer()
+    (other,) = set(driver.run.members) - {writer}
+    driver.send(CheckpointReported(other, CheckpointReport(1, digest_of("r"), None, 0)))
+    assert blobs_needed(driver.run) == before
+    driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("another"), digest_of("blob"), 7)))
+    assert blobs_needed(driver.run) == before | {digest_of("blob")}
