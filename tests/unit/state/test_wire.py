@@ -101,6 +101,6 @@ def test_whole_numbers_that_a_float_holds_exactly_are_integers(text: bytes, kind
 
 @pytest.mark.parametrize("loss", [b"NaN", b"Infinity", b"-Infinity"])
 def test_message_with_a_number_that_is_not_finite_is_refused(loss: bytes) -> None:
-    with pytest.raises(InvalidDocument, match="loss"):
+    with pytest.raises(InvalidDocument):
         parse_document(ResultMetrics, b'{"loss":%s,"tokens":1,"train_s":1.0}' % loss)
     assert parse_document(ResultMetrics, b'{"loss":0.5,"tokens":1,"train_s":1.0}').loss == 0.5
