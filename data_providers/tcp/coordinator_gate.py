@@ -103,6 +103,10 @@ class CoordinatorGate:
             raise SourceUnavailable("the data server cannot reach the coordinator, and does not know this round")
         raise Rejected(f"data indices {data_ids} are not assigned to client {client_id}", client_id=client_id)
 
+    def is_in_rounds(self, client_id: ClientId) -> bool:
+        """Return whether one of the last `KEPT_ROUNDS` rounds assigns the client data."""
+        return any(readable.get(client_id) for readable in self._rounds.values())
+
     async def follow(self) -> None:
         """Follow the run until cancelled; retry while the coordinator is unreachable."""
         backoff = RetryPolicy(bound_s=math.inf).begin()

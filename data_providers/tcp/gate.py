@@ -10,7 +10,7 @@ ANYONE = ClientId("0" * 32)
 
 
 class Gate(Protocol):
-    """Decides what clients may read. Both methods may wait, within a bound of their own, before they decide."""
+    """Decides what clients may read. `admit` and `allow` may wait, within bounds of their own, before they decide."""
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """Return the client of this ticket for this run.
@@ -23,4 +23,8 @@ class Gate(Protocol):
 
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now."""
+        ...
+
+    def is_in_rounds(self, client_id: ClientId) -> bool:
+        """Return whether the client may read anything now. Such clients have the first claim to a place."""
         ...

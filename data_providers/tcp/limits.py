@@ -7,6 +7,8 @@ CONNECTIONS_PER_FILE = 0.25
 """Most of a process's descriptors that admitted connections use; the coordinator may be in the same process."""
 STRANGERS_PER_FILE = 0.125
 """The same for connections that were not admitted yet."""
+ADDRESS_SHARE = 0.75
+"""Most of the places for admitted clients that one address keeps against others; many clients may be behind one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +16,9 @@ class ServerLimits:
     """Bounds of a data server.
 
     Attributes:
-        max_connections: of admitted clients. When all are taken, an idle one of the client that has the most gives way
-            to a client that has fewer; otherwise the new connection gets `unavailable`, may retry, and is closed.
+        max_connections: of admitted clients. When all are taken, one of a client that is in no round gives way to a
+            client that is in one; among clients in no round the longest idle one does, among those in a round an idle
+            one of the client that has the most; otherwise the new one gets `unavailable`, may retry, and is closed.
         max_connections_per_client: further connections of one client get `unavailable`. A client needs one, and one for
             each process of its mesh (up to 64); the rest is for connections that broke without the server's notice.
             Not applied by an open gate, which does not distinguish clients.
@@ -48,6 +51,11 @@ class ServerLimits:
     slow_after_when_full_s: float = 2.0
     answer_wait_s: float = 20.0
     shutdown_timeout_s: float = 5.0
+
+    @property
+    def max_connections_per_address(self) -> int:
+        """Connections of admitted clients that one address may have when all are taken."""
+        return max(int(self.max_connections * ADDRESS_SHARE), 1)
 
     @property
     def connection_count(self) -> int:

@@ -90,12 +90,13 @@ class DataServer:
         self._limits = limits
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[NoReturn]] = []
-        self.connections = DataConnections(limits)
+        self.connections = DataConnections(limits, gate.is_in_rounds)
         self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
         self._room = Broadcast()
         self._closing = False
         self._watcher: Callable[[DataServerEvent], None] = lambda _: None
-        self._displaced = RareLog(_log, "strangers fill the data server; the oldest connections give way")
+        self._displaced = RareLog(_log, "the data server is full; connections give way to others")
+        self._turned_away = RareLog(_log, "client turned away")
 
     def watch(self, watcher: Callable[[DataServerEvent], None]) -> None:
         """Call `watcher` at every event. It must return at once."""
@@ -200,6 +201,7 @@ class DataServer:
             await connection.writer.send(_error_frame(request, error))
             self._watcher(RequestEnded(error.kind, duration_s=time.perf_counter() - started_s))
         else:
+            connection.answered_s = asyncio.get_running_loop().time()
             self._watcher(RequestEnded(None, data_ids.count, size_bytes, time.perf_counter() - started_s))
 
     async def _shake_hands(self, connection: ServerConnection) -> ClientId | None:
@@ -216,7 +218,7 @@ class DataServer:
             connection.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
             return None
         except DataError as error:
-            _log.info("client turned away", extra={"error": str(error)})
+            self._turned_away.note(f"{connection.address}: {error}")
             self._watcher(RequestEnded(error.kind))
             connection.writer.say(_error_frame(CONNECTION_REQUEST, error))
             return None
@@ -246,6 +248,8 @@ class DataServer:
             full = SourceUnavailable("the data server is full; the connection gave way to another")
             connection.writer.say(_error_frame(CONNECTION_REQUEST, full))
             connection.writer.abort()
+            if connection.busy:
+                connection.task.cancel()  # it may wait for what its client will not receive
             self._displaced.note(f"room for another from {connection.address}")
             self._watcher(ConnectionShed("displaced"))
 

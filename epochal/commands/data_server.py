@@ -26,7 +26,9 @@ from runtime.descriptors import allow_connections
 from runtime.metrics import LOOPBACK, new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import RetryPolicy
-from state.errors import InvalidInput
+from state.documents import RunDocument
+from state.errors import InvalidInput, Refused
+from state.refusals import Refusal
 
 
 def data_server(
@@ -86,7 +88,7 @@ async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address
             await CoordinatorClient.connect(asked.url, RetryPolicy(), asked.verify)
         )
         coordinator.use_token(asked.token)
-        document = await DocumentFeed(coordinator).next(0.0)
+        document = await _first_document(coordinator, asked)
         state = await coordinator.config(document.config_sha256)
         registry = new_registry()
         metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
@@ -95,3 +97,16 @@ async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address
         with interruption() as stop:
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
             await stop.wait()
+
+
+async def _first_document(coordinator: CoordinatorClient, asked: _Asked) -> RunDocument:
+    """Return the run's document; raise `InvalidInput` if the coordinator does not know the token."""
+    try:
+        return await DocumentFeed(coordinator).next(0.0)
+    except Refused as error:
+        if asked.token is None or error.kind != Refusal.UNAUTHORIZED:
+            raise
+        raise InvalidInput(
+            f"--token (or {DATA_SERVER_TOKEN_VARIABLE}) is not a token of the coordinator at {asked.url} and its run, "
+            "or has expired; `epochal token data-server` makes one"
+        ) from error

@@ -1,8 +1,12 @@
 """A data server's own token: made from the store or at the coordinator's address, and used by the command."""
 
 import asyncio
+import time
 from pathlib import Path
 
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SessionTokens
+from state.wire import ClientId
 from tests.support.processes import BOUND_S, real_run
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
@@ -15,15 +19,18 @@ async def test_token_from_store_or_address_gives_the_data_server_its_place(tmp_p
     (tmp_path / "data.toml").write_text(DATA, encoding="utf-8")
     async with real_run(tmp_path) as run:
         admin, wrong = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}, {"EPOCHAL_ADMIN_TOKEN": "wrong"}
+        another = SessionTokens(SigningKey(bytes(32)), "another").session_token(ClientId("a" * 32), 1, time.time())
         server = ("data-server", str(tmp_path / "data.toml"), "--coordinator", run.url, "--port", "0")
-        from_store, from_address, forbidden, unknown = await asyncio.gather(
+        from_store, from_address, forbidden, unknown, of_another_run = await asyncio.gather(
             run.command("token", "data-server", str(run.run_dir)),
             run.command("token", "data-server", run.url, **admin),
             run.command("token", "data-server", run.url, **wrong),
             run.command(*server, "--token", "wrong"),
+            run.command(*server, EPOCHAL_DATA_SERVER_TOKEN=another),
         )
         forbidden.expect(1, "admin token")
-        unknown.expect(1, "not one of this coordinator's")
+        unknown.expect(2, "--token (or EPOCHAL_DATA_SERVER_TOKEN) is not a token of the coordinator")
+        of_another_run.expect(2, "`epochal token data-server` makes one")
         for made in (from_store, from_address):
             made.expect(0)
             headers = {"Authorization": f"Bearer {made.out.strip()}"}

@@ -120,6 +120,15 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
                 await gate.allow(client_id, data_ids)
 
 
+async def test_gate_knows_who_is_in_the_rounds(run: PublishedRun) -> None:
+    run.publish(1, WORK)
+    async with following(run) as gate:
+        assert not gate.is_in_rounds(CLIENTS[0]), "before the first round was read"
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
+        assert all(gate.is_in_rounds(client_id) for client_id in CLIENTS)
+        assert not gate.is_in_rounds(ClientId("f" * 32))
+
+
 async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun) -> None:
     later = (BatchId(200, 211),)
     async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(5):

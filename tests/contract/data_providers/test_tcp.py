@@ -34,6 +34,9 @@ class NamingGate:
     async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
         """Nothing, always."""
 
+    def is_in_rounds(self, client_id: ClientId) -> bool:
+        return True
+
 
 class Scripted:
     """A provider whose every answer waits for `go`, and may be an error."""
