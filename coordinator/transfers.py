@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from runtime.http_bodies import BODY_GRACE_S, MIN_BODY_BYTES_PER_S
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
 
-MIN_BYTES_PER_S = 64 * 1024
+MIN_BYTES_PER_S = MIN_BODY_BYTES_PER_S
 """Minimum average rate of a transfer."""
-GRACE_S = 10.0
+GRACE_S = BODY_GRACE_S
 """Time that every transfer has beyond what its bytes need at its minimum rate."""
 GIVE_WAY_S = 2.0
 """Time that it has beyond what its bytes need at `MIN_BYTES_PER_S`, before it gives way if all places are taken."""

@@ -1,7 +1,7 @@
 """HTTP requests and responses: bounded bodies, strict parsing, and descriptions for OpenAPI."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -20,6 +20,10 @@ BODY_PIECE_TIMEOUT_S = 30.0
 """Maximum time between two pieces of a body."""
 MESSAGE_TIMEOUT_S = 60.0
 """Maximum time for a whole message: also refuses senders that send byte by byte."""
+MIN_BODY_BYTES_PER_S = 64 * 1024
+"""Minimum average rate of a large body."""
+BODY_GRACE_S = 10.0
+"""Time that such a body has beyond what its bytes need at its minimum rate."""
 _SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
@@ -52,6 +56,42 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
         yield piece
 
 
+async def steady_body_pieces(
+    request: Request, min_bytes_per_s: Callable[[], float] = lambda: MIN_BODY_BYTES_PER_S
+) -> AsyncIterator[bytes]:
+    """Yield the request's body as it arrives, at a minimum rate.
+
+    A body that was faster than its minimum may pause, but never for more than `BODY_PIECE_TIMEOUT_S` in all, until it
+    has made up for it.
+
+    Args:
+        request: the request.
+        min_bytes_per_s: returns the minimum rate, which may change while the body arrives.
+
+    Raises:
+        Refused: `body-timeout` if the body is slower, and those of `body_pieces`.
+    """
+    now_s = asyncio.get_running_loop().time
+    pieces = body_pieces(request)
+    allowed_s, moved_bytes = BODY_GRACE_S, 0
+    while True:
+        asked_s = now_s()
+        try:
+            async with asyncio.timeout(max(0.0, allowed_s)):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            raise Refused(
+                Refusal.BODY_TIMEOUT,
+                f"the body is too slow after {moved_bytes} bytes; needed after {BODY_GRACE_S:g} s: at least "
+                f"{min_bytes_per_s():.0f} bytes/s",
+            ) from None
+        if piece is None:
+            return
+        moved_bytes += len(piece)
+        allowed_s = min(BODY_PIECE_TIMEOUT_S, allowed_s - (now_s() - asked_s) + len(piece) / min_bytes_per_s())
+        yield piece
+
+
 def has_gone(receive: Receive) -> bool:
     """Return at once whether the sender of a request without a body has closed the connection."""
     for _ in range(2):  # the first message may be the end of the empty body
@@ -73,13 +113,22 @@ def content_length(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the request's body. Raise `Refused` if it is longer than `max_bytes`, or as `body_pieces` does."""
+async def read_body(request: Request, max_bytes: int, pieces: AsyncIterator[bytes] | None = None) -> bytes:
+    """Return the request's body.
+
+    Args:
+        request: the request.
+        max_bytes: maximum size.
+        pieces: yields the body; `body_pieces` unless given.
+
+    Raises:
+        Refused: `body-too-large`, or what `pieces` raises.
+    """
     body = bytearray()
     too_large = Refused(Refusal.BODY_TOO_LARGE, f"the body has more than {max_bytes} bytes")
     if (content_length(request) or 0) > max_bytes:
         raise too_large
-    async for piece in body_pieces(request):
+    async for piece in body_pieces(request) if pieces is None else pieces:
         body += piece
         if len(body) > max_bytes:
             raise too_large

@@ -1,6 +1,9 @@
 """The training service's HTTP application; errors are `application/problem+json` (RFC 9457)."""
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import FastAPI
+from starlette.responses import PlainTextResponse, Response
 
 from runtime.clock import Clock
 from runtime.http_errors import answer_errors
@@ -36,12 +39,13 @@ def create_app(
     app.router.routes += description_routes(lambda: describe(app))
     answer_errors(app)
     app.add_api_route("/healthz", _healthz, methods=["GET"])
+    app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)
     app.include_router(SessionRoutes(service).router())
     if options.tinker:
         from training_service.tinker.routes import tinker_router
         from training_service.tinker.service import TinkerService
 
-        tinker = TinkerService(options, worker, clock, metrics)
+        tinker = TinkerService(service, worker, clock)
         metrics.watch_sessions("tinker", lambda: len(tinker.sessions))
         app.include_router(tinker_router(tinker))
     return app
@@ -49,3 +53,12 @@ def create_app(
 
 async def _healthz() -> dict[str, bool]:
     return {"ok": True}
+
+
+def _ready_route(service: TrainingService) -> Callable[[], Awaitable[Response]]:
+    async def readyz() -> Response:
+        if service.accepting:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not accepting: too many requests are waiting\n", 503)
+
+    return readyz

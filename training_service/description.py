@@ -59,6 +59,12 @@ _ONE, _ROUND = f"{SESSIONS}/{{session_id}}", f"{SESSIONS}/{{session_id}}/rounds/
 _STEP = f"{_ROUND}/steps/{{local_step}}"
 OPERATIONS: Operations = {
     ("GET", "/healthz"): Operation(answers={200: content("application/json", "The process is alive")}),
+    ("GET", "/readyz"): Operation(
+        answers={
+            200: content("text/plain", "Requests are accepted"),
+            503: content("text/plain", "Too many requests are waiting"),
+        }
+    ),
     ("GET", "/metrics"): Operation(answers={200: content("text/plain", "For Prometheus")}),
     ("POST", SESSIONS): Operation(
         (Refusal.UNAUTHORIZED, Refusal.OVERLOADED, *EVERY_MESSAGE), _TOKENS,

@@ -6,17 +6,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
-from runtime.http_bodies import bearer_token, read_body
+from runtime.connections import vouch_for
+from runtime.http_bodies import bearer_token, read_body, steady_body_pieces
 from runtime.http_parameters import Query, parse_whole
 from state.wire import canonical_json, parse_document
 from trainers.remote.wire import (
     IDEMPOTENCY_KEY,
-    MAX_PARAMETERS_BYTES,
     SESSIONS,
     OptimStepRequest,
     SessionRequest,
     decode_examples,
 )
+from training_service.bodies import sender_of_request
 from training_service.description import MAX_KEY_CHARACTERS
 from training_service.service import TrainingService
 from training_service.sessions import TrainingSession
@@ -48,7 +49,8 @@ class SessionRoutes:
 
     async def open(self, request: Request) -> Response:
         """Open a session."""
-        opened = self._service.open(parse_document(SessionRequest, await read_body(request, MAX_MESSAGE_BYTES)))
+        message = parse_document(SessionRequest, await _read_message(request))
+        opened = self._service.open(message, sender_of_request(request))
         return _json(canonical_json(opened), 201)
 
     async def close(self, session_id: str) -> Response:
@@ -59,13 +61,14 @@ class SessionRoutes:
     async def begin_round(self, session_id: str, round_key: str, request: Request, key: IdempotencyKey) -> Response:
         """Begin a round at the parameters in the body."""
         keep_last = Query(request.scope["query_string"]).flag("keep_last")
-        body = await read_body(request, MAX_PARAMETERS_BYTES)
+        with self._service.sessions.using(session_id) as used:
+            async with self._service.bodies.body(request, used.max_parameters_bytes) as body:
 
-        def act(session: TrainingSession) -> bytes:
-            session.begin_round(round_key, body, keep_last)
-            return b"{}"
+                def act(session: TrainingSession) -> bytes:
+                    session.begin_round(round_key, body, keep_last)
+                    return b"{}"
 
-        return await self._once(session_id, request, key, act)
+                return await self._once(session_id, request, key, act)
 
     async def forward_backward(
         self, session_id: str, round_key: str, local_step: str, request: Request, key: IdempotencyKey
@@ -73,18 +76,21 @@ class SessionRoutes:
         """Add the gradient of the examples in the body to the local step's."""
         number = parse_whole("local_step", local_step)
         limits = self._service.options.limits
-        examples = decode_examples(await read_body(request, limits.wire_bytes), limits.items)
+        with self._service.sessions.using(session_id):
+            async with self._service.bodies.body(request, limits.wire_bytes) as body:
+                examples = decode_examples(body, limits.items)
 
-        def act(session: TrainingSession) -> bytes:
-            answer = session.forward_backward(round_key, number, examples)
-            self._service.metrics.count_examples(answer.items, int(answer.metrics["tokens:sum"]))
-            return canonical_json(answer)
+                def act(session: TrainingSession) -> bytes:
+                    answer = session.forward_backward(round_key, number, examples)
+                    self._service.metrics.count_examples(answer.items, int(answer.metrics["tokens:sum"]))
+                    return canonical_json(answer)
 
-        return await self._once(session_id, request, key, act)
+                return await self._once(session_id, request, key, act)
 
     async def optim_step(self, session_id: str, request: Request, key: IdempotencyKey) -> Response:
         """Take the optimizer step."""
-        step = parse_document(OptimStepRequest, await read_body(request, MAX_MESSAGE_BYTES))
+        self._service.sessions.use(session_id)
+        step = parse_document(OptimStepRequest, await _read_message(request))
         return await self._once(session_id, request, key, lambda session: canonical_json(session.optim_step(step)))
 
     async def discard(self, session_id: str) -> Response:
@@ -100,11 +106,18 @@ class SessionRoutes:
 
     async def _check_token(self, request: Request) -> None:
         self._service.options.check_token(bearer_token(request.headers) or "", "asks for its token")
+        session_id = request.path_params.get("session_id", "")
+        if self._service.options.token is not None and session_id in self._service.sessions:
+            vouch_for(request.scope, session_id)
 
     async def _once(
         self, session_id: str, request: Request, key: str, act: Callable[[TrainingSession], bytes]
     ) -> Response:
         return _json(await self._service.run_once(session_id, (request.url.path, key), act))
+
+
+async def _read_message(request: Request) -> bytes:
+    return await read_body(request, MAX_MESSAGE_BYTES, steady_body_pieces(request))
 
 
 def _json(body: bytes, status: int = 200) -> Response:

@@ -13,6 +13,7 @@ from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.refusals import Refusal
 from trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
+from training_service.bodies import BodyRoom
 from training_service.metrics import TrainingMetrics
 from training_service.sessions import SessionBounds, SessionTable, TrainingSession
 
@@ -58,12 +59,18 @@ class TrainingService:
         self.options = options
         self.metrics = metrics
         self.sessions: SessionTable[TrainingSession] = SessionTable(options.sessions, clock, Refusal.UNKNOWN_SESSION)
+        self.bodies = BodyRoom()
         self._worker = worker
         self._waiting = 0
 
-    def open(self, request: SessionRequest) -> SessionOpened:
-        """Open a session. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
-        session_id = self.sessions.open(TrainingSession(request))
+    @property
+    def accepting(self) -> bool:
+        """Whether another request may wait for the arithmetic."""
+        return self._waiting < MAX_WAITING
+
+    def open(self, request: SessionRequest, sender: str) -> SessionOpened:
+        """Open a session for a sender. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
+        session_id = self.sessions.open(TrainingSession(request), sender)
         log.info("session_opened", extra={"sessions": len(self.sessions)})
         return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s)
 
@@ -73,12 +80,15 @@ class TrainingService:
         Raises:
             Refused: `unknown-session`, `overloaded`, or what `act` raises.
         """
-        session = self.sessions.use(session_id)
-        if self._waiting >= MAX_WAITING:
+        with self.sessions.using(session_id) as session:
+            return await self._run(partial(act, session))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        if not self.accepting:
             raise Refused(Refusal.OVERLOADED, "too many requests are waiting")
         self._waiting += 1
         try:
-            return await self._worker.run(partial(act, session))
+            return await self._worker.run(call)
         finally:
             self._waiting -= 1
 

@@ -6,8 +6,9 @@ idempotency key, so a request that is repeated because its answer was lost gets 
 
 import math
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,10 +20,15 @@ from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
 from trainers.architectures import open_model
 from trainers.learner import NO_INNER_STATE, Learner, Model
-from trainers.remote.wire import MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
+from trainers.remote.wire import FRAME_BYTES, MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest
+from training_service.bodies import MAX_PERCENT_OF_SENDER
 
 MAX_SESSIONS = 256
 IDLE_SESSION_S = 3600.0
+GIVE_WAY_IDLE_S = 60.0
+"""Time without a request after which a session gives way to a new one, if there is no place for it otherwise."""
+TENSOR_HEADER_BYTES = 1024
+"""Room for one tensor's name and shape in the body of a round's parameters."""
 MAX_REMEMBERED_ANSWERS = 4096
 """Maximum number of answers that a session remembers; the oldest is dropped first. A round has far fewer requests."""
 
@@ -42,8 +48,23 @@ class SessionBounds:
     idle_s: float = IDLE_SESSION_S
 
 
+@dataclass(slots=True)
+class _Place(Generic[S]):
+    session: S
+    sender: str
+    used_at_s: float
+    request_count: int = 0
+    """Requests under way, during which the session is not idle."""
+
+    def is_idle(self, since_s: float) -> bool:
+        return not self.request_count and self.used_at_s < since_s
+
+
 class SessionTable(Generic[S]):
     """Open sessions of one protocol by their secret ids; idle ones are closed when another is opened.
+
+    One sender has at most `MAX_PERCENT_OF_SENDER` of the places. If there is none for a new session, the longest idle
+    session of the sender that has the most gives way, unless it was used within `GIVE_WAY_IDLE_S`.
 
     Args:
         missing: the refusal for an id of no open session.
@@ -53,34 +74,71 @@ class SessionTable(Generic[S]):
         self._bounds = bounds
         self._clock = clock
         self._missing = missing
-        self._sessions: dict[str, S] = {}
-        self._used_at_s: dict[str, float] = {}
+        self._places: dict[str, _Place[S]] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._places)
 
-    def open(self, session: S) -> str:
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._places
+
+    def open(self, session: S, sender: str) -> str:
         """Add a session and return its id, which cannot be guessed. Raise `Refused`: `overloaded`."""
         now_s = self._clock.monotonic_s()
-        for session_id in [key for key, at_s in self._used_at_s.items() if at_s < now_s - self._bounds.idle_s]:
+        expired_s = now_s - self._bounds.idle_s
+        for session_id in [key for key, place in self._places.items() if place.is_idle(expired_s)]:
             self.close(session_id)
-        if len(self) >= self._bounds.most:
-            raise Refused(Refusal.OVERLOADED, f"{self._bounds.most} sessions are open, the maximum")
+        self._make_room(sender, now_s)
         session_id = secrets.token_hex(16)
-        self._sessions[session_id], self._used_at_s[session_id] = session, now_s
+        self._places[session_id] = _Place(session, sender, now_s)
         return session_id
 
     def use(self, session_id: str) -> S:
         """Return a session, and note that it is in use. Raise `Refused` if no such session is open."""
-        if session_id not in self._sessions:
+        if session_id not in self._places:
             raise Refused(self._missing, "no such session; it may have expired, or the service was restarted")
-        self._used_at_s[session_id] = self._clock.monotonic_s()
-        return self._sessions[session_id]
+        place = self._places[session_id]
+        place.used_at_s = self._clock.monotonic_s()
+        return place.session
+
+    @contextmanager
+    def using(self, session_id: str) -> Iterator[S]:
+        """Keep a session in use until the context is left. Raise `Refused` if no such session is open."""
+        session = self.use(session_id)
+        place = self._places[session_id]
+        place.request_count += 1
+        try:
+            yield session
+        finally:
+            place.request_count -= 1
+            place.used_at_s = self._clock.monotonic_s()
 
     def close(self, session_id: str) -> None:
         """Close a session if it is open."""
-        self._sessions.pop(session_id, None)
-        self._used_at_s.pop(session_id, None)
+        self._places.pop(session_id, None)
+
+    def _make_room(self, sender: str, now_s: float) -> None:
+        """Close one session if there is no place for a new one. Raise `Refused`: `overloaded`."""
+        counts = Counter(place.sender for place in self._places.values())
+        most, most_of_sender = self._bounds.most, -(-self._bounds.most * MAX_PERCENT_OF_SENDER // 100)
+        if counts[sender] >= most_of_sender:
+            largest = {sender}
+        elif len(self) >= most:
+            largest = {one for one, count in counts.items() if count == max(counts.values())}
+        else:
+            return
+        idle = [
+            (place.used_at_s, session_id)
+            for session_id, place in self._places.items()
+            if place.sender in largest and place.is_idle(now_s - GIVE_WAY_IDLE_S)
+        ]
+        if not idle:
+            raise Refused(
+                Refusal.OVERLOADED,
+                f"{len(self)} sessions are open, {counts[sender]} of this sender; at most {most}, "
+                f"{most_of_sender} of one sender",
+            )
+        self.close(min(idle)[1])
 
 
 def open_served_model(spec: ModelSpec) -> Model:
@@ -110,6 +168,11 @@ class TrainingSession:
     def __init__(self, request: SessionRequest) -> None:
         self._request = request
         self._model = open_served_model(request.model)
+        shapes = self._model.shapes
+        self.max_parameters_bytes = (
+            4 * sum(math.prod(shape) for shape in shapes.values()) + TENSOR_HEADER_BYTES * len(shapes) + FRAME_BYTES
+        )
+        """Maximum size of a file of the model's parameters."""
         self._committed = NO_INNER_STATE
         self._learner = self._model.learner()
         self._round_key: str | None = None

@@ -5,7 +5,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from runtime.http_bodies import read_body
+from runtime.http_bodies import read_body, steady_body_pieces
 from state.config.model import AdamW
 from state.errors import Refused
 from state.refusals import Refusal
@@ -127,9 +127,10 @@ class RetrieveFuture(TinkerMessage):
 
 
 async def read_message(request: Request, kind: type[M]) -> M:
-    """Return a request's message. Raise `Refused`: `body-too-large`, `invalid-body`."""
+    """Return a request's message. Raise `Refused`: `body-too-large`, `body-timeout`, `invalid-body`."""
     try:
-        return kind.model_validate(strict_json(await read_body(request, MAX_MESSAGE_BYTES)))
+        body = await read_body(request, MAX_MESSAGE_BYTES, steady_body_pieces(request))
+        return kind.model_validate(strict_json(body))
     except ValidationError as error:
         raise _refusal_of(error, "the message") from error
     except ValueError as error:

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from runtime.http_bodies import read_body
 from state.errors import Refused
 from state.refusals import Refusal
+from training_service.bodies import sender_of_request
 from training_service.tinker.examples import ForwardBackward, decode_request
 from training_service.tinker.messages import (
     ADAMW,
@@ -98,9 +98,9 @@ class TinkerSessionRoutes:
         """Leave the client's settings as they are."""
         return _json({})
 
-    async def create_session(self) -> Response:
+    async def create_session(self, request: Request) -> Response:
         """Open a session."""
-        return _json({"type": "create_session", "session_id": self._service.open()})
+        return _json({"type": "create_session", "session_id": self._service.open(sender_of_request(request))})
 
     async def heartbeat(self, request: Request) -> Response:
         """Keep a session."""
@@ -114,7 +114,8 @@ class TinkerSessionRoutes:
 
     async def telemetry(self, request: Request) -> Response:
         """Accept the SDK's telemetry, and ignore it."""
-        await read_body(request, MAX_TELEMETRY_BYTES)
+        async with self._service.bodies.body(request, MAX_TELEMETRY_BYTES):
+            pass
         return _json({"status": "accepted"})
 
     async def create_sampling_session(self) -> Response:
@@ -197,11 +198,11 @@ class TinkerModelRoutes:
 
     async def forward_backward(self, request: Request) -> Response:
         """Compute the loss of the examples in the body, and add its gradient unless only the loss is wanted."""
-        body = await read_body(request, self._service.options.limits.wire_bytes)
-        sent = await self._service.worker.run(partial(decode_request, body))
-        served = self._service.model(sent.model_id)
-        act = partial(self._forward, served, sent)
-        return _accepted(served, sent.seq_id, QueuedRequest(act, PROTOBUF, len(body), not sent.forward_only))
+        async with self._service.bodies.body(request, self._service.options.limits.wire_bytes) as body:
+            sent = await self._service.worker.run(partial(decode_request, body))
+            served = self._service.model(sent.model_id)
+            act = partial(self._forward, served, sent)
+            return _accepted(served, sent.seq_id, QueuedRequest(act, PROTOBUF, len(body), not sent.forward_only))
 
     def _forward(self, served: ServedModel, sent: ForwardBackward) -> bytes:
         most = self._service.options.limits.items

@@ -8,8 +8,9 @@ from runtime.clock import Clock
 from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.refusals import Refusal
+from training_service.bodies import BodyRoom
 from training_service.metrics import TrainingMetrics
-from training_service.service import TrainingServiceOptions
+from training_service.service import TrainingService, TrainingServiceOptions
 from training_service.sessions import SessionTable
 from training_service.tinker.models import TinkerModel
 from training_service.tinker.requests import RequestQueue
@@ -32,19 +33,22 @@ class ServedModel:
 
 
 class TinkerService:
-    """The service behind the SDK's routes."""
+    """The service behind the SDK's routes, beside that of Epochal's own clients, whose options and room it shares."""
 
-    def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
-        self.options = options
+    def __init__(self, service: TrainingService, worker: Worker, clock: Clock) -> None:
+        self.options: TrainingServiceOptions = service.options
         self.worker = worker
-        self.metrics = metrics
+        self.metrics: TrainingMetrics = service.metrics
+        self.bodies: BodyRoom = service.bodies
         # `gone`, because the SDK then stops sending heartbeats for the session.
-        self.sessions: SessionTable[dict[int, ServedModel]] = SessionTable(options.sessions, clock, Refusal.GONE)
+        self.sessions: SessionTable[dict[int, ServedModel]] = SessionTable(
+            service.options.sessions, clock, Refusal.GONE
+        )
         self._clock = clock
 
-    def open(self) -> str:
-        """Open a session and return its id. Raise `Refused`: `overloaded`."""
-        session_id = self.sessions.open({})
+    def open(self, sender: str) -> str:
+        """Open a session for a sender and return its id. Raise `Refused`: `overloaded`."""
+        session_id = self.sessions.open({}, sender)
         log.info("tinker_session_opened", extra={"sessions": len(self.sessions)})
         return session_id
 

@@ -1,5 +1,6 @@
 """Sessions of a training service over real HTTP: who may open one, and what does not belong to one."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -7,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from runtime import http_bodies
 from runtime.worker_thread import InlineWorker
 from state.config.model import NgramConfig
 from state.errors import Refused
@@ -174,6 +176,32 @@ async def test_idle_sessions_make_room_and_others_are_told_to_wait() -> None:
         session_id = opened.json()["session_id"]
         assert (await http.delete(f"/v1/sessions/{session_id}")).status_code == 204
         assert (await http.post(f"/v1/sessions/{session_id}/discard")).status_code == 404
+
+
+async def test_body_for_no_session_or_beyond_its_model_is_not_read(url: str, opened: Opened) -> None:
+    for session_id, status in (("nosuch", b"404"), (opened[1], b"413")):
+        assert await status_of_announced_body(url, session_id, 900_000_000) == status
+
+
+async def test_dripping_body_is_refused(url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_bodies, "BODY_GRACE_S", 0.2)
+    assert await status_of_announced_body(url, opened[1], 1000) == b"408"
+
+
+async def status_of_announced_body(url: str, session_id: str, size: int) -> bytes:
+    """Return the status with which a round is answered of whose parameters one byte is sent."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"PUT /v1/sessions/{session_id}/rounds/r HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n"
+    writer.write(f"{head}Idempotency-Key: k\r\n\r\nx".encode())
+    status = (await reader.readline()).split()[1]
+    writer.close()
+    return status
+
+
+async def test_service_says_that_it_is_ready(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        assert (await http.get("/readyz")).text == "ready\n"
 
 
 async def test_token_is_asked_of_every_request() -> None:
