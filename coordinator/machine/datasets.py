@@ -54,12 +54,12 @@ def vote(run: Run, before: str | None, after: str | None, dataset: DatasetDescri
     return run if after is None or dataset is None else _described(run, after, dataset)
 
 
-def agreed(run: Run, *, is_between_rounds: bool = False) -> Run:
+def agreed(run: Run) -> Run:
     """Return the run with the data on which it is agreed now. The roster of a round under way stays as it is."""
     pinned = pinned_fingerprint(run)
     if pinned is not None:
         wanted: str | None = pinned
-    elif run.batches_applied or (run.round is not None and not is_between_rounds):
+    elif run.batches_applied or run.round is not None:
         wanted = run.data_fingerprint
     else:
         wanted = _most_voted(run)

@@ -167,7 +167,7 @@ def _leave_witness(run: Run) -> Move | None:
     if current is None or not _is_round_over(run, current):
         return None
     run, instructions = end_round(run, current)
-    run = agreed(run, is_between_rounds=True)
+    run = agreed(run)
     ended = _epoch_end_reason(run)
     if ended is not None:
         return Move("epoch_ended", ended, run, instructions)

@@ -206,3 +206,10 @@ def test_tensors_of_another_type_are_our_own_bug_and_copies_only_where_needed() 
 def test_one_difference_beyond_those_that_are_named_is_counted() -> None:
     four = TensorLayout(tuple((name, (1,)) for name in "abcd"))
     assert (layout_difference(four, TensorLayout(())) or "").endswith("an unknown 'c', and 1 more differences")
+
+
+def test_name_beyond_ascii_is_written_as_it_is() -> None:
+    data = encode_tensor_file({"größe": np.ones(1, np.float32)}, {"ü": "ß"})
+    assert "größe".encode() in data
+    assert '{"ü":"ß"}'.encode() in data
+    assert list(parse_tensor_file(data).tensors()) == ["größe"]

@@ -1,5 +1,6 @@
 """The machine's bounds and defaults by their values: each decides what runs do, so none changes by a slip."""
 
+from dataclasses import fields
 from types import ModuleType
 
 import pytest
@@ -20,7 +21,7 @@ from coordinator.machine import (
     transitions,
 )
 from coordinator.machine.conduct import Conduct
-from coordinator.machine.run import Suspect, new_run
+from coordinator.machine.run import Checkpointing, Run, Suspect, new_run
 from state.intervals import BatchId
 from tests.support.machine_driver import in_round
 from tests.support.states import state_file
@@ -83,6 +84,12 @@ def test_run_that_was_never_served_has_counted_nothing() -> None:
     assert (found.batches_applied, found.drain_rounds, found.slow_rounds) == (0, 0, 0)
     assert (found.pause_pending, found.blobs_near_bound, found.rebuild) == (False, False, False)
     assert found.replica_step == 0
+
+
+def test_snapshot_that_lacks_a_later_field_is_read_as_if_nothing_had_happened() -> None:
+    defaults = {(kind, field.name): field.default for kind in (Run, Checkpointing) for field in fields(kind)}
+    assert defaults[Run, "pause_pending"] is False
+    assert defaults[Checkpointing, "asked_s"] == 0.0
 
 
 def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
