@@ -12,7 +12,7 @@ import logging
 from run_manager.context import Step, StepContext
 from run_manager.events import StepEntered, StepRefused
 from run_manager.round_view import round_of
-from run_manager.step_table import DueStep, StepName, due_step
+from run_manager.step_table import DueStep, StepName, due_step, goes_on
 from run_manager.steps.cooldown import CooldownStep
 from run_manager.steps.observing import ObservingStep
 from run_manager.steps.round_results import RoundResults
@@ -54,7 +54,7 @@ class StepStateMachine:
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
         reports_again = self.context.readiness.loses_run_data(document) and due.name is StepName.WARMUP
-        if due == self._due and not reports_again:
+        if goes_on(self._due, due) and not reports_again:
             return
         self._due = due
         await self._step_task.replace(None)

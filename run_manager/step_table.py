@@ -107,6 +107,16 @@ def news_of(document: RunDocument, last_round: RoundHead | None) -> News:
     return News.PAST
 
 
+def goes_on(before: DueStep | None, due: DueStep) -> bool:
+    """Whether the step that was due before is the one that is due now.
+
+    A client whose turn to write the checkpoint is over goes on with its upload.
+    """
+    if before is None or due.name is not StepName.COOLDOWN:
+        return due == before
+    return due == before or before == DueStep(due.name, (*due.depends_on[:-1], True))
+
+
 def due_step(step: StepName, document: RunDocument, last_round: RoundHead | None, client_id: ClientId) -> DueStep:
     """Return the step that a client in `step`, which saw `last_round` last, takes for this document.
 

@@ -1,29 +1,39 @@
 """How long a round may take: the time limit of RoundTrain follows the rounds that were applied lately.
 
-Theory of operation. The time of a round is the time until two thirds of its batches were delivered, plus the time from
-the last result until a quorum had attested it. So less than a third of the work cannot make the run slower than that
-multiple of what the others need, whoever holds it back. When the limit itself was too short, because the work or the
-clients have changed, more than half of the batches are missing: then it doubles until results arrive.
+Theory of operation. The time of a round is the time until half of its batches were delivered, plus the time from the
+last result until a quorum had attested it. So less than half of the work cannot make the run slower than that multiple
+of what the others need, whoever holds it back. When the limit itself was too short, because the work or the clients
+have changed, more than half of the batches are missing: then it doubles until results arrive.
+
+A member that is slower than the others keeps its place with less work: whose result arrives in the second half of the
+limit gets no larger share for it, because twice the work could take twice the time, and come too late.
 """
 
+import math
 from dataclasses import replace
 from statistics import median
 
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
+from state.intervals import total_batches
+from state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16
 TRAIN_TIMES_NEEDED = 5
 """With fewer applied rounds than this, `max_round_train_time` is the limit."""
-LIMIT_PER_MEDIAN = 4.0
-"""Multiple of the median time of the last rounds after which a round is closed."""
+LIMIT_PER_MEDIAN = 2.0
+"""Multiple of the median time of the last rounds after which a round is closed: members that deliver at the last
+moment, or not at all, make a run take at most about twice its time."""
 LIMIT_PER_LAST = 2.0
 """Multiple of the last round's time for which a round stays open: the limit follows at once when rounds get longer."""
 SHORTEST_LIMIT_S = 3.0
 """Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
 MAX_DOUBLINGS = 16
-MOSTLY = (2, 3)
-"""Part of a round's batches after whose delivery the slower clients no longer count in the round's time."""
+MOSTLY = (1, 2)
+"""Part of a round's batches after whose delivery the slower clients no longer count in the round's time. Fewer clients
+than that, such as a third that is as late as it can, must not lengthen the limit that they use up."""
+IN_TIME_PART = 0.5
+"""Part of the time limit after which a result is late: its client's share does not grow."""
 
 
 def train_limit_s(run: Run) -> float:
@@ -36,14 +46,17 @@ def train_limit_s(run: Run) -> float:
     return min(most, usual * 2.0 ** min(run.slow_rounds, MAX_DOUBLINGS))
 
 
-def with_delivery(current: Round, batch_count: int, elapsed_s: float) -> Round:
-    """Return the round after a result over `batch_count` batches was verified, `elapsed_s` after its start."""
-    delivered = current.delivered_batches + batch_count
+def with_delivery(run: Run, current: Round, client_id: ClientId) -> Round:
+    """Return the round after a result of this client was verified, in RoundTrain."""
+    elapsed_s = run.now_s - run.phase_started_s
+    delivered = current.delivered_batches + total_batches(current.plan.assignments[client_id])
+    limit_s = math.inf if run.phase_ends_s is None else run.phase_ends_s - run.phase_started_s
+    late = current.late | {client_id} if elapsed_s > IN_TIME_PART * limit_s else current.late
     part, whole = MOSTLY
     mostly_in_s = current.mostly_in_s
     if mostly_in_s is None and whole * delivered >= part * current.plan.batch_count:
         mostly_in_s = elapsed_s
-    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
+    return replace(current, late=late, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
 
 
 def closed(current: Round, elapsed_s: float) -> Round:

@@ -49,6 +49,7 @@ class Round:
         attestations: each witness's latest attestation, its bits limited to verified results.
         closing: the witnesses that attested in RoundWitness, when no further result can come.
         failures: the reports of clients that could not take the step.
+        late: the clients whose results arrived so late that more work might not have arrived in time.
         delivered_batches: number of batches over which verified results are.
         mostly_in_s, last_in_s: seconds from the round's start to the result that completed most of the batches, and to
             the last one.
@@ -74,6 +75,7 @@ class Round:
     attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
     closing: frozenset[ClientId] = frozenset()
     failures: Mapping[ClientId, FailureReport] = field(default_factory=dict)
+    late: frozenset[ClientId] = frozenset()
     delivered_batches: int = 0
     mostly_in_s: float | None = None
     last_in_s: float | None = None

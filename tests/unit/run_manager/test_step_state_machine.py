@@ -11,7 +11,7 @@ from coordinator_client.api import DocumentMark
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec, TokenBatch
 from run_manager.events import DocumentArrived, RoundTrained, StepEntered
-from run_manager.step_table import News, StepName, due_step, news_of
+from run_manager.step_table import News, StepName, due_step, goes_on, news_of
 from state.documents import RunDocument
 from state.errors import Desync
 from state.intervals import DataIds
@@ -80,6 +80,17 @@ def test_warmup_starts_again_when_this_client_becomes_the_checkpointer() -> None
     due = due_step(StepName.WARMUP, before, None, ME)
     assert due == due_step(StepName.WARMUP, replace(before, reason="another", version=before.version + 1), None, ME)
     assert due != due_step(StepName.WARMUP, replace(before, checkpointer=ME), None, ME)
+
+
+def test_upload_of_a_checkpoint_goes_on_after_its_turn() -> None:
+    others_turn = run_document(RunState.COOLDOWN, 6)
+    elected = due_step(StepName.TRAINING, replace(others_turn, checkpointer=ME), None, ME)
+    waiting = due_step(StepName.TRAINING, others_turn, None, ME)
+    assert goes_on(elected, waiting)
+    assert not goes_on(waiting, elected)
+    assert not goes_on(
+        elected, due_step(StepName.TRAINING, replace(others_turn, epoch=others_turn.epoch + 1), None, ME)
+    )
 
 
 @pytest.mark.parametrize(

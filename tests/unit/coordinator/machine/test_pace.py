@@ -59,7 +59,7 @@ def limit_of(driver: Driver) -> float:
         ([1.0] * 9 + [10.0], 0, LIMIT_PER_LAST * 10),
         ([2.0] * TRAIN_TIMES_NEEDED, 1, LIMIT_PER_MEDIAN * 4),
         ([2.0] * TRAIN_TIMES_NEEDED, 2, LIMIT_PER_MEDIAN * 8),
-        ([2.0] * TRAIN_TIMES_NEEDED, 3, MOST_S),
+        ([2.0] * TRAIN_TIMES_NEEDED, 4, MOST_S),
         ([100.0] * TRAIN_TIMES_NEEDED, 0, MOST_S),
     ],
 )
@@ -78,9 +78,9 @@ def test_limit_follows_the_rounds_that_were_applied() -> None:
     assert limit_of(driver) == MOST_S
     play_rounds(driver, 1, 2.0)
     assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 2)
-    play_rounds(driver, TRAIN_TIMES_KEPT, 1.0)
-    assert driver.run.train_times == pytest.approx((1.0,) * TRAIN_TIMES_KEPT)
-    assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN)
+    play_rounds(driver, TRAIN_TIMES_KEPT, 1.6)
+    assert driver.run.train_times == pytest.approx((1.6,) * TRAIN_TIMES_KEPT)
+    assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 1.6)
 
 
 def test_one_that_is_slow_does_not_count_in_the_time_of_the_others() -> None:
@@ -112,7 +112,7 @@ def test_time_of_a_round_that_was_closed_counts_its_witnessing() -> None:
 
 def test_limit_doubles_while_most_of_the_work_is_missing() -> None:
     driver = in_round(1, 2, 3, config__total_steps=50)
-    play_rounds(driver, TRAIN_TIMES_NEEDED, 1.0)
+    play_rounds(driver, TRAIN_TIMES_NEEDED, 2.0)
     limits = []
     for _ in range(2):
         limits.append(limit_of(driver))
@@ -127,12 +127,33 @@ def test_limit_doubles_while_most_of_the_work_is_missing() -> None:
 
 def test_limit_stays_where_less_than_half_of_the_work_is_missing() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=50)
-    play_rounds(driver, TRAIN_TIMES_NEEDED, 1.0)
-    deliver_at(driver, 1, 2, 3, after_s=1.0)
+    play_rounds(driver, TRAIN_TIMES_NEEDED, 2.0)
+    deliver_at(driver, 1, 2, 3, after_s=2.0)
     driver.pass_time(limit_of(driver))
     driver.attest(*(client(number) for number in (1, 2, 3)))
     assert driver.run.slow_rounds == 0
     assert limit_of(driver) == pytest.approx(4.0)
+
+
+def test_third_that_is_late_does_not_lengthen_the_limit() -> None:
+    driver = in_round(1, 2, 3, 4, 5, 6, config__total_steps=50)
+    play_rounds(driver, TRAIN_TIMES_NEEDED, 2.0)
+    for _ in range(TRAIN_TIMES_KEPT):
+        deliver_at(driver, 1, 2, 3, 4, after_s=2.0)
+        deliver_at(driver, 5, 6, after_s=limit_of(driver) - 2.1)
+        driver.attest(*driver.round.plan.witnesses)
+        assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 2)
+
+
+def test_share_of_a_member_that_is_late_stays_and_grows_again_in_time() -> None:
+    driver = in_round(1, 2, 3, 4, config__total_steps=50)
+    shares = []
+    for late_s in (30.5, 29.5):
+        deliver_at(driver, 1, 2, 3, after_s=1.0)
+        deliver_at(driver, 4, after_s=late_s - 1.0)
+        driver.attest(*driver.round.plan.witnesses)
+        shares.append([driver.conduct(number).earned for number in (1, 4)])
+    assert shares == [[4, 2], [8, 4]], "the limit is 60 s"
 
 
 def test_outage_of_the_coordinator_is_not_part_of_a_rounds_time() -> None:

@@ -312,7 +312,7 @@ def test_run_that_needs_a_member_waits_for_the_end_of_its_rest_only() -> None:
 
 
 def test_epoch_begins_without_a_member_that_rests() -> None:
-    driver = in_round(1, 2, 3, 4, config__init_min_clients=4, config__total_steps=90, config__epoch_time=300)
+    driver = in_round(1, 2, 3, 4, config__init_min_clients=4, config__total_steps=400, config__epoch_time=300)
     for _ in range(MISSES_BEFORE_REST + 1):
         play_without(driver, 4)
         driver.now_s += FIRST_REST_S
@@ -325,7 +325,7 @@ def test_epoch_begins_without_a_member_that_rests() -> None:
             client(4): replace(resting, conduct=replace(resting.conduct, rests_until_s=driver.now_s + 900)),
         },
     )
-    driver.play_epoch(seconds_per_round=30)
+    driver.play_epoch(seconds_per_round=2.5)
     assert client(4) not in {entry.client_id for entry in driver.run.checkpointing.roster.clients}  # type: ignore[union-attr]
     begun_s = driver.now_s
     driver.next_round()
