@@ -253,6 +253,7 @@ class CoordinatorSession(ForwardedRequests):
                 try:
                     return await self._join_once()
                 except CoordinatorUnreachable as error:
+                    while_key_is_used.reset()  # a coordinator that comes back counts every member as heard just now
                     self._note_lost(error)
                     await self._wait(backoff, error)
                 except Refused as refusal:

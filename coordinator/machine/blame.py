@@ -4,9 +4,8 @@ A client that fails on its data says which batches it blames. They become suspec
 bisected when it fails again, and applied as soon as anybody delivers it. The rules kept here:
 
 - A single batch is quarantined only after `MEMBERS_BEFORE_QUARANTINE` different members failed on exactly this batch,
-  and more than a third of the run's members where they are many; each had delivered other work lately
-  (`has_delivered_lately`). Until then it is attempted again and again, with pauses that grow with each failure, and
-  other work goes on.
+  each of which had delivered other work lately (`has_delivered_lately`). Until then it is attempted again and again,
+  with pauses that grow with each failure, and other work goes on.
 - A member that has not delivered lately is believed only where nobody has, as at a run's beginning: then its failures
   single out batches, so that work can go on around them, but never count towards quarantine. As soon as anybody
   delivers, these batches are no longer suspects.
@@ -28,10 +27,7 @@ from state.refusals import Refusal
 from state.wire import ClientId
 
 MEMBERS_BEFORE_QUARANTINE = 3
-"""Number of different members that must have failed on a batch at least, and each delivered other work, to quarantine
-it."""
-MOST_BEFORE_QUARANTINE = 8
-"""Number of such members that are enough in a run of any size."""
+"""Number of different members that must have failed on a batch, and each delivered other work, to quarantine it."""
 DELIVERED_LATELY_STEPS = 32
 """Number of last steps of which one at least must have applied a result of a member whose failures count."""
 MAX_PAUSE_STEPS = 64
@@ -77,11 +73,6 @@ def has_delivered_lately(run: Run, client_id: ClientId) -> bool:
     if member is None or member.conduct.last_applied_step is None:
         return False
     return run.step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
-
-
-def members_before_quarantine(member_count: int) -> int:
-    """Return how many members must have failed on a batch. A third of the members are too few, up to the most."""
-    return max(MEMBERS_BEFORE_QUARANTINE, min(member_count // 3 + 1, MOST_BEFORE_QUARANTINE))
 
 
 def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
@@ -190,7 +181,7 @@ class _Tally:
         return replace(suspect, failures=failures, against=against, retry_step=self.current.step + pause)
 
     def _keep_or_quarantine(self, suspect: Suspect) -> None:
-        if suspect.batch_id.count > 1 or len(suspect.against) < members_before_quarantine(len(self.run.members)):
+        if suspect.batch_id.count > 1 or len(suspect.against) < MEMBERS_BEFORE_QUARANTINE:
             self.suspects.append(suspect)
         elif self._may_not_quarantine():
             self.suspects.append(Suspect(suspect.batch_id, (), suspect.message))

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from run_manager.agent import EndReason
+from state.documents import Outcome
 from state.phases import RunState
 from tests.support.simulated_client import SimulatedClient
 from tests.support.simulated_coordinator import SlowJournal
@@ -27,6 +28,8 @@ from tests.support.virtual_time import in_virtual_time, run_virtually
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 LOSSY = Weather(loss=0.1)
+STEPS_OF_HUNDREDS = 3
+"""Steps of the run of hundreds of clients: it is the longest test, and its faults come in every step."""
 
 
 async def restart_often(run: SimulatedRun) -> None:
@@ -88,7 +91,7 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weath
     assert {end.reason for end in ends} == {EndReason.FINISHED}
     # A client that was cut off at the very end may stop at an earlier replica; those at the last step hold the same.
     last = max(end.step or 0 for end in ends)
-    assert last >= TOTAL_STEPS
+    assert last >= run.coordinator.state.config.total_steps
     assert len({end.replica_digest for end in ends if end.step == last}) == 1
 
 
@@ -112,11 +115,20 @@ async def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) ->
 @pytest.mark.timeout(400)
 @in_virtual_time
 async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
-    async with simulated_run(small_state(batches=40), seed=2026) as run:
+    async with simulated_run(small_state(batches=40, config__total_steps=STEPS_OF_HUNDREDS), seed=2026) as run:
         await weather_the_storm(run, lasting=200, passing=40)
         await prove(run)
         assert run.coordinator.starts > 1
         assert len(run.clients) >= 240
+
+
+def test_seed_plays_the_same_run_again() -> None:
+    async def main() -> tuple[float, list[Outcome]]:
+        async with simulated_run(small_state(batches=12), seed=3) as run:
+            await weather_the_storm(run, lasting=4, passing=2)
+            return asyncio.get_running_loop().time(), run.coordinator.outcomes
+
+    assert run_virtually(main()) == run_virtually(main())
 
 
 class ForgetfulJournal(SlowJournal):

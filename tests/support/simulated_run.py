@@ -201,7 +201,7 @@ async def prove(run: SimulatedRun) -> None:
     assert report.problems == ()
     assert report.replay_identical
     assert report.replicas_identical
-    assert report.rounds >= TOTAL_STEPS
+    assert report.rounds >= run.coordinator.state.config.total_steps
     assert (report.duplicates, report.missing) == (0, 0)
 
 

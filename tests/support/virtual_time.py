@@ -6,6 +6,7 @@ says so instead.
 
 import asyncio
 import functools
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
@@ -31,12 +32,25 @@ class _JumpingSelector(selectors.SelectSelector):
         return ready
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number, so that a set of tasks is not in the order of their addresses in memory."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time, which begins at 0."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        numbers = itertools.count()
+        self.set_task_factory(lambda loop, coro, **options: _NumberedTask(next(numbers), coro, loop=loop, **options))
 
     def time(self) -> float:
         return self._jumping.now_s

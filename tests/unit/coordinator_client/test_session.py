@@ -169,6 +169,19 @@ async def test_client_that_crashed_returns_once_it_has_been_silent() -> None:
 
 
 @in_virtual_time
+async def test_outage_while_a_key_is_in_use_is_not_part_of_the_wait_for_it() -> None:
+    async with waiting_run() as run:
+        crashed = session_of(run)[0]
+        await crashed.join()
+        policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=1000)
+        restarted = CoordinatorSession(run.api()[0], ClientProfile(key_of(1)), policy, lambda event: None)
+        joining = asyncio.create_task(restarted.join())
+        await asyncio.sleep(1)
+        await run.coordinator.restart_after(2 * KEY_IN_USE_BOUND_S)  # and every member counts as heard just now
+        await joining
+
+
+@in_virtual_time
 async def test_key_is_free_at_once_after_its_client_has_left() -> None:
     async with waiting_run() as run:
         first, second = session_of(run)[0], session_of(run)[0]

@@ -14,7 +14,6 @@ from coordinator.machine.blame import (
     MAX_PAUSE_STEPS,
     MEMBERS_BEFORE_QUARANTINE,
     has_delivered_lately,
-    members_before_quarantine,
 )
 from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided, QuarantineEnded
 from state.intervals import BatchId, total_batches
@@ -83,18 +82,6 @@ def test_batch_that_three_members_fail_on_is_quarantined(named: bool, clients: i
     assert driver.in_phase(RunState.COOLDOWN)
     assert driver.run.carried == ()
     assert driver.run.suspects == ()
-
-
-@pytest.mark.parametrize(("clients", "needed"), [(1, 3), (8, 3), (9, 4), (20, 7), (21, 8), (500, 8)])
-def test_third_of_the_members_cannot_quarantine_alone(clients: int, needed: int) -> None:
-    assert members_before_quarantine(clients) == needed
-
-
-def test_nine_members_that_all_fail_quarantine_after_the_fourth() -> None:
-    driver = in_round(*range(1, 10), config__init_min_clients=9, config__total_steps=60)
-    play_rounds(driver, everyone_on(BAD), 60)
-    (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
-    assert len(set(told.against)) == 4
 
 
 @pytest.mark.parametrize("clients", [1, 2])
