@@ -9,14 +9,11 @@ A member that is slower than the others keeps its place with less work: whose re
 limit gets no larger share for it, because twice the work could take twice the time, and come too late.
 """
 
-import math
 from dataclasses import replace
 from statistics import median
 
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
-from state.intervals import total_batches
-from state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16
 TRAIN_TIMES_NEEDED = 5
@@ -46,17 +43,21 @@ def train_limit_s(run: Run) -> float:
     return min(most, usual * 2.0 ** min(run.slow_rounds, MAX_DOUBLINGS))
 
 
-def with_delivery(run: Run, current: Round, client_id: ClientId) -> Round:
-    """Return the round after a result of this client was verified, in RoundTrain."""
-    elapsed_s = run.now_s - run.phase_started_s
-    delivered = current.delivered_batches + total_batches(current.plan.assignments[client_id])
-    limit_s = math.inf if run.phase_ends_s is None else run.phase_ends_s - run.phase_started_s
-    late = current.late | {client_id} if elapsed_s > IN_TIME_PART * limit_s else current.late
+def is_late(run: Run) -> bool:
+    """Whether a result that arrives now, in RoundTrain, is late: twice the work might not have arrived in time."""
+    if run.phase_ends_s is None:
+        return False
+    return run.now_s - run.phase_started_s > IN_TIME_PART * (run.phase_ends_s - run.phase_started_s)
+
+
+def with_delivery(current: Round, batch_count: int, elapsed_s: float) -> Round:
+    """Return the round after a result over `batch_count` batches was verified, `elapsed_s` after its start."""
+    delivered = current.delivered_batches + batch_count
     part, whole = MOSTLY
     mostly_in_s = current.mostly_in_s
     if mostly_in_s is None and whole * delivered >= part * current.plan.batch_count:
         mostly_in_s = elapsed_s
-    return replace(current, late=late, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
+    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
 
 
 def closed(current: Round, elapsed_s: float) -> Round:
