@@ -31,10 +31,16 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry(WireDocument):
-    """One client of a round and its share of the work, in units that only compare with those of the other clients."""
+    """One client of a round.
+
+    Attributes:
+        share: its share of the work, in units that only compare with those of the other clients.
+        proven: whether a result of it was applied before. If any client is proven, only such ones are witnesses.
+    """
 
     client_id: HexId
     share: Annotated[int, Field(ge=1, le=MAX_SHARE * SHARE_UNITS_PER_BATCH)]
+    proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,14 @@ class Roster(WireDocument):
     """The clients of one round, sorted by client id; frozen when the round starts."""
 
     clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]
+
+    def electorate(self) -> tuple[ClientId, ...]:
+        """Return the clients that may be witnesses: the proven ones, or all of them if there is none.
+
+        So nobody can outvote the clients that do the work with keys that cost nothing.
+        """
+        proven = tuple(entry.client_id for entry in self.clients if entry.proven)
+        return proven or tuple(entry.client_id for entry in self.clients)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Elects witnesses and checkpointers, and sizes the quorum: pure functions of a roster and a seed."""
 
+from itertools import islice
+
 from state.documents import Roster
 from state.permutation import shuffled_positions
 from state.wire import ClientId, Seed
@@ -9,14 +11,16 @@ _WITNESS_DOMAIN = b"epochal/witness/v1"
 _CHECKPOINTER_DOMAIN = b"epochal/checkpointer/v1"
 
 
-def witness_count(roster_count: int, witness_nodes: int) -> int:
+def witness_count(electorate_count: int, witness_nodes: int) -> int:
     """Return the number of witnesses of a round: at most `witness_nodes` (0 for everyone) and `MAX_WITNESSES`."""
-    return min(witness_nodes or roster_count, roster_count, MAX_WITNESSES)
+    return min(witness_nodes or electorate_count, electorate_count, MAX_WITNESSES)
 
 
 def elect_witnesses(roster: Roster, seed: Seed, count: int) -> tuple[ClientId, ...]:
-    """Return the `count` elected witnesses of the round, in order of election."""
-    return _shuffled(roster, seed, _WITNESS_DOMAIN)[:count]
+    """Return the `count` elected witnesses of the round, of the roster's electorate, in order of election."""
+    electorate = frozenset(roster.electorate())
+    elected = (client_id for client_id in _shuffled(roster, seed, _WITNESS_DOMAIN) if client_id in electorate)
+    return tuple(islice(elected, count))
 
 
 def checkpointer_order(roster: Roster, seed: Seed) -> tuple[ClientId, ...]:

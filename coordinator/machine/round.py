@@ -88,7 +88,7 @@ class Round:
             object.__setattr__(self, "plan", self._assign())
 
     def _assign(self) -> RoundAssignment:
-        count = witness_count(len(self.roster.clients), self.witness_nodes)
+        count = witness_count(len(self.roster.electorate()), self.witness_nodes)
         return RoundAssignment(
             assignments=assign_data_for_state(self.roster, self.work, self.seed),
             positions={entry.client_id: position for position, entry in enumerate(self.roster.clients)},

@@ -61,6 +61,11 @@ class Member:
     data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether a result of it was applied."""
+        return self.conduct.last_applied_step is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
@@ -111,7 +116,7 @@ class Checkpointing:
 
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
-        return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.clients), self.witness_nodes))
+        return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.electorate()), self.witness_nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,9 @@ def roster_of(members: Iterable[Member]) -> Roster:
     """Return the roster of these members with the shares that they have earned, in lowest terms."""
     ordered = sorted(members, key=lambda member: member.client_id)
     common = gcd(*(share_units(member) for member in ordered)) or 1
-    return Roster(tuple(RosterEntry(member.client_id, share_units(member) // common) for member in ordered))
+    return Roster(
+        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered)
+    )
 
 
 def most_share_units(member: Member) -> int:

@@ -22,6 +22,9 @@ DRAIN_ROUNDS = 3
 FAIR_WARMUP_PART = 0.5
 """Part of `warmup_time` that the others have to get ready once `min_clients` are."""
 
+TIME_FOR_NEWCOMERS_S = 1.0
+"""Shortest time for a client that never delivered; longer where the others take longer than half of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -149,7 +152,7 @@ def _results_in_reason(run: Run, current: Round) -> str | None:
     """Return why RoundTrain ends now, or None if it goes on."""
     if _time_is_over(run):
         return "time is over"
-    if current.pending:
+    if current.pending and not _only_newcomers_are_late(run, current):
         return None
     if not current.verified:
         return "every assigned client failed or left"
@@ -160,6 +163,13 @@ def _results_in_reason(run: Run, current: Round) -> str | None:
     if complete.issuperset(left):
         return f"all {len(left)} witnesses that are left saw every result"
     return None
+
+
+def _only_newcomers_are_late(run: Run, current: Round) -> bool:
+    """Whether only clients that never delivered are waited for, and had as long again as the others took."""
+    if not current.pending.isdisjoint(current.roster.electorate()) or current.last_in_s is None:
+        return False
+    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.last_in_s)
 
 
 def _leave_witness(run: Run) -> Move | None:
