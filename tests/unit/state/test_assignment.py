@@ -1,6 +1,7 @@
 """The assignment: a partition of the work list, in proportion, the same on every machine."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from state.wire import ClientId, Seed, canonical_json, document_digest, parse_do
 GOLDEN = {3: [(7, 9), (20, 24)], 0: [(40, 41)], 1: [(25, 29)], 2: [(30, 32)]}
 GOLDEN_WITNESSES = [1, 2, 0]
 GOLDEN_CHECKPOINTERS = [3, 2, 1, 0]
-GOLDEN_ROSTER_SHA256 = "96939bad23f25504be87880abc14a2e73dc99129e247f32966594a304b97ea10"
+GOLDEN_ROSTER_SHA256 = "c2c5533fd60b32253fa073c973bc589127d28688cc6b991e2e1f29acec36a935"
 GOLDEN_WORK_SHA256 = "b83430525c7119b02fce6003e70e3b727456723676c2c884af2cbcc5377d1409"
 
 
@@ -117,3 +118,12 @@ def test_work_of_many_intervals_is_cut_in_their_order() -> None:
         (),
         (BatchId(1, 2),),
     ]
+
+
+def test_witnesses_are_elected_among_proven_clients_if_there_are_any() -> None:
+    entries = [RosterEntry(client(number), 1, proven=number in (2, 5)) for number in range(8)]
+    mixed, new = Roster(tuple(entries)), Roster(tuple(replace(entry, proven=False) for entry in entries))
+    assert set(mixed.electorate()) == {client(2), client(5)}
+    assert set(elect_witnesses(mixed, seed_of(0), 32)) == {client(2), client(5)}
+    assert len(elect_witnesses(mixed, seed_of(0), 1)) == 1
+    assert set(new.electorate()) == {client(number) for number in range(8)}
