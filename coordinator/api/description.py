@@ -152,7 +152,10 @@ def _blob_operations() -> Operations:
             {200: {"description": "The whole blob", **size}, 206: {"description": "The range", **size}},
         ),
         ("PUT", "/v1/blobs/{sha256}"): Operation(
-            (*_READS_BLOB, *_DELIVERS, Refusal.NOT_COMMITTED, Refusal.LATE_RESULT, Refusal.NOT_NOW),
+            (
+                *(*_READS_BLOB, *_DELIVERS, Refusal.NOT_COMMITTED),
+                *(Refusal.LATE_RESULT, Refusal.NOT_NOW, Refusal.RATE_LIMITED),
+            ),
             (SESSION,),
             answers={201: _CREATED},
             body={"content": _BLOB},
