@@ -190,7 +190,7 @@ def test_bound_of_a_files_size_counts_names_shapes_and_values() -> None:
     assert file_size_bound(layout, 0) == 16 + 64 + 28 + (3 * 4 + 128 + 48) + (3 * 2 + 128 + 24)
 
 
-def test_tensors_of_another_type_are_our_own_bug_and_copies_only_where_needed() -> None:
+def test_tensors_of_another_type_are_our_own_bug() -> None:
     with pytest.raises(InternalError):
         frozen_tensors({"a": np.zeros(2, np.float64)})
     plain = np.arange(6, dtype=np.float32).reshape(2, 3)

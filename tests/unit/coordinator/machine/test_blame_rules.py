@@ -164,7 +164,7 @@ def test_member_that_failed_before_counts_once_against_a_batch() -> None:
     assert single(blamed(run, failing)).against == (failing, fewer[0])
 
 
-def test_member_that_delivered_nothing_lately_is_not_believed_beside_a_deliverer() -> None:
+def test_member_that_delivered_nothing_is_not_believed_beside_one() -> None:
     suspect = Suspect(BatchId(40, 41), (), "before", (), 0, 0)
     run = run_with(suspect)
     failing = who_has(run, BatchId(40, 41))

@@ -87,7 +87,7 @@ def test_run_that_was_never_served_has_counted_nothing() -> None:
     assert found.replica_step == 0
 
 
-def test_snapshot_that_lacks_a_later_field_is_read_as_if_nothing_had_happened() -> None:
+def test_snapshot_that_lacks_a_later_field_is_read_with_its_default() -> None:
     defaults = {(kind, field.name): field.default for kind in (Run, Checkpointing) for field in fields(kind)}
     assert defaults[Run, "pause_pending"] is False
     assert defaults[Checkpointing, "asked_s"] == 0.0

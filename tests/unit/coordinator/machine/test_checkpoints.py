@@ -235,7 +235,7 @@ def test_claims_and_bytes_of_another_replica_are_refused_as_stale() -> None:
         driver.send(CheckpointReported(driver.checkpointer(), CheckpointReport(1, digest_of("r"), digest_of("b"), 9)))
 
 
-def test_claim_may_change_until_its_bytes_are_held_and_equal_ones_change_nothing() -> None:
+def test_claim_may_change_until_its_bytes_are_held() -> None:
     driver = in_round(1, 2, 3, config__total_steps=1)
     driver.play_round()
     writer = driver.checkpointer()

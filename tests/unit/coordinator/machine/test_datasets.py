@@ -200,7 +200,7 @@ def test_numbers_of_members_and_equal_votes_are_shown_in_order() -> None:
     assert [view.data_fingerprint for view in datasets_of(driver.run, 1)] == ["a"]
 
 
-def test_client_that_is_no_member_or_has_not_reported_disagrees_with_nobody() -> None:
+def test_client_that_has_not_reported_disagrees_with_nobody() -> None:
     driver = in_warmup(1, 2)
     driver.ready(client(1))
     assert [disagreement(driver.run, client(number)) for number in (1, 2, 9)] == [None, None, None]

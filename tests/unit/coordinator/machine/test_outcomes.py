@@ -88,7 +88,7 @@ def test_too_few_attestations_apply_nothing_and_rebuild_nothing() -> None:
     assert not driver.run.rebuild
 
 
-def test_agreed_replica_of_which_no_quorum_holds_any_result_applies_nothing() -> None:
+def test_agreed_replica_without_a_result_of_a_quorum_applies_nothing() -> None:
     driver = in_round(1, 2, 3, config__total_steps=9)
     deliver(driver, 1, 2.0, 16, replica="another")
     driver.attest(client(1), client(2))

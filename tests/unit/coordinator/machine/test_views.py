@@ -53,7 +53,7 @@ def test_document_counts_work_that_waits_and_work_that_left() -> None:
     assert (document.round.roster_count, document.round.witness_count, document.round.batches) == (2, 2, 12)
 
 
-def test_document_has_a_round_in_its_phases_and_an_outcome_once_there_is_one() -> None:
+def test_document_has_a_round_in_its_phases_and_the_last_outcome() -> None:
     driver = in_round(1, 2, config__total_steps=1)
     assert document_of(driver.run, 1).last_outcome_sha256 is None
     driver.play_round()
@@ -99,7 +99,7 @@ def test_expected_checkpoint_names_its_replica_and_no_round() -> None:
     assert expected_blob(driver.run, other, digest_of("other")) is None
 
 
-def test_blobs_of_the_round_are_needed_from_their_commitment_unless_rejected() -> None:
+def test_blobs_of_the_round_are_needed_unless_rejected() -> None:
     driver = in_round(1, 2)
     driver.send(ResultCommitted(client(1), ResultCommitment(1, 0, digest_of("one"), 7, METRICS)))
     driver.send(ResultCommitted(client(2), ResultCommitment(1, 0, digest_of("two"), 7, METRICS)))
@@ -109,7 +109,7 @@ def test_blobs_of_the_round_are_needed_from_their_commitment_unless_rejected() -
     assert digest_of("two") not in blobs_needed(driver.run)
 
 
-def test_blobs_of_a_checkpoint_under_way_are_needed_from_their_announcement() -> None:
+def test_blobs_of_a_checkpoint_under_way_are_needed() -> None:
     driver = in_round(1, 2, config__total_steps=1)
     driver.play_round()
     before = blobs_needed(driver.run)
