@@ -69,10 +69,14 @@ def closed(current: Round, elapsed_s: float) -> Round:
     return replace(current, train_s=current.mostly_in_s + elapsed_s - current.last_in_s)
 
 
+def is_slow(current: Round) -> bool:
+    """Whether time closed the round while more than half of its batches were missing: its limit was too short."""
+    return current.timed_out and 2 * current.delivered_batches < current.plan.batch_count
+
+
 def with_pace(run: Run, current: Round, *, is_applied: bool) -> Run:
     """Return the run with the time of a round that ends now, in RoundWitness."""
-    is_slow = current.timed_out and 2 * current.delivered_batches < current.plan.batch_count
-    run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow else 0)
+    run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow(current) else 0)
     if not is_applied or current.train_s is None:
         return run
     took_s = current.train_s + run.now_s - run.phase_started_s

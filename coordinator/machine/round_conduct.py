@@ -7,6 +7,7 @@ from dataclasses import replace
 from coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
 from coordinator.machine.conduct import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER, Conduct
 from coordinator.machine.instructions import SentToRest
+from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
 from state.documents import Outcome
@@ -85,6 +86,8 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | Non
         return f"its result was rejected: {current.rejected[client_id]}"
     if client_id not in run.members:
         return "it left before it delivered its result"
+    if is_slow(current) and train_limit_s(run) < run.state_file.config.max_round_train_time:
+        return None  # the time limit was too short for most of the work, and doubles for the next round
     return "its result did not arrive before the round's time was over"
 
 

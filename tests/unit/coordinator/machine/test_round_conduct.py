@@ -345,3 +345,13 @@ def test_members_that_rest_write_the_checkpoint_if_nobody_else_can() -> None:
     driver.make_checkpoint()
     assert driver.run.checkpoint is not None
     assert driver.run.checkpoint.step == 1
+
+
+def test_round_whose_limit_was_too_short_for_most_blames_nobody() -> None:
+    driver = in_round(1, 2, config__total_steps=500, config__epoch_time=100_000, **LARGE)
+    for _ in range(6):
+        driver.play_round()
+    driver.next_round()
+    driver.pass_time(5)  # the limit follows the quick rounds before; max_round_train_time is 60
+    assert not driver.in_phase(RunState.ROUND_TRAIN) or driver.run.attempt
+    assert misses(driver, 1, 2) == [0, 0]
