@@ -88,8 +88,8 @@ def end_round(run: Run, current: Round) -> Handled:
         OutcomeDecided(current.step, current.attempt, outcome, verdict.reason),
         *(BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined),
     )
-    run = with_pace(run, current, is_applied=outcome is not None)
     run, rests = with_conduct(run, current, outcome)
+    run = with_pace(run, current, is_applied=outcome is not None)
     instructions += rests
     run = replace(
         run,
