@@ -270,8 +270,8 @@ async def _hold(host: str, port: int, first: list[bytes], *, reads: bool = True,
                 if opened is None:
                     writer.write(data)
                 opened = None
-                while reads and await reader.read(4096):
-                    if again:
+                while reads and (answer := await reader.read(4096)):
+                    if again and answer.startswith(b"HTTP/"):  # the first piece of an answer
                         writer.write(data)
                 if not reads:
                     await asyncio.get_running_loop().create_future()

@@ -1,5 +1,6 @@
 """Things by the address that they come from: the address with the most of them is found at once."""
 
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Generic, TypeVar
 
@@ -9,6 +10,7 @@ IPV6_NETWORK_BITS = 64
 T = TypeVar("T")
 
 
+@lru_cache(maxsize=4096)
 def sender_of(host: str) -> str:
     """Return the sender that an address belongs to: an IPv4 address, or the network of an IPv6 address."""
     try:

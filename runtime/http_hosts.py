@@ -20,6 +20,7 @@ ANY_HOST: frozenset[str] | None = None
 """Every name is allowed."""
 MAX_SHOWN_CHARS = 80
 """Maximum length of a sender's own text in an error about it."""
+MAX_REMEMBERED = 64
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\]|(?P<name>[0-9A-Za-z._-]+))(?::[0-9]{0,5})?")
 
 
@@ -64,6 +65,8 @@ class CheckedHosts:
     def __init__(self, app: ASGIApp, allowed: frozenset[str] | None) -> None:
         self._app = app
         self._allowed = allowed
+        self._found_allowed: set[bytes] = set()
+        """Values of the header that were allowed, so that they need no parsing; at most `MAX_REMEMBERED`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -74,13 +77,18 @@ class CheckedHosts:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refused | None:
-        headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        values = [value for name, value in scope["headers"] if name == b"host"]
+        if len(values) == 1 and values[0] in self._found_allowed:
+            return None
+        headers = [value.decode("latin-1") for value in values]
         if not headers and scope["http_version"] in ("1.0", "0.9"):
             return None  # such a client may name none (RFC 9112, 3.2), and is no browser
         host = host_in(headers[0]) if len(headers) == 1 else None
         if host is None:
             return Refused(Refusal.HOST_MISSING, "a request has exactly one Host header, with a name or address")
         if self._allowed is None or host in self._allowed or is_loopback(host):
+            if len(self._found_allowed) < MAX_REMEMBERED and len(values[0]) <= MAX_SHOWN_CHARS:
+                self._found_allowed.add(values[0])
             return None
         shown = headers[0][:MAX_SHOWN_CHARS]
         return Refused(

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from runtime.accepting import Acceptor
 from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.descriptors import connection_limit
+from runtime.joining_transport import JoiningTransport
 from state.errors import InvalidInput
 
 BACKLOG = 512
@@ -46,8 +47,14 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 TICKS_PER_SWEEP = 20
 """Number of tenths of a second between two looks for answers that are not read."""
 
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
 _protocol_log = logging.getLogger("runtime.http_server.protocol")
 _protocol_log.setLevel(logging.ERROR)  # a warning for each malformed request would let strangers fill the log
+_protocol_log.addFilter(_is_no_cancellation)  # nor a traceback for each request that waits when the server stops
 
 
 def is_loopback(host: str) -> bool:
@@ -154,7 +161,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.closing_since_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoiningTransport(transport))
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         self.connection.abort = transport.abort
         if not self.connection.is_held:  # it was shed while it was opened

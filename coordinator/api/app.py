@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from coordinator.api.blobs import blob_routes
 from coordinator.api.description import SUMMARY, describe
-from coordinator.api.long_poll import RunDocumentEndpoint
+from coordinator.api.long_poll import FirstRoute, RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import health_routes, operator_routes, origin_routes
@@ -43,6 +43,8 @@ def create_app(
     answer_errors(app)
     polls = LongPolls()
     metrics.watch(handlers.service, polls)
+    document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
+    app.add_middleware(FirstRoute, route=document)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
     for router in (
@@ -54,7 +56,6 @@ def create_app(
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)
-    document = Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document")
-    app.router.routes += [only_get(document), only_get(metrics_route(metrics.registry))]
+    app.router.routes += [document, only_get(metrics_route(metrics.registry))]
     app.router.routes += description_routes(lambda: describe(app))
     return app

@@ -2,7 +2,9 @@
 
 It reads only public documents: the run document by long poll, and its roster, work list and configuration, from which
 it computes who may read which data indices. A client often asks a moment before the server has seen the new round; so
-the gate waits `CATCH_UP_S` for news before it refuses, and refuses only if it can reach the coordinator.
+the gate waits `CATCH_UP_S` for news before it refuses, and refuses only if it can reach the coordinator. Where the
+coordinator tells it late or refuses its long poll, because the gate has no token and thousands of others wait, the gate
+asks without waiting, `ASK_AFTER_S` after its client did.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TypeVar
 
 import jwt
@@ -27,12 +29,16 @@ from state.documents import RoundHead, RunDocument
 from state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from state.intervals import DataIds, coalesce
 from state.messages import DATA_TICKET_AUDIENCE
+from state.refusals import Refusal
 from state.wire import ClientId
 
 CLOCK_LEEWAY_S = 60.0
 """Allowed difference between the server's clock and the coordinator's when a ticket's expiry is checked."""
 
 CATCH_UP_S = 5.0
+ASK_AFTER_S = 0.2
+"""Time without news of the round for which a client waits, after which the gate asks by itself; and the shortest time
+between two such requests."""
 KEPT_ROUNDS = 2
 """The round under way and the one before, whose clients may still be reading."""
 
@@ -57,6 +63,10 @@ class CoordinatorGate:
         self._reached_at_s = time.monotonic()
         self._rounds: OrderedDict[tuple[str, int, int], Readable] = OrderedDict()
         self._news = Broadcast()
+        self._waiting: asyncio.Timeout | None = None
+        """The wait that a client's question cuts short."""
+        self._was_asked = False
+        self._asked_at_s = -math.inf
 
     @property
     def lag_s(self) -> float:
@@ -113,7 +123,7 @@ class CoordinatorGate:
         feed = DocumentFeed(self._coordinator)
         while True:
             try:
-                self._pending = await feed.poll(0.0 if self._pending else LONG_POLL_S) or self._pending
+                self._pending = await self._newest(feed) or self._pending
                 if self._pending is not None:  # the newest document, or one whose round could not be read before
                     await self._read_round(self._pending)
                     self._pending = None
@@ -121,10 +131,40 @@ class CoordinatorGate:
                 if self._is_reachable or self._document is None:
                     _log.warning("coordinator unreachable", extra={"error": str(error)})
                 self._is_reachable = False
-                await backoff.wait(error)
+                if isinstance(error, Refused) and error.kind == Refusal.OVERLOADED:
+                    await self._until_asked(backoff.wait(error))
+                else:
+                    await backoff.wait(error)
             else:
                 self._is_reachable, self._reached_at_s = True, time.monotonic()
                 backoff.reset()
+
+    async def _newest(self, feed: DocumentFeed) -> RunDocument | None:
+        """Return the newest document, as soon as there is a newer one or a client asks; None if there is none."""
+        if self._pending is None and not self._was_asked:
+            found = await self._until_asked(feed.poll(LONG_POLL_S))
+            if not self._was_asked:
+                return found
+        self._was_asked = False
+        return await feed.poll(0.0)
+
+    async def _until_asked(self, waiting: Coroutine[object, object, T]) -> T | None:
+        """Return the result, or None as soon as a client waits for a round that was not seen yet."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                return await waiting
+        except TimeoutError:
+            self._was_asked = True
+            return None
+        finally:
+            self._waiting = None
+
+    def _ask(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._waiting is not None and now_s >= self._asked_at_s + ASK_AFTER_S:
+            self._asked_at_s = now_s
+            self._waiting.reschedule(now_s)
+            self._waiting = None
 
     async def _read_round(self, document: RunDocument) -> None:
         known = self._document
@@ -159,7 +199,11 @@ class CoordinatorGate:
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while (found := probe()) is None:
-                    await self._news.wait()
+                    try:
+                        async with asyncio.timeout(ASK_AFTER_S):
+                            await self._news.wait()
+                    except TimeoutError:
+                        self._ask()
         except TimeoutError:
             return None
         return found

@@ -28,6 +28,7 @@ from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
+from runtime.garbage import collect_rarely
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from state.config.data_file import check_together
@@ -128,6 +129,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             serving_them = serving_data(state, DataServerOptions(data_config), itself, served.registry)
             host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
+        collect_rarely()
         with interruption() as stop:
             say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
             await stop.wait()

@@ -47,8 +47,8 @@ async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Pa
         refused = await run.until_logged(client, "coordinator_refuses_for_now")
         assert (refused["kind"], refused["level"]) == ("store-failed", "warning")
         assert "Is a directory" in refused["reason"]
-        async with joined_by_hand(run, 1) as hand:
-            await hand.watch.until(in_phase(RunState.WARMUP))
+        async with joined_by_hand(run, 1):
+            await run.until(in_phase(RunState.FINISHED))
 
 
 async def test_stop_after_the_store_broke_is_still_a_failure(tmp_path: Path) -> None:

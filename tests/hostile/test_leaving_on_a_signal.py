@@ -84,17 +84,25 @@ async def test_client_whose_data_server_is_away_leaves_at_once(tmp_path: Path) -
         await leaves(run.clients[0], 0)
 
 
-async def test_second_signal_stops_a_client_at_once_though_a_thread_hangs(tmp_path: Path) -> None:
+async def test_second_signal_stops_a_client_that_still_tries_to_leave(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=1, **LONG) as run:
+        client = await run.start_client()
+        await run.until(in_training(2))
+        run.coordinator.process.send_signal(signal.SIGSTOP)
+        client.process.send_signal(signal.SIGINT)
+        await logged(run, client, "leaving_after_this_round")
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        client.process.send_signal(signal.SIGINT)
+        assert await client.wait(BOUND_S) is not None
+        assert loop.time() - started_s < SLACK_S
+
+
+async def test_client_one_of_whose_threads_hangs_leaves_within_the_bound(tmp_path: Path) -> None:
     hanging = tmp_path / "mix.json"
     os.mkfifo(hanging)  # whoever opens it to read waits for somebody who writes
     async with real_run(tmp_path, config__init_min_clients=1, **LONG) as run:
         client = await run.start_client("--data", str(hanging))
         await run.until(in_phase(RunState.WARMUP))
         await logged(run, client, "joined")
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        for _ in range(2):
-            client.process.send_signal(signal.SIGINT)
-            await client.wait(0.5)
-        assert await client.wait(BOUND_S) is not None
-        assert loop.time() - started_s < STOP_BOUND_S + SLACK_S
+        await leaves(client, STOP_BOUND_S)

@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.machine.run import Run
+from coordinator.machine.transitions import DRAIN_ROUNDS
 from run_manager.agent import ClientEnd, EndReason
 from run_manager.events import ReplicaHeld, RoundTrained
 from state.phases import RunState
@@ -25,7 +26,9 @@ PHASES = (
 
 
 def all_finished(ends: list[ClientEnd]) -> bool:
-    return {(end.reason, end.step) for end in ends} == {(EndReason.FINISHED, TOTAL_STEPS)}
+    """Return whether all finished with one step: the last, or one of those that drain what earlier ones left over."""
+    lasts = {(end.reason, end.step) for end in ends}
+    return len(lasts) == 1 and lasts <= {(EndReason.FINISHED, TOTAL_STEPS + more) for more in range(DRAIN_ROUNDS + 1)}
 
 
 def silences(run: SimulatedRun) -> int:

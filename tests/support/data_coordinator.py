@@ -12,6 +12,7 @@ from state.config.state_file import StateFile
 from state.documents import Roster, RosterEntry, RunDocument, WorkList
 from state.intervals import BatchId
 from state.phases import RunState
+from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 from state.wire import ClientId, Sha256, canonical_json, document_digest, to_plain
 from tests.support.data_http import HttpReply, HttpRequest, json_reply
 from tests.support.documents import round_head, run_document
@@ -20,7 +21,11 @@ CLIENTS = tuple(ClientId(f"{number:032x}") for number in range(3))
 
 
 class PublishedRun:
-    """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone."""
+    """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone.
+
+    `crowded` refuses every request that waits, as the coordinator does where thousands of strangers wait already;
+    `silent` answers such a request only when its wait is over.
+    """
 
     def __init__(self, state: StateFile) -> None:
         self._key = SigningKey(bytes(range(32)))
@@ -30,6 +35,8 @@ class PublishedRun:
         self.roster = Roster(tuple(RosterEntry(client_id, 1) for client_id in CLIENTS))
         self.document = self._document(RunState.WARMUP)
         self.away = False
+        self.crowded = False
+        self.silent = False
         self.news = Broadcast()
 
     def keep(self, document: Any) -> Sha256:
@@ -63,10 +70,16 @@ class PublishedRun:
         if request.path != f"/v1/runs/{self.document.run_id}":
             found = self.documents.get(request.path.rsplit("/", 1)[-1])
             return HttpReply(404) if found is None else json_reply(found)
-        if "after" in request.query and self._is_known(request):
+        waits = float(request.query.get("wait_s", "0")) > 0
+        if self.crowded and waits:
+            problem = {"type": PROBLEM_TYPE_PREFIX + Refusal.OVERLOADED, "detail": "too many requests are waiting"}
+            return HttpReply(503, canonical_json(problem), {"Content-Type": PROBLEM_JSON, "Retry-After": "5"})
+        if "after" in request.query and ((self.silent and waits) or self._is_known(request)):
             try:
                 async with asyncio.timeout(float(request.query["wait_s"])):
                     await self.news.wait()
+                    if self.silent:
+                        await asyncio.get_running_loop().create_future()
             except TimeoutError:
                 return HttpReply(304)
         return HttpReply(503) if self.away else HttpReply(200, canonical_json(self.document))
