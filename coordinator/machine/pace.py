@@ -3,7 +3,10 @@
 Theory of operation. The time of a round is the time until half of its batches were delivered, plus the time from the
 last result until a quorum had attested it. So less than half of the work cannot make the run slower than that multiple
 of what the others need, whoever holds it back. When the limit itself was too short, because the work or the clients
-have changed, more than half of the batches are missing: then it doubles until results arrive.
+have changed, more than half of the batches are missing: then it doubles until results arrive. Only the batches of
+clients that delivered before count here (the electorate): keys cost nothing, and any number of silent newcomers must
+not look like a limit that is too short. Newcomers themselves have as long again as the others took; but where a round
+has waited for them in vain, the next ones do not wait for them, for so long that this costs a sixteenth of the time.
 
 A member that is slower than the others keeps its place with less work: whose result arrives in the second half of the
 limit gets no larger share for it, because twice the work could take twice the time, and come too late.
@@ -14,6 +17,8 @@ from statistics import median
 
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
+from state.intervals import total_batches
+from state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16
 TRAIN_TIMES_NEEDED = 5
@@ -25,10 +30,14 @@ LIMIT_PER_LAST = 2.0
 """Multiple of the last round's time for which a round stays open: the limit follows at once when rounds get longer."""
 SHORTEST_LIMIT_S = 3.0
 """Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
+TIME_FOR_NEWCOMERS_S = 1.0
+"""Shortest time from the start of a round for which its newcomers are waited for."""
+ROUNDS_PER_WAIT = 15.0
+"""Multiple of the time for which a round has waited for newcomers in vain, in which no other round waits for them."""
 MAX_DOUBLINGS = 16
 MOSTLY = (1, 2)
-"""Part of a round's batches after whose delivery the slower clients no longer count in the round's time. Fewer clients
-than that, such as a third that is as late as it can, must not lengthen the limit that they use up."""
+"""Part of the electorate's batches after whose delivery slower clients no longer count in the round's time. Fewer
+clients than that, such as a third that is as late as it can, must not lengthen the limit that they use up."""
 IN_TIME_PART = 0.5
 """Part of the time limit after which a result is late: its client's share does not grow."""
 
@@ -50,33 +59,50 @@ def is_late(run: Run) -> bool:
     return run.now_s - run.phase_started_s > IN_TIME_PART * (run.phase_ends_s - run.phase_started_s)
 
 
-def with_delivery(current: Round, batch_count: int, elapsed_s: float) -> Round:
-    """Return the round after a result over `batch_count` batches was verified, `elapsed_s` after its start."""
-    delivered = current.delivered_batches + batch_count
+def with_delivery(current: Round, client_id: ClientId, elapsed_s: float) -> Round:
+    """Return the round after a client's result was verified, `elapsed_s` after its start."""
+    current = replace(current, last_in_s=elapsed_s)
+    if client_id not in current.plan.electorate:
+        return current
+    delivered = current.delivered_batches + total_batches(current.plan.assignments[client_id])
     part, whole = MOSTLY
     mostly_in_s = current.mostly_in_s
-    if mostly_in_s is None and whole * delivered >= part * current.plan.batch_count:
+    if mostly_in_s is None and whole * delivered >= part * current.plan.decisive_count:
         mostly_in_s = elapsed_s
-    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, last_in_s=elapsed_s)
+    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, decisive_in_s=elapsed_s)
+
+
+def only_newcomers_are_late(run: Run, current: Round) -> bool:
+    """Whether RoundTrain waits only for clients that never delivered, and they have had their time."""
+    if current.decisive_in_s is None or not current.pending.isdisjoint(current.plan.electorate):
+        return False
+    if run.newcomers_from_s is not None and run.phase_started_s < run.newcomers_from_s:
+        return True
+    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.decisive_in_s)
 
 
 def closed(current: Round, elapsed_s: float) -> Round:
     """Return the round as RoundTrain ends, `elapsed_s` after its start."""
     if current.pending:
-        return replace(current, timed_out=True, train_s=current.mostly_in_s)
+        is_for_newcomers = current.pending.isdisjoint(current.plan.electorate)
+        since_s = elapsed_s if current.decisive_in_s is None else current.decisive_in_s
+        waited_s = elapsed_s - since_s if is_for_newcomers else 0.0
+        return replace(current, timed_out=True, train_s=current.mostly_in_s, waited_s=waited_s)
     if current.mostly_in_s is None or current.last_in_s is None:
         return current
     return replace(current, train_s=current.mostly_in_s + elapsed_s - current.last_in_s)
 
 
 def is_slow(current: Round) -> bool:
-    """Whether time closed the round while more than half of its batches were missing: its limit was too short."""
-    return current.timed_out and 2 * current.delivered_batches < current.plan.batch_count
+    """Whether time closed the round without over half of the electorate's batches: its limit was too short."""
+    return current.timed_out and 2 * current.delivered_batches < current.plan.decisive_count
 
 
 def with_pace(run: Run, current: Round, *, is_applied: bool) -> Run:
     """Return the run with the time of a round that ends now, in RoundWitness."""
     run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow(current) else 0)
+    if current.waited_s:
+        run = replace(run, newcomers_from_s=run.now_s + ROUNDS_PER_WAIT * current.waited_s)
     if not is_applied or current.train_s is None:
         return run
     took_s = current.train_s + run.now_s - run.phase_started_s

@@ -12,7 +12,6 @@ from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
 from coordinator.machine.stimuli import AttestationReceived, ResultCommitted, ResultRejected, ResultVerified, StepFailed
 from state.errors import Refused
-from state.intervals import total_batches
 from state.messages import Attestation
 from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
@@ -52,10 +51,9 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
     current = _round_of_commitment(run, event)
     if event.client_id in current.verified:
         return run, ()
-    batch_count = total_batches(current.plan.assignments[event.client_id])
     return _with(
         run,
-        with_delivery(current, batch_count, run.now_s - run.phase_started_s),
+        with_delivery(current, event.client_id, run.now_s - run.phase_started_s),
         verified={**current.verified, event.client_id: event.replica_digest},
         rejected={client_id: rule for client_id, rule in current.rejected.items() if client_id != event.client_id},
         late=current.late | {event.client_id} if is_late(run) else current.late,

@@ -23,17 +23,19 @@ class RoundAssignment:
         positions: each client's position in the roster.
         witnesses: the elected witnesses.
         quorum: number of witnesses that must agree.
-        batch_count: number of batches in the round.
+        electorate: the clients by whom a round is judged: those that delivered before, or all if there is none.
+        decisive_count: number of the electorate's batches.
     """
 
     assignments: DataAssignments
     positions: dict[ClientId, int]
     witnesses: tuple[ClientId, ...]
     quorum: int
-    batch_count: int
+    electorate: frozenset[ClientId]
+    decisive_count: int
 
 
-_NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, 0)
+_NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, frozenset(), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,12 @@ class Round:
         closing: the witnesses that attested in RoundWitness, when no further result can come.
         failures: the reports of clients that could not take the step.
         late: the clients whose results arrived so late that more work might not have arrived in time.
-        delivered_batches: number of batches over which verified results are.
-        mostly_in_s, last_in_s: seconds from the round's start to the result that completed most of the batches, and to
-            the last one.
+        delivered_batches: number of the electorate's batches over which verified results are.
+        mostly_in_s, decisive_in_s, last_in_s: seconds from the round's start to the result that completed most of the
+            electorate's batches, to the last one of the electorate, and to the last one.
         timed_out: whether RoundTrain ended before every result had arrived.
         train_s: time that the round took its quicker clients (`coordinator/machine/pace.py`), once RoundTrain is over.
+        waited_s: time for which RoundTrain then had waited, in vain, only for clients that never delivered.
         plan: not in snapshots; computed when the round is made or read.
     """
 
@@ -78,9 +81,11 @@ class Round:
     late: frozenset[ClientId] = frozenset()
     delivered_batches: int = 0
     mostly_in_s: float | None = None
+    decisive_in_s: float | None = None
     last_in_s: float | None = None
     timed_out: bool = False
     train_s: float | None = None
+    waited_s: float = 0.0
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,13 +93,16 @@ class Round:
             object.__setattr__(self, "plan", self._assign())
 
     def _assign(self) -> RoundAssignment:
-        count = witness_count(len(self.roster.electorate()), self.witness_nodes)
+        electorate = self.roster.electorate()
+        count = witness_count(len(electorate), self.witness_nodes)
+        assignments = assign_data_for_state(self.roster, self.work, self.seed)
         return RoundAssignment(
-            assignments=assign_data_for_state(self.roster, self.work, self.seed),
+            assignments=assignments,
             positions={entry.client_id: position for position, entry in enumerate(self.roster.clients)},
             witnesses=elect_witnesses(self.roster, self.seed, count),
             quorum=quorum(count),
-            batch_count=total_batches(self.work.intervals()),
+            electorate=frozenset(electorate),
+            decisive_count=sum(total_batches(assignments[client_id]) for client_id in electorate),
         )
 
     def bits_of(self, clients: Iterable[ClientId]) -> int:

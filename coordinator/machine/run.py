@@ -19,7 +19,7 @@ from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
-from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
+from state.documents import MAX_ROSTER_SHARE, SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
 from state.intervals import BatchId, data_index_count
@@ -28,6 +28,8 @@ from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, document_digest
 from state.wire_document import WireDocument
 
+NEWCOMERS_PART = (1, 4)
+"""Largest part of a round's work that goes to clients of which no result was applied yet."""
 KEEP_CHECKPOINTS = 2
 """Number of verified checkpoints that are kept, with outcomes and results since the older one, which prove the newer.
 Near the blobs' size limit only the newest is kept."""
@@ -131,6 +133,7 @@ class Run(WireDocument):
         departed: the bad conduct of clients that have left, the latest last.
         train_times: seconds that the last applied rounds took, for the time limit of the next.
         slow_rounds: rounds in a row whose time was over with more than half of their batches missing.
+        newcomers_from_s: time from which rounds wait for clients that never delivered, after one did in vain.
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
@@ -168,6 +171,7 @@ class Run(WireDocument):
     departed: Mapping[ClientId, Conduct] = field(default_factory=dict)
     train_times: tuple[float, ...] = ()
     slow_rounds: int = 0
+    newcomers_from_s: float | None = None
     enough_since_s: float | None = None
     pause_pending: bool = False
     blobs_near_bound: bool = False
@@ -231,11 +235,26 @@ Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
 
 
 def roster_of(members: Iterable[Member]) -> Roster:
-    """Return the roster of these members with the shares that they have earned, in lowest terms."""
+    """Return the roster of these members with the shares that they have earned, in lowest terms.
+
+    If anybody is proven, newcomers together have at most `NEWCOMERS_PART` of the shares: any number of keys that cost
+    nothing may waste that much of a round, and no more.
+    """
     ordered = sorted(members, key=lambda member: member.client_id)
-    common = gcd(*(share_units(member) for member in ordered)) or 1
+    proven_units = sum(share_units(member) for member in ordered if member.is_proven)
+    newcomer_units = sum(share_units(member) for member in ordered if not member.is_proven)
+    part, whole = NEWCOMERS_PART
+    factor = 1
+    if proven_units:
+        needed = -(-(whole - part) * newcomer_units // (part * proven_units))
+        factor = max(1, min(needed, MAX_ROSTER_SHARE // proven_units))
+    units = [share_units(member) * (factor if member.is_proven else 1) for member in ordered]
+    common = gcd(*units) or 1
     return Roster(
-        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered)
+        tuple(
+            RosterEntry(member.client_id, share // common, member.is_proven)
+            for member, share in zip(ordered, units, strict=True)
+        )
     )
 
 
@@ -310,6 +329,8 @@ def current_checkpointer(run: Run) -> ClientId | None:
 def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
     """Return the clients that can write the checkpoint, in their order: members that have not failed.
 
+    Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.
+
     A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
     one.
     """
@@ -325,7 +346,8 @@ def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
             )
         )
 
-    order = checkpointer_order(making.roster, making.seed)
+    proven = {entry.client_id for entry in making.roster.clients if entry.proven}
+    order = sorted(checkpointer_order(making.roster, making.seed), key=lambda client_id: client_id not in proven)
     return tuple(client_id for client_id in order if client_id in run.members and not has_failed(client_id))
 
 

@@ -10,7 +10,7 @@ from coordinator.machine.datasets import agreed
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
-from coordinator.machine.pace import closed
+from coordinator.machine.pace import closed, only_newcomers_are_late
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, agreed_checkpoint_digest, current_checkpointer
 from state.intervals import counted_batches, total_batches
@@ -21,9 +21,6 @@ DRAIN_ROUNDS = 3
 """Maximum number of rounds after `total_steps`, which attempt only the carried work."""
 FAIR_WARMUP_PART = 0.5
 """Part of `warmup_time` that the others have to get ready once `min_clients` are."""
-
-TIME_FOR_NEWCOMERS_S = 1.0
-"""Shortest time for a client that never delivered; longer where the others take longer than half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +149,9 @@ def _results_in_reason(run: Run, current: Round) -> str | None:
     """Return why RoundTrain ends now, or None if it goes on."""
     if _time_is_over(run):
         return "time is over"
-    if current.pending and not _only_newcomers_are_late(run, current):
-        return None
+    if current.pending:
+        is_enough = only_newcomers_are_late(run, current)
+        return "the others have delivered, and newcomers have had time" if is_enough else None
     if not current.verified:
         return "every assigned client failed or left"
     witnesses, complete = current.plan.witnesses, _complete_witnesses(current)
@@ -163,13 +161,6 @@ def _results_in_reason(run: Run, current: Round) -> str | None:
     if complete.issuperset(left):
         return f"all {len(left)} witnesses that are left saw every result"
     return None
-
-
-def _only_newcomers_are_late(run: Run, current: Round) -> bool:
-    """Whether only clients that never delivered are waited for, and had as long again as the others took."""
-    if not current.pending.isdisjoint(current.roster.electorate()) or current.last_in_s is None:
-        return False
-    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.last_in_s)
 
 
 def _leave_witness(run: Run) -> Move | None:

@@ -1,6 +1,11 @@
 """Newcomers, whose keys cost nothing: they neither outvote the members that do the work nor hold their rounds up."""
 
-from coordinator.machine.transitions import TIME_FOR_NEWCOMERS_S
+from dataclasses import replace
+
+from coordinator.machine.checkpoints import TURN_PARTS
+from coordinator.machine.pace import ROUNDS_PER_WAIT, TIME_FOR_NEWCOMERS_S, train_limit_s
+from coordinator.machine.run import current_checkpointer
+from state.intervals import total_batches
 from state.phases import RunState
 from tests.support.machine_driver import Driver, client, in_round
 
@@ -21,13 +26,18 @@ def with_silent_newcomers() -> Driver:
     return driver
 
 
+def deliver_all_but_newcomers(driver: Driver) -> None:
+    driver.deliver(client(1), client(2))
+
+
 def test_newcomers_that_say_nothing_do_not_void_a_round() -> None:
     driver = with_silent_newcomers()
     assert set(driver.round.plan.witnesses) == {client(1), client(2)}
     step = driver.run.step
-    driver.deliver(client(1), client(2))
-    driver.attest(client(1), client(2))
+    deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    assert driver.in_phase(RunState.ROUND_WITNESS), "clients attest once no more results are waited for"
+    driver.attest(client(1), client(2))
     assert driver.run.step == step + 1
 
 
@@ -35,18 +45,70 @@ def test_round_waits_for_newcomers_as_long_again_as_for_the_others() -> None:
     driver = with_silent_newcomers()
     step = driver.run.step
     driver.pass_time(5)
-    driver.deliver(client(1), client(2))
-    driver.attest(client(1), client(2))
-    driver.pass_time(4.9)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(2)
+    driver.deliver(client(3))
+    driver.pass_time(2.9)
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.pass_time(0.1)
+    driver.attest(client(1), client(2))
     assert driver.run.step == step + 1
+
+
+def test_newcomers_that_say_nothing_rest_and_leave_the_time_limit_as_it_is() -> None:
+    driver = with_silent_newcomers()
+    limit_s = train_limit_s(driver.run)
+    for waits_s in (TIME_FOR_NEWCOMERS_S, 0, 0):  # the first round has waited in vain, so the next ones do not wait
+        deliver_all_but_newcomers(driver)
+        driver.pass_time(waits_s)
+        driver.attest(client(1), client(2))
+        driver.next_round()
+        assert train_limit_s(driver.run) <= limit_s
+    run = driver.run
+    resting = {member.client_id for member in run.members.values() if member.conduct.is_resting(run.now_s)}
+    assert resting == {client(number) for number in NEWCOMERS}
+
+
+def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    driver.next_round()
+    driver.pass_time(ROUNDS_PER_WAIT * TIME_FOR_NEWCOMERS_S - 0.1)
+    deliver_all_but_newcomers(driver)
+    assert driver.in_phase(RunState.ROUND_WITNESS)
+    driver.pass_time(0.2)
+    driver.attest(client(1), client(2))
+    driver.next_round()
+    deliver_all_but_newcomers(driver)
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
+def test_newcomers_together_have_at_most_a_quarter_of_the_work() -> None:
+    driver = with_silent_newcomers()
+    batches = driver.round.plan.assignments
+    assert 0 < sum(total_batches(batches[client(number)]) for number in NEWCOMERS) <= 60 / 4
+
+
+def test_newcomers_are_asked_for_a_checkpoint_only_after_the_others() -> None:
+    driver = with_silent_newcomers()
+    driver.run = replace(driver.run, epoch_started_s=driver.run.now_s - driver.run.state_file.config.epoch_time)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    assert driver.in_phase(RunState.COOLDOWN)
+    asked = set()
+    for _ in range(2):
+        asked.add(current_checkpointer(driver.run))
+        driver.pass_time(driver.run.state_file.config.cooldown_time / TURN_PARTS)
+    assert asked == {client(1), client(2)}
 
 
 def test_newcomer_whose_result_was_applied_is_a_witness_next() -> None:
     driver = with_silent_newcomers()
     driver.deliver(client(1), client(2), client(3))
-    driver.attest(client(1), client(2))
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
     driver.next_round()
     assert client(3) in driver.round.plan.witnesses

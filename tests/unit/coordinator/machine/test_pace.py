@@ -167,10 +167,11 @@ def test_outage_of_the_coordinator_is_not_part_of_a_rounds_time() -> None:
 
 @pytest.mark.parametrize(("delivered", "mostly_in_s"), [(5, None), (6, 5.0)])
 def test_most_of_the_work_is_half_of_the_batches(delivered: int, mostly_in_s: float | None) -> None:
-    current = with_delivery(in_round(1, 2).round, delivered, 5.0)
+    before = replace(in_round(1, 2).round, delivered_batches=delivered - 6)
+    current = with_delivery(before, client(1), 5.0)
     assert (current.delivered_batches, current.mostly_in_s, current.last_in_s) == (delivered, mostly_in_s, 5.0)
-    later = with_delivery(current, 4, 6.0)
-    assert (later.delivered_batches, later.last_in_s) == (delivered + 4, 6.0)
+    later = with_delivery(current, client(2), 6.0)
+    assert (later.delivered_batches, later.decisive_in_s, later.last_in_s) == (delivered + 6, 6.0, 6.0)
     assert later.mostly_in_s == (mostly_in_s or 6.0)
 
 

@@ -158,6 +158,7 @@ def test_member_is_tried_again_after_its_rest_and_rests_longer_each_time() -> No
 
 def test_member_that_delivers_after_its_rest_gets_its_share_back() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=500, config__epoch_time=100_000)
+    driver.play_round()
     for _ in range(MISSES_BEFORE_REST):
         play_without(driver, 4)
     driver.now_s += FIRST_REST_S
