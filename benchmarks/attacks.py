@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,19 +17,20 @@ from coordinator_client.api import DocumentMark
 from coordinator_client.http import CoordinatorClient
 from data_providers.tcp.frames import CONNECTION_REQUEST, FrameKind, Hello, get_frame, json_frame
 from runtime.retry import RetryPolicy
+from state.assignment import assign_data_for_state
 from state.documents import RoundHead, RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
 from state.intervals import DataIds
 from state.messages import Attestation, Capabilities, JoinRequest, ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
-from state.wire import sha256_hex
+from state.wire import ClientId, sha256_hex
 from tests.support.hand_client import HandClient
 
 ATTACKING = "attacking"
 OPEN_AT_ONCE = 100
-DRIP_S = 12.0
+DRIP_S = 2.0
 """Seconds between two bytes of a dripping upload."""
-DRIPPED_BYTES = 200_000
+DRIPPED_BYTES = 100_000
 TOP_UP_S = 1.0
 POLL_S = 5.0
 
@@ -139,53 +140,69 @@ async def _shouting(shout: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def drip(url: str, members: str, per_member: str) -> None:
-    """Have members commit to results, begin uploads that drip, and withdraw; the connections stay."""
-    attackers = [await _member(url, number) for number in range(1, int(members) + 1)]
-    uploads: list[bytes] = []
+    """Have members, in each round that gives them work, commit to results and begin uploads that drip; say how many.
 
-    async def commit(attacker: Attacker, head: RoundHead) -> None:
-        digest = sha256_hex(attacker.client_id.encode())
-        commitment = ResultCommitment(head.step, head.attempt, digest, DRIPPED_BYTES, ResultMetrics(None, 0, 0.0))
-        with contextlib.suppress(Refused):  # it is not in the roster, or the round is over
-            await attacker.api.report(commitment)
-            request = (
-                f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {attacker.token}\r\n"
-                f"Content-Length: {DRIPPED_BYTES}\r\n\r\n"
-            )
-            uploads.extend([request.encode()] * int(per_member))
-
-    while not uploads:
-        head = await _in_a_round(attackers)
-        async with asyncio.TaskGroup() as tasks:
-            for attacker in attackers:
-                tasks.create_task(commit(attacker, head))
+    Half of the members withdraw once their uploads run. The connections stay as long as the coordinator lets them.
+    """
+    attackers = {
+        attacker.client_id: attacker for attacker in [await _member(url, n) for n in range(1, int(members) + 1)]
+    }
     address = urlsplit(url)
-    async with _sockets(address.hostname or "", address.port or 0, uploads) as opened:
-        for attacker in attackers:
-            with contextlib.suppress(EpochalError):
-                await attacker.api.withdraw()
-        _attacking(len(opened))
-        while True:
+    has_begun = False
+    async with asyncio.TaskGroup() as tasks:
+        async for document in next(iter(attackers.values())).follow():
+            if document.run_state is RunState.WARMUP:
+                for attacker in attackers.values():
+                    tasks.create_task(attacker.be_ready(document))
+            if document.run_state is not RunState.ROUND_TRAIN or document.round is None:
+                continue
+            committed = await _committed(attackers, document.round)
+            uploads = [request for _, request in committed for _ in range(int(per_member))]
+            if not uploads:
+                continue
+            tasks.create_task(_drip_all(address.hostname or "", address.port or 0, uploads))
+            for attacker, _ in committed[::2]:
+                with contextlib.suppress(EpochalError):
+                    await attacker.api.withdraw()
+                    await attacker.join()
+            if not has_begun:
+                has_begun = True
+                _attacking(len(uploads))
+
+
+async def _committed(attackers: Mapping[ClientId, Attacker], head: RoundHead) -> list[tuple[Attacker, bytes]]:
+    """Return the attackers whose results of this round are awaited now, each with its upload's head."""
+    some = next(iter(attackers.values()))
+    try:
+        roster, work = await some.api.roster(head.roster_sha256), await some.api.work(head.work_sha256)
+    except EpochalError:  # the round is long over
+        return []
+    assigned = assign_data_for_state(roster, work, head.seed)
+
+    async def commit(attacker: Attacker) -> tuple[Attacker, bytes] | None:
+        digest = sha256_hex(f"{attacker.client_id} {head.step} {head.attempt}".encode())
+        commitment = ResultCommitment(head.step, head.attempt, digest, DRIPPED_BYTES, ResultMetrics(None, 0, 0.0))
+        try:
+            await attacker.api.report(commitment)
+        except EpochalError:  # the round is over
+            return None
+        lines = (f"PUT /v1/blobs/{digest} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {attacker.token}")
+        return attacker, "\r\n".join((*lines, f"Content-Length: {DRIPPED_BYTES}", "", "")).encode()
+
+    workers = [attackers[client_id] for client_id, batches in assigned.items() if batches and client_id in attackers]
+    async with asyncio.TaskGroup() as tasks:
+        commits = [tasks.create_task(commit(attacker)) for attacker in workers]
+    return [found for task in commits if (found := task.result()) is not None]
+
+
+async def _drip_all(host: str, port: int, uploads: list[bytes]) -> None:
+    """Send a byte of each upload now and then, until the server has closed all of them."""
+    async with _sockets(host, port, uploads) as opened:
+        while any(not writer.is_closing() for _, writer in opened):
             for _, writer in opened:
                 if not writer.is_closing():
                     writer.write(b"x")
             await asyncio.sleep(DRIP_S)
-
-
-async def _in_a_round(attackers: list[Attacker]) -> RoundHead:
-    """Return the first round whose roster has attackers, all of whom said that they are ready."""
-    ready_in = -1
-    async for document in attackers[0].follow():
-        if document.run_state is RunState.WARMUP and document.epoch != ready_in:
-            ready_in = document.epoch
-            async with asyncio.TaskGroup() as tasks:
-                for attacker in attackers:
-                    tasks.create_task(attacker.be_ready(document))
-        if document.round is not None and document.run_state is RunState.ROUND_TRAIN and ready_in >= 0:
-            roster = await attackers[0].api.roster(document.round.roster_sha256)
-            if {attacker.client_id for attacker in attackers} & {entry.client_id for entry in roster.clients}:
-                return document.round
-    raise EpochalError("the run ended")
 
 
 async def polls(url: str, run_id: str, count: str) -> None:
