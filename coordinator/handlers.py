@@ -134,8 +134,12 @@ class Handlers:
         nonce = self.nonces.make(request.public_key, self.service.now_s())
         return messages.Challenge(nonce, NONCE_LIFETIME_S)
 
-    async def join(self, request: messages.JoinRequest) -> messages.Session:
+    async def join(self, request: messages.JoinRequest, address: str | None = None) -> messages.Session:
         """Make the key's owner a member.
+
+        Args:
+            request: signed with the key.
+            address: who sends it, as `sender_of` returns it.
 
         Raises:
             Refused: `nonce-*`, `unauthorized`, `rate-limited`, `key-in-use`, and the reasons of
@@ -144,7 +148,7 @@ class Handlers:
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
         self._check_key_is_free(client_id, request.instance)
-        self.rates.check_join(client_id, self.service.now_s())
+        self.rates.check_join(client_id, self.service.now_s(), address)
         invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
         await self._submit(
             stimuli.ClientJoined(

@@ -1,7 +1,7 @@
-"""How often a member may report, and a key may join: token buckets, so that nobody fills the journal by repetition.
+"""How often a member may report, and a key or an address may join, so that nobody fills the journal by repetition.
 
-A bucket holds up to `burst` tokens; each message takes one. It is refilled slowly as time passes, and at once when the
-run enters another phase, because a phase asks every member for new messages. Time is always an argument.
+A token bucket holds up to `burst` tokens; each message takes one. It is refilled slowly as time passes, and at once
+when the run enters another phase, because a phase asks every member for new messages. Time is always an argument.
 """
 
 from collections import OrderedDict
@@ -22,6 +22,11 @@ JOINS_AT_ONCE = 50
 """Number of times a key may join at once. A client gives up after 20 joins in a minute, because its key is shared."""
 JOIN_PERIOD_S = 20.0
 """After them, a key may join once in each period."""
+JOINS_OF_ADDRESS_AT_ONCE = 16_384
+"""Number of joins, with whatever keys, that an address may send at once: a cluster behind one address has room. New
+keys cost nothing, and each join takes about 1 kB of the journal."""
+JOIN_PERIOD_OF_ADDRESS_S = 1.0
+"""After them, an address may join once in each period: 3,600 times an hour, or 4 MB."""
 MAX_BUCKETS = 65_536
 """Number of senders that are remembered; the one that was silent for the longest time is forgotten first."""
 
@@ -76,6 +81,7 @@ class MessageRates:
     def __init__(self) -> None:
         self._reports = TokenBuckets[ClientId](REPORTS_PER_PHASE, REPORT_PERIOD_S)
         self._joins = TokenBuckets[ClientId](JOINS_AT_ONCE, JOIN_PERIOD_S)
+        self._joins_of_addresses = TokenBuckets[str](JOINS_OF_ADDRESS_AT_ONCE, JOIN_PERIOD_OF_ADDRESS_S)
 
     def check_report(self, client_id: ClientId, now_s: float, occasion: object) -> None:
         """Raise `Refused` (`rate-limited`) if the member sends too many messages in this phase of the run."""
@@ -84,9 +90,19 @@ class MessageRates:
             message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
 
-    def check_join(self, client_id: ClientId, now_s: float) -> None:
-        """Raise `Refused` (`rate-limited`) if this key joins too often."""
+    def check_join(self, client_id: ClientId, now_s: float, address: str | None = None) -> None:
+        """Raise `Refused` (`rate-limited`) if this key, or the address with other keys, joins too often.
+
+        Args:
+            client_id: the key's owner.
+            now_s: the time on the coordinator's clock.
+            address: who sends, as `sender_of` returns it; None where there is no network in between.
+        """
         wait_s = self._joins.take(client_id, now_s)
         if wait_s:
             message = f"client {client_id} has joined {JOINS_AT_ONCE} times in a short time; try again later"
+            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        wait_s = 0.0 if address is None else self._joins_of_addresses.take(address, now_s)
+        if wait_s:
+            message = f"{JOINS_OF_ADDRESS_AT_ONCE} clients have joined from {address} in a short time; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)

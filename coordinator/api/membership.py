@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from coordinator.api.requests import RUN, caller
 from coordinator.handlers import Handlers
+from runtime.by_address import sender_of
 from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message
 from state import messages
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Session, Standing
@@ -38,7 +39,8 @@ def membership_routes(handlers: Handlers) -> APIRouter:
     @router.post(clients, summary="Join", openapi_extra=openapi_body(JoinRequest), responses=openapi_answer(Session))
     async def join(run_id: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        return document_response(await handlers.join(await read_message(request, JoinRequest)))
+        address = None if request.client is None else sender_of(request.client.host)
+        return document_response(await handlers.join(await read_message(request, JoinRequest), address))
 
     @router.get(f"{clients}/me", summary="Which of my messages have arrived", responses=openapi_answer(Standing))
     async def standing(run_id: str, request: Request) -> Response:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import rates
 from coordinator.rates import JOIN_PERIOD_S, JOINS_AT_ONCE, REPORT_PERIOD_S, REPORTS_PER_PHASE
 from coordinator_client.session import ClientProfile, CoordinatorSession
 from runtime.retry import RetryPolicy
@@ -69,6 +70,19 @@ async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path
         grown = run.service.status().journal_bytes - before
         assert hourly_bytes(grown, joined, JOIN_PERIOD_S) < MAX_BYTES_AN_HOUR
         await honest.join()
+
+
+async def test_address_that_joins_with_ever_new_keys_is_told_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "JOINS_OF_ADDRESS_AT_ONCE", 3)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
+        for number in range(3):
+            await WireClient(run, number).join()
+        with pytest.raises(Refused, match="in a short time") as refused:
+            await WireClient(run, 3).join()
+        assert refused.value.kind == "rate-limited"
+        assert len(run.service.run.members) == 3
 
 
 @in_virtual_time

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import rates
-from coordinator.rates import JOINS_AT_ONCE, REPORT_PERIOD_S, REPORTS_PER_PHASE, MessageRates, TokenBuckets
+from coordinator.rates import (
+    JOIN_PERIOD_OF_ADDRESS_S,
+    JOINS_AT_ONCE,
+    REPORT_PERIOD_S,
+    REPORTS_PER_PHASE,
+    MessageRates,
+    TokenBuckets,
+)
 from state.errors import Refused
 from state.wire import ClientId
 
@@ -67,3 +74,15 @@ def test_key_that_joins_too_often_is_refused_alone() -> None:
     with pytest.raises(Refused, match="has joined 50 times"):
         found.check_join(ONE, 0.0)
     found.check_join(OTHER, 0.0)
+
+
+def test_address_that_joins_with_ever_new_keys_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "JOINS_OF_ADDRESS_AT_ONCE", 2)
+    found = MessageRates()
+    for number in range(2):
+        found.check_join(ClientId(f"{number:032x}"), 0.0, "192.0.2.1")
+    with pytest.raises(Refused, match=r"192\.0\.2\.1") as refused:
+        found.check_join(ONE, 0.0, "192.0.2.1")
+    assert (refused.value.kind, refused.value.context["retry_after_s"]) == ("rate-limited", JOIN_PERIOD_OF_ADDRESS_S)
+    found.check_join(ONE, 0.0, "192.0.2.2")
+    found.check_join(OTHER, JOIN_PERIOD_OF_ADDRESS_S, "192.0.2.1")
