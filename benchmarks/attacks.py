@@ -77,7 +77,7 @@ class Attacker(HandClient):
         if checkpoint is None or checkpoint.step != document.step - 1:
             return
         fingerprint = document.data_fingerprint or "made up"
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(EpochalError):
             await self.api.report(ReadyReport(checkpoint.step, checkpoint.replica_digest, fingerprint))
 
 

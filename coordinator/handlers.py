@@ -16,6 +16,7 @@ from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
+from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
@@ -148,19 +149,20 @@ class Handlers:
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
         self._check_key_is_free(client_id, request.instance)
-        self.rates.check_join(client_id, self.service.now_s(), address)
-        invitation = None if request.invitation is None else sha256_hex(request.invitation.encode())
-        await self._submit(
-            stimuli.ClientJoined(
-                client_id=client_id,
-                public_key=request.public_key,
-                capabilities=request.capabilities,
-                nonce=request.nonce,
-                nonce_expires_s=expires_s,
-                invitation_sha256=invitation,
-                instance=request.instance,
-            )
+        joined = stimuli.ClientJoined(
+            client_id=client_id,
+            public_key=request.public_key,
+            capabilities=request.capabilities,
+            nonce=request.nonce,
+            nonce_expires_s=expires_s,
+            invitation_sha256=None if request.invitation is None else sha256_hex(request.invitation.encode()),
+            instance=request.instance,
         )
+        self.rates.check_join(client_id, self.service.now_s())
+        if address is not None and client_id not in self.service.run.members:
+            check_join(self.service.run, joined)
+            self.rates.check_new_member(address, self.service.now_s())
+        await self._submit(joined)
         member = self.service.run.members.get(client_id)
         if member is None or member.nonce != request.nonce:
             # Two joins of one key were kept together: only the later one has a session.

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from runtime.http_server import is_loopback
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
@@ -23,10 +24,10 @@ JOINS_AT_ONCE = 50
 JOIN_PERIOD_S = 20.0
 """After them, a key may join once in each period."""
 JOINS_OF_ADDRESS_AT_ONCE = 16_384
-"""Number of joins, with whatever keys, that an address may send at once: a cluster behind one address has room. New
-keys cost nothing, and each join takes about 1 kB of the journal."""
+"""Number of new members, with whatever keys, that may come from an address at once: a cluster behind one address has
+room. Keys cost nothing, and each join takes about 1 kB of the journal."""
 JOIN_PERIOD_OF_ADDRESS_S = 1.0
-"""After them, an address may join once in each period: 3,600 times an hour, or 4 MB."""
+"""After them, one may come in each period: 3,600 an hour, or 4 MB."""
 MAX_BUCKETS = 65_536
 """Number of senders that are remembered; the one that was silent for the longest time is forgotten first."""
 
@@ -90,19 +91,19 @@ class MessageRates:
             message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
 
-    def check_join(self, client_id: ClientId, now_s: float, address: str | None = None) -> None:
-        """Raise `Refused` (`rate-limited`) if this key, or the address with other keys, joins too often.
-
-        Args:
-            client_id: the key's owner.
-            now_s: the time on the coordinator's clock.
-            address: who sends, as `sender_of` returns it; None where there is no network in between.
-        """
+    def check_join(self, client_id: ClientId, now_s: float) -> None:
+        """Raise `Refused` (`rate-limited`) if this key joins too often."""
         wait_s = self._joins.take(client_id, now_s)
         if wait_s:
             message = f"client {client_id} has joined {JOINS_AT_ONCE} times in a short time; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
-        wait_s = 0.0 if address is None else self._joins_of_addresses.take(address, now_s)
+
+    def check_new_member(self, address: str, now_s: float) -> None:
+        """Raise `Refused` (`rate-limited`) if too many new members come from this address (see `sender_of`).
+
+        Loopback addresses are exempt: a proxy on the machine speaks for everybody.
+        """
+        wait_s = 0.0 if is_loopback(address) else self._joins_of_addresses.take(address, now_s)
         if wait_s:
             message = f"{JOINS_OF_ADDRESS_AT_ONCE} clients have joined from {address} in a short time; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)

@@ -126,6 +126,8 @@ class Endpoint:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
             ssl_certfile=None if self.tls_cert is None else str(self.tls_cert),

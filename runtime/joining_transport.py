@@ -59,6 +59,14 @@ class JoiningTransport(asyncio.Transport):
         """Return what the other transport says."""
         return self._transport.get_extra_info(name, default)
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let another protocol receive."""
+        self._transport.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol that receives."""
+        return self._transport.get_protocol()
+
     def pause_reading(self) -> None:
         """Receive nothing for now."""
         self._transport.pause_reading()

@@ -1,8 +1,13 @@
 """Assigns a round's batches to its clients: every machine computes the same assignment by `assign_data_for_state`.
 
 The roster is permuted by the round's seed. Each isolated interval goes whole to the first client in that order that
-has not failed on it and has nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion
-to its share: integers by largest remainder, ties to the client that comes first in the permuted order.
+has not failed on it and has nothing yet, proven clients before others. Everyone else takes a contiguous part of the
+shared batches, in proportion to its share: integers by largest remainder, ties to the client that comes first in the
+permuted order.
+
+Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
+batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
+everyone its turn.
 """
 
 from collections.abc import Sequence
@@ -13,6 +18,8 @@ from state.intervals import BatchId, total_batches
 from state.permutation import shuffled_positions
 from state.wire import ClientId, Seed
 
+NEWCOMERS_PART = (1, 4)
+"""Largest part of the shared batches for clients that are not proven, if others are."""
 _ASSIGNMENT_DOMAIN = b"epochal/assignment/v1"
 
 DataAssignments = dict[ClientId, tuple[BatchId, ...]]
@@ -36,12 +43,27 @@ def assign_data_for_state(roster: Roster, work: WorkList, seed: Seed) -> DataAss
         raise InvalidInput(
             f"{len(work.isolated)} isolated intervals leave none of the {len(clients)} clients for {total} batches"
         )
-    counts = apportion([entry.share for entry in sharing], total)
+    counts = _counts(sharing, total)
     parts = iter(split_consecutively(work.shared, counts))
     return {entry.client_id: alone.get(entry.client_id) or next(parts) for entry in clients}
 
 
+def _counts(sharing: Sequence[RosterEntry], total: int) -> list[int]:
+    """Return how many of the shared batches each client gets."""
+    newcomers = [position for position, entry in enumerate(sharing) if not entry.proven]
+    if len(newcomers) in (0, len(sharing)) or total < 2:
+        return apportion([entry.share for entry in sharing], total)
+    share_sum = sum(entry.share for entry in sharing)
+    earned = total * sum(sharing[position].share for position in newcomers) // share_sum
+    part, whole = NEWCOMERS_PART
+    for_newcomers = max(1, min(earned, total * part // whole))
+    proven = [entry.share for entry in sharing if entry.proven]
+    groups = (iter(apportion(proven, total - for_newcomers)), iter(apportion([1] * len(newcomers), for_newcomers)))
+    return [next(groups[0 if entry.proven else 1]) for entry in sharing]
+
+
 def _assign_isolated(clients: Sequence[RosterEntry], work: WorkList) -> dict[ClientId, tuple[BatchId, ...]]:
+    clients = sorted(clients, key=lambda entry: not entry.proven)
     alone: dict[ClientId, tuple[BatchId, ...]] = {}
     for item in work.isolated:
         free = [entry.client_id for entry in clients if entry.client_id not in alone]

@@ -19,8 +19,6 @@ MAX_RUN_DOCUMENT_BYTES = 4096
 MAX_REASON_CHARS = 240
 MAX_SHARE = 1_000_000
 """Maximum number of batches that a client may claim to take in a round."""
-MAX_ROSTER_SHARE = 2**53 - 1
-"""Largest share in a roster: every JSON parser reads it exactly (RFC 8259, 6)."""
 SHARE_UNITS_PER_BATCH = 8
 """Units of a roster's share for one claimed batch: fine enough for clients that have earned a part of it only."""
 MAX_ROSTER = 100_000
@@ -41,7 +39,7 @@ class RosterEntry(WireDocument):
     """
 
     client_id: HexId
-    share: Annotated[int, Field(ge=1, le=MAX_ROSTER_SHARE)]
+    share: Annotated[int, Field(ge=1, le=MAX_SHARE * SHARE_UNITS_PER_BATCH)]
     proven: bool = True
 
 

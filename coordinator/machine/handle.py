@@ -14,7 +14,7 @@ from dataclasses import replace
 from coordinator.machine import checkpoints, datasets, membership, reports, stimuli
 from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
-from coordinator.machine.pace import train_limit_s
+from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Run, config_json
 from coordinator.machine.stimuli import Stamped, Stimulus
@@ -40,7 +40,7 @@ def handle(run: Run, stamped: Stamped) -> Handled:
     if isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         now = _rebase(now, now.now_s - run.now_s)
     after, instructions = _take(now, stamped.stimulus)
-    after, told = _advance(after, stamped.seed)
+    after, told = _advance(settled(after), stamped.seed)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         return run, ()
     return after, (*instructions, *told)
@@ -61,6 +61,7 @@ def _rebase(run: Run, outage_s: float) -> Run:
         phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + outage_s,
         epoch_started_s=run.epoch_started_s + outage_s,
         enough_since_s=None if run.enough_since_s is None else run.enough_since_s + outage_s,
+        newcomers_from_s=None if run.newcomers_from_s is None else run.newcomers_from_s + outage_s,
     )
 
 

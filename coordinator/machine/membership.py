@@ -27,7 +27,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     Raises:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
     """
-    _check_join(run, event)
+    check_join(run, event)
     used = _unexpired(run)
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
@@ -70,7 +70,8 @@ def _unexpired(run: Run) -> dict[str, float]:
     return used
 
 
-def _check_join(run: Run, event: ClientJoined) -> None:
+def check_join(run: Run, event: ClientJoined) -> None:
+    """Raise `Refused` if the key may not join now; the kind says why."""
     if event.nonce in run.used_nonces:
         raise Refused(Refusal.NONCE_CONSUMED, "this nonce was already used for a join; ask for another challenge")
     if event.capabilities.protocol != PROTOCOL_VERSION:

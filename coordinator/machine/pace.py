@@ -18,6 +18,7 @@ from statistics import median
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
 from state.intervals import total_batches
+from state.phases import RunState
 from state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16
@@ -69,28 +70,43 @@ def with_delivery(current: Round, client_id: ClientId, elapsed_s: float) -> Roun
     mostly_in_s = current.mostly_in_s
     if mostly_in_s is None and whole * delivered >= part * current.plan.decisive_count:
         mostly_in_s = elapsed_s
-    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s, decisive_in_s=elapsed_s)
+    return replace(current, delivered_batches=delivered, mostly_in_s=mostly_in_s)
+
+
+def settled(run: Run) -> Run:
+    """Return the run with the times since when RoundTrain expects nothing more of the electorate, and of anybody."""
+    current = run.round
+    if current is None or run.phase is not RunState.ROUND_TRAIN:
+        return run
+    elapsed_s = run.now_s - run.phase_started_s
+    if current.settled_in_s is None and current.pending.isdisjoint(current.plan.electorate):
+        current = replace(current, settled_in_s=elapsed_s)
+    if current.complete_in_s is None and not current.pending:
+        current = replace(current, complete_in_s=elapsed_s)
+    return run if current is run.round else replace(run, round=current)
 
 
 def only_newcomers_are_late(run: Run, current: Round) -> bool:
     """Whether RoundTrain waits only for clients that never delivered, and they have had their time."""
-    if current.decisive_in_s is None or not current.pending.isdisjoint(current.plan.electorate):
+    if current.settled_in_s is None:
         return False
     if run.newcomers_from_s is not None and run.phase_started_s < run.newcomers_from_s:
         return True
-    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.decisive_in_s)
+    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.settled_in_s)
 
 
 def closed(current: Round, elapsed_s: float) -> Round:
     """Return the round as RoundTrain ends, `elapsed_s` after its start."""
+    complete_in_s = elapsed_s if current.complete_in_s is None else current.complete_in_s
+    waited_s = 0.0
+    if current.settled_in_s is not None:
+        waited_s = complete_in_s - max(current.settled_in_s, current.last_in_s or 0.0)
+    current = replace(current, waited_s=waited_s)
     if current.pending:
-        is_for_newcomers = current.pending.isdisjoint(current.plan.electorate)
-        since_s = elapsed_s if current.decisive_in_s is None else current.decisive_in_s
-        waited_s = elapsed_s - since_s if is_for_newcomers else 0.0
-        return replace(current, timed_out=True, train_s=current.mostly_in_s, waited_s=waited_s)
-    if current.mostly_in_s is None or current.last_in_s is None:
+        return replace(current, timed_out=True, train_s=current.mostly_in_s)
+    if current.mostly_in_s is None:
         return current
-    return replace(current, train_s=current.mostly_in_s + elapsed_s - current.last_in_s)
+    return replace(current, train_s=current.mostly_in_s + elapsed_s - complete_in_s)
 
 
 def is_slow(current: Round) -> bool:

@@ -53,11 +53,13 @@ class Round:
         failures: the reports of clients that could not take the step.
         late: the clients whose results arrived so late that more work might not have arrived in time.
         delivered_batches: number of the electorate's batches over which verified results are.
-        mostly_in_s, decisive_in_s, last_in_s: seconds from the round's start to the result that completed most of the
-            electorate's batches, to the last one of the electorate, and to the last one.
+        mostly_in_s, last_in_s: seconds from the round's start to the result that completed most of the electorate's
+            batches, and to the last one.
+        settled_in_s, complete_in_s: seconds from the round's start until nothing more was expected of the electorate,
+            and of anybody.
         timed_out: whether RoundTrain ended before every result had arrived.
         train_s: time that the round took its quicker clients (`coordinator/machine/pace.py`), once RoundTrain is over.
-        waited_s: time for which RoundTrain then had waited, in vain, only for clients that never delivered.
+        waited_s: time for which RoundTrain had waited, in vain, only for clients that never delivered.
         plan: not in snapshots; computed when the round is made or read.
     """
 
@@ -81,8 +83,9 @@ class Round:
     late: frozenset[ClientId] = frozenset()
     delivered_batches: int = 0
     mostly_in_s: float | None = None
-    decisive_in_s: float | None = None
     last_in_s: float | None = None
+    settled_in_s: float | None = None
+    complete_in_s: float | None = None
     timed_out: bool = False
     train_s: float | None = None
     waited_s: float = 0.0

@@ -44,7 +44,7 @@ def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
             after = before.with_bad_attestation(faults[client_id], run.now_s)
         elif client_id in applied:
             after = before.with_result(before.earned if client_id in current.late else most, current.step)
-        elif outcome is not None and not assignment:
+        elif outcome is not None and not assignment and client_id in current.plan.electorate:
             after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
         else:
             after = before

@@ -19,7 +19,7 @@ from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
-from state.documents import MAX_ROSTER_SHARE, SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
+from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
 from state.intervals import BatchId, data_index_count
@@ -28,8 +28,6 @@ from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, document_digest
 from state.wire_document import WireDocument
 
-NEWCOMERS_PART = (1, 4)
-"""Largest part of a round's work that goes to clients of which no result was applied yet."""
 KEEP_CHECKPOINTS = 2
 """Number of verified checkpoints that are kept, with outcomes and results since the older one, which prove the newer.
 Near the blobs' size limit only the newest is kept."""
@@ -235,26 +233,11 @@ Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
 
 
 def roster_of(members: Iterable[Member]) -> Roster:
-    """Return the roster of these members with the shares that they have earned, in lowest terms.
-
-    If anybody is proven, newcomers together have at most `NEWCOMERS_PART` of the shares: any number of keys that cost
-    nothing may waste that much of a round, and no more.
-    """
+    """Return the roster of these members with the shares that they have earned, in lowest terms."""
     ordered = sorted(members, key=lambda member: member.client_id)
-    proven_units = sum(share_units(member) for member in ordered if member.is_proven)
-    newcomer_units = sum(share_units(member) for member in ordered if not member.is_proven)
-    part, whole = NEWCOMERS_PART
-    factor = 1
-    if proven_units:
-        needed = -(-(whole - part) * newcomer_units // (part * proven_units))
-        factor = max(1, min(needed, MAX_ROSTER_SHARE // proven_units))
-    units = [share_units(member) * (factor if member.is_proven else 1) for member in ordered]
-    common = gcd(*units) or 1
+    common = gcd(*(share_units(member) for member in ordered)) or 1
     return Roster(
-        tuple(
-            RosterEntry(member.client_id, share // common, member.is_proven)
-            for member, share in zip(ordered, units, strict=True)
-        )
+        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered)
     )
 
 

@@ -22,6 +22,7 @@ from coordinator_client.api import RunRequests
 from coordinator_client.follow import DocumentFeed
 from data_providers.protocol import Rejected, SourceUnavailable
 from runtime.broadcast import Broadcast
+from runtime.rare_log import RareLog
 from runtime.retry import RetryPolicy
 from state.assignment import assign_data_for_state
 from state.config.state_file import StateFile
@@ -67,6 +68,7 @@ class CoordinatorGate:
         """The wait that a client's question cuts short."""
         self._was_asked = False
         self._asked_at_s = -math.inf
+        self._crowded = RareLog(_log, "coordinator is crowded")
 
     @property
     def lag_s(self) -> float:
@@ -128,13 +130,14 @@ class CoordinatorGate:
                     await self._read_round(self._pending)
                     self._pending = None
             except (CoordinatorUnreachable, Refused, InvalidInput) as error:
+                if isinstance(error, Refused) and error.kind == Refusal.OVERLOADED:
+                    self._crowded.note("no place to wait for news of the run; `epochal token data-server` gives one")
+                    await self._until_asked(backoff.wait(error))
+                    continue
                 if self._is_reachable or self._document is None:
                     _log.warning("coordinator unreachable", extra={"error": str(error)})
                 self._is_reachable = False
-                if isinstance(error, Refused) and error.kind == Refusal.OVERLOADED:
-                    await self._until_asked(backoff.wait(error))
-                else:
-                    await backoff.wait(error)
+                await backoff.wait(error)
             else:
                 self._is_reachable, self._reached_at_s = True, time.monotonic()
                 backoff.reset()

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import long_polls, publication
 from coordinator.long_polls import Pool, ReaderKind
+from runtime import http_server
 from tests.support.processes import BOUND_S
 from tests.support.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
 from tests.support.states import state_file
@@ -58,6 +59,26 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
             ]
             await second.join()
             assert [(await answer).status_code for answer in told] == [200, 200]
+
+
+async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(long_polls, "POOLS", SMALL)
+    monkeypatch.setattr(http_server, "SHUTDOWN_TIMEOUT_S", 1)
+    async with asyncio.timeout(BOUND_S), contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=BOUND_S)
+        )
+        run = await stack.enter_async_context(served_over_sockets(tmp_path))
+        url = f"{run.http.base_url}{run.run_url}?wait_s=20&after={run.service.published.version}"
+        polls = [asyncio.create_task(http.get(url)) for _ in range(STRANGERS + 1)]  # one of them has no place
+        while (
+            f'epochal_http_connections{{peer="reader"}} {STRANGERS + 2}.0' not in (await run.http.get("/metrics")).text
+        ):
+            continue
+    await asyncio.wait(polls)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_many_strangers_are_told_later_than_a_data_server(

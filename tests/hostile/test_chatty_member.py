@@ -21,6 +21,7 @@ from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock, in_virtual_time
 
 BOUND_S = 20.0
+ADDRESS = "192.0.2.1"
 HOUR_S = 3600.0
 MAX_BYTES_AN_HOUR = 1_000_000
 
@@ -77,12 +78,15 @@ async def test_address_that_joins_with_ever_new_keys_is_told_to_wait(
 ) -> None:
     monkeypatch.setattr(rates, "JOINS_OF_ADDRESS_AT_ONCE", 3)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
-        for number in range(3):
-            await WireClient(run, number).join()
+        requests = [await WireClient(run, number).join_request() for number in range(4)]
+        for request in requests[:3]:
+            await run.handlers.join(request, ADDRESS)
         with pytest.raises(Refused, match="in a short time") as refused:
-            await WireClient(run, 3).join()
+            await run.handlers.join(requests[3], ADDRESS)
         assert refused.value.kind == "rate-limited"
         assert len(run.service.run.members) == 3
+        again = await WireClient(run, 0).join_request()
+        assert await run.handlers.join(again, ADDRESS), "a member that comes back is none too many"
 
 
 @in_virtual_time

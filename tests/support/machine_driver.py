@@ -82,17 +82,14 @@ class Driver:
     def _check_roster(self) -> None:
         """Check that each share is what was earned, within the claim, and that nobody who rests has any."""
         entries = () if self.run.round is None else self.run.round.roster.clients
-        per_unit: dict[bool, set[float]] = {True: set(), False: set()}
+        per_unit = set()
         for entry in entries:
             member = self.run.members[entry.client_id]
             assert self.run.is_ready(member)
             most = max(NEWCOMER_SHARE_UNITS, member.share * SHARE_UNITS_PER_BATCH)
             assert 1 <= member.conduct.earned <= most
-            per_unit[entry.proven].add(entry.share / min(member.conduct.earned, most))
-        assert all(len(found) <= 1 for found in per_unit.values()), "in proportion"
-        if per_unit[True]:
-            newcomers = sum(entry.share for entry in entries if not entry.proven)
-            assert 4 * newcomers <= sum(entry.share for entry in entries), "newcomers have at most a quarter"
+            per_unit.add(entry.share / min(member.conduct.earned, most))
+        assert len(per_unit) <= 1, "in proportion"
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

@@ -79,10 +79,12 @@ def test_key_that_joins_too_often_is_refused_alone() -> None:
 def test_address_that_joins_with_ever_new_keys_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "JOINS_OF_ADDRESS_AT_ONCE", 2)
     found = MessageRates()
-    for number in range(2):
-        found.check_join(ClientId(f"{number:032x}"), 0.0, "192.0.2.1")
+    for _ in range(2):
+        found.check_new_member("192.0.2.1", 0.0)
     with pytest.raises(Refused, match=r"192\.0\.2\.1") as refused:
-        found.check_join(ONE, 0.0, "192.0.2.1")
+        found.check_new_member("192.0.2.1", 0.0)
     assert (refused.value.kind, refused.value.context["retry_after_s"]) == ("rate-limited", JOIN_PERIOD_OF_ADDRESS_S)
-    found.check_join(ONE, 0.0, "192.0.2.2")
-    found.check_join(OTHER, JOIN_PERIOD_OF_ADDRESS_S, "192.0.2.1")
+    found.check_new_member("192.0.2.2", 0.0)
+    found.check_new_member("192.0.2.1", JOIN_PERIOD_OF_ADDRESS_S)
+    for _ in range(3):
+        found.check_new_member("127.0.0.1", 0.0)

@@ -127,3 +127,22 @@ def test_witnesses_are_elected_among_proven_clients_if_there_are_any() -> None:
     assert set(elect_witnesses(mixed, seed_of(0), 32)) == {client(2), client(5)}
     assert len(elect_witnesses(mixed, seed_of(0), 1)) == 1
     assert set(new.electorate()) == {client(number) for number in range(8)}
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    st.integers(2, 400),
+)
+def test_unproven_clients_get_a_quarter_at_most_and_one_batch_at_least(
+    proven: list[int], others: list[int], total: int
+) -> None:
+    shares = [(share, True) for share in proven] + [(share, False) for share in others]
+    roster = Roster(
+        tuple(RosterEntry(ClientId(f"{number:032x}"), share, of) for number, (share, of) in enumerate(shares))
+    )
+    assigned = assign_data_for_state(roster, WorkList((), (BatchId(0, total - 1),)), seed_of(0))
+    counts = [total_batches(assigned[entry.client_id]) for entry in roster.clients if not entry.proven]
+    assert 1 <= sum(counts) <= max(1, total // 4)
+    assert max(counts) - min(counts) <= 1
+    assert sum(map(total_batches, assigned.values())) == total

@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
+from coordinator.machine import stimuli
 from coordinator.machine.checkpoints import TURN_PARTS
 from coordinator.machine.pace import ROUNDS_PER_WAIT, TIME_FOR_NEWCOMERS_S, train_limit_s
 from coordinator.machine.run import current_checkpointer
 from state.intervals import total_batches
+from state.messages import FailureReport
 from state.phases import RunState
 from tests.support.machine_driver import Driver, client, in_round
 
@@ -26,8 +30,8 @@ def with_silent_newcomers() -> Driver:
     return driver
 
 
-def deliver_all_but_newcomers(driver: Driver) -> None:
-    driver.deliver(client(1), client(2))
+def deliver_all_but_newcomers(driver: Driver, *numbers: int) -> None:
+    driver.deliver(*(client(number) for number in numbers or (1, 2)))
 
 
 def test_newcomers_that_say_nothing_do_not_void_a_round() -> None:
@@ -89,6 +93,45 @@ def test_newcomers_together_have_at_most_a_quarter_of_the_work() -> None:
     driver = with_silent_newcomers()
     batches = driver.round.plan.assignments
     assert 0 < sum(total_batches(batches[client(number)]) for number in NEWCOMERS) <= 60 / 4
+
+
+def test_newcomers_that_fail_at_the_last_moment_are_not_waited_for_either() -> None:
+    driver = with_silent_newcomers()
+    driver.pass_time(5)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(4.9)
+    current = driver.round
+    for client_id in sorted(current.pending):
+        report = FailureReport(current.step, current.attempt, "trainer", "too late to be waited for", None)
+        driver.send(stimuli.StepFailed(client_id, report))
+    driver.attest(client(1), client(2))
+    assert driver.run.newcomers_from_s == pytest.approx(driver.now_s + ROUNDS_PER_WAIT * 4.9)
+    assert driver.run.train_times[-1] == pytest.approx(5)
+
+
+def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver, 1)
+    driver.pass_time(2.5)
+    driver.send(stimuli.ClientWithdrew(client(2)))
+    driver.pass_time(2.5)
+    driver.attest(client(1))
+    driver.pass_time(11)
+    assert driver.run.newcomers_from_s is not None
+    assert driver.run.newcomers_from_s < driver.now_s + ROUNDS_PER_WAIT * 3
+
+
+def test_every_newcomer_gets_its_turn() -> None:
+    driver = with_silent_newcomers()
+    tried = set()
+    for _ in range(40):
+        driver.next_round()
+        plan = driver.round.plan
+        tried |= {client_id for client_id in plan.assignments if plan.assignments[client_id]} - plan.electorate
+        deliver_all_but_newcomers(driver)
+        driver.pass_time(TIME_FOR_NEWCOMERS_S)
+        driver.attest(client(1), client(2))
+    assert tried == {client(number) for number in NEWCOMERS}
 
 
 def test_newcomers_are_asked_for_a_checkpoint_only_after_the_others() -> None:

@@ -101,7 +101,9 @@ def test_member_too_small_for_any_work_grows_until_it_gets_some() -> None:
         driver.play_round()
     assert driver.conduct(1).earned == 1000 * SHARE_UNITS_PER_BATCH
     join_claiming(driver, 3, 1000)
-    driver.play_round()
+    for _ in range(2):  # as a newcomer it gets work at once
+        driver.play_round()
+    assert driver.round.plan.electorate >= {client(3)}
     rounds = 0
     while not batch_counts(driver)[client(3)]:
         driver.play_round()
