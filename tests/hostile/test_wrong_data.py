@@ -71,7 +71,7 @@ async def test_client_with_a_little_foreign_data_says_so_and_trains(tmp_path: Pa
         warned = await run.until_logged(client, "data_look_wrong")
         assert warned["level"] == "warning"
         assert "token 999 at position 3" in warned["reason"]
-        await run.until_logged(client, "became_ready")
+        await run.until_logged(client, "round_trained")
 
 
 async def test_data_server_of_foreign_tokens_ends_at_its_start(tmp_path: Path) -> None:
