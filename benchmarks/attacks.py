@@ -27,7 +27,9 @@ from state.wire import ClientId, sha256_hex
 from tests.support.hand_client import HandClient
 
 ATTACKING = "attacking"
-OPEN_AT_ONCE = 100
+OPEN_AT_ONCE = 250
+OPEN_TIMEOUT_S = 1.5
+"""Time after which a connection that the server does not accept is given up."""
 DRIP_S = 2.0
 """Seconds between two bytes of a dripping upload."""
 DRIPPED_BYTES = 100_000
@@ -261,8 +263,9 @@ async def _sockets(host: str, port: int, first: list[bytes]) -> AsyncIterator[li
     opened: list[_Opened] = []
 
     async def open_one(data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(host, port, limit=1024)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(host, port, limit=1024)
             writer.write(data)
             opened.append((reader, writer))
 
