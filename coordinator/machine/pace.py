@@ -99,8 +99,8 @@ def closed(current: Round, elapsed_s: float) -> Round:
     """Return the round as RoundTrain ends, `elapsed_s` after its start."""
     complete_in_s = elapsed_s if current.complete_in_s is None else current.complete_in_s
     waited_s = 0.0
-    if current.settled_in_s is not None:
-        waited_s = complete_in_s - max(current.settled_in_s, current.last_in_s or 0.0)
+    if current.settled_in_s is not None:  # a client whose result was rejected may have delivered another one since
+        waited_s = max(0.0, complete_in_s - max(current.settled_in_s, current.last_in_s or 0.0))
     current = replace(current, waited_s=waited_s)
     if current.pending:
         return replace(current, timed_out=True, train_s=current.mostly_in_s)

@@ -209,6 +209,12 @@ def test_closed_round_took_until_most_was_in_and_what_the_witnesses_added() -> N
     assert closed(empty, 9.0) == empty
 
 
+@pytest.mark.parametrize(("last_in_s", "waited_s"), [(2.0, 4.0), (5.0, 2.0), (9.0, 0.0)])
+def test_wait_in_vain_begins_with_the_last_result(last_in_s: float, waited_s: float) -> None:
+    current = replace(in_round(1, 2).round, settled_in_s=3.0, complete_in_s=7.0, last_in_s=last_in_s)
+    assert closed(current, 10.0).waited_s == waited_s
+
+
 def test_time_of_an_applied_round_includes_its_witnessing() -> None:
     run = run_with([1.0])
     assert run.round is not None
