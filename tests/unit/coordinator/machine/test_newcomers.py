@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.machine import stimuli
 from coordinator.machine.checkpoints import TURN_PARTS
+from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS
 from coordinator.machine.pace import ROUNDS_PER_WAIT, TIME_FOR_NEWCOMERS_S, train_limit_s
 from coordinator.machine.run import current_checkpointer
 from state.intervals import total_batches
@@ -16,17 +17,17 @@ from tests.support.machine_driver import Driver, client, in_round
 NEWCOMERS = tuple(range(3, 12))
 
 
-def with_silent_newcomers() -> Driver:
-    """Return a run of two members that delivered, in its first round with nine that never did."""
+def with_silent_newcomers(numbers: tuple[int, ...] = NEWCOMERS) -> Driver:
+    """Return a run of two members that delivered, in its first round with others that never did."""
     driver = in_round(
         1, 2, config__total_steps=50, config__global_batch_size_start=60, config__global_batch_size_end=60
     )
     driver.play_round()
-    driver.join(*NEWCOMERS)
-    driver.ready(*(client(number) for number in NEWCOMERS))
+    driver.join(*numbers)
+    driver.ready(*(client(number) for number in numbers))
     driver.play_round()
     driver.next_round()
-    assert {entry.client_id for entry in driver.round.roster.clients} > {client(number) for number in NEWCOMERS}
+    assert {entry.client_id for entry in driver.round.roster.clients} > {client(number) for number in numbers}
     return driver
 
 
@@ -119,6 +120,38 @@ def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
     driver.pass_time(11)
     assert driver.run.newcomers_from_s is not None
     assert driver.run.newcomers_from_s < driver.now_s + ROUNDS_PER_WAIT * 3
+
+
+def test_results_of_newcomers_say_nothing_of_the_time_limit() -> None:
+    driver = with_silent_newcomers()
+    driver.deliver(client(3), client(4))
+    assert (driver.round.delivered_batches, driver.round.mostly_in_s) == (0, None)
+    deliver_all_but_newcomers(driver)
+    assert driver.round.delivered_batches == driver.round.plan.decisive_count
+
+
+def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    before_s = driver.run.newcomers_from_s
+    assert before_s is not None
+    outage_s = 10_000
+    driver.now_s = driver.run.now_s + outage_s
+    driver.send(stimuli.CoordinatorStarted())
+    assert driver.run.newcomers_from_s == before_s + outage_s
+
+
+def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
+    driver = with_silent_newcomers(tuple(range(3, 40)))
+    plan = driver.round.plan
+    idle = [client_id for client_id, batches in plan.assignments.items() if not batches]
+    assert idle
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    assert {driver.run.members[client_id].conduct.earned for client_id in idle} == {NEWCOMER_SHARE_UNITS}
 
 
 def test_every_newcomer_gets_its_turn() -> None:
