@@ -10,6 +10,7 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
+    LeftRequests,
     Trust,
     is_temporary,
     open_client,
@@ -18,7 +19,6 @@ from runtime.http_client import (
     reason_of,
     refusal_in,
     streamed,
-    whole_answer,
 )
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
@@ -65,6 +65,7 @@ class CoordinatorClient:
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
         self._http = http
+        self._requests = LeftRequests(http)
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
@@ -102,7 +103,7 @@ class CoordinatorClient:
                     is_first = False
                     await backoff.wait(error)
         except BaseException:
-            await http.aclose()
+            await client.aclose()
             raise
 
     async def _served_run(self, url: str, wanted: str) -> str:
@@ -132,6 +133,7 @@ class CoordinatorClient:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        await self._requests.aclose()
         await self._http.aclose()
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
@@ -272,7 +274,7 @@ class CoordinatorClient:
             method, path, params=params, content=content, headers=headers, timeout=timeout
         )
         try:
-            answer = await whole_answer(self._http, request)
+            answer = await self._requests.answer(request)
         except httpx.HTTPError as error:
             raise self._unreachable(f"{method} {path}", error) from error
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:

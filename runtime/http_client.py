@@ -23,6 +23,8 @@ from state.wire import strict_json
 Trust: TypeAlias = bool | str | ssl.SSLContext
 """Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
 
+LEFT_REQUEST_S = 2.0
+"""Maximum time for which a request goes on whose caller was cancelled."""
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
@@ -64,6 +66,44 @@ async def streamed(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIt
         yield answer
     finally:
         await asyncio.shield(answer.aclose())
+
+
+class LeftRequests:
+    """Sends requests; one whose caller is cancelled goes on for a while, so that its connection can be used again.
+
+    An HTTP/1.1 connection whose request is given up is closed, and a server under siege may not accept the next one.
+
+    Args:
+        client: its requests; `aclose` is to be called before it is closed.
+    """
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._under_way: set[asyncio.Task[httpx.Response]] = set()
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
+        task = asyncio.get_running_loop().create_task(whole_answer(self._client, request))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(LEFT_REQUEST_S, task.cancel)
+            raise
+        return task.result()
+
+    async def aclose(self) -> None:
+        """Give up the requests that were left."""
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def _ended(self, task: asyncio.Task[httpx.Response]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # of a request that was left, nobody asks for it
 
 
 def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:

@@ -4,13 +4,21 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 
-from runtime.http_client import check_url, open_client, reason_of, refusal_in, user_mistake, whole_answer
+from runtime.http_client import (
+    LeftRequests,
+    check_url,
+    open_client,
+    reason_of,
+    refusal_in,
+    user_mistake,
+    whole_answer,
+)
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
 
@@ -103,6 +111,68 @@ async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
         await asyncio.wait([reading])
         await asyncio.sleep(0)
     assert body.is_closed
+
+
+class _SlowServer:
+    """Answers each request once it may."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.connections: list[asyncio.Task[Any]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.connections.append(task)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.asked.set()
+                await self.may_answer.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def slow_server() -> AsyncIterator[tuple[_SlowServer, httpx.AsyncClient]]:
+    """Yield a slow server and a client with one connection to it at a time."""
+    slow = _SlowServer()
+    server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    one = httpx.Limits(max_connections=1)
+    async with server:
+        async with open_client(url, "coordinator", True, timeout=5.0, limits=one) as client:
+            yield slow, client
+        slow.may_answer.set()
+        await asyncio.wait(slow.connections)
+
+
+async def test_request_whose_caller_is_cancelled_keeps_its_connection() -> None:
+    async with slow_server() as (slow, client):
+        requests = LeftRequests(client)
+        asking = asyncio.create_task(requests.answer(client.build_request("GET", "/")))
+        await slow.asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        slow.may_answer.set()
+        answers = [await requests.answer(client.build_request("GET", "/")) for _ in range(3)]
+        await requests.aclose()
+    assert [answer.content for answer in answers] == [b"ok"] * 3
+    assert len(slow.connections) == 1
+
+
+async def test_requests_that_were_left_end_with_the_client() -> None:
+    async with slow_server() as (slow, client):
+        requests = LeftRequests(client)
+        asking = asyncio.create_task(requests.answer(client.build_request("GET", "/")))
+        await slow.asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        async with asyncio.timeout(1.0):  # less than a left request may take
+            await requests.aclose()
 
 
 def refusal_of(answer: httpx.Response) -> Refused:
