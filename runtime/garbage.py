@@ -5,7 +5,7 @@ import gc
 YOUNG_OBJECTS = 20_000
 """New objects between two collections of the youngest ones (Python's default: 700, or 2,000)."""
 YOUNG_COLLECTIONS = 20
-OLD_COLLECTIONS = 100
+OLD_COLLECTIONS = 20
 """A full collection visits each request that waits: 0.2 s for 2,300 of them."""
 
 

@@ -57,6 +57,10 @@ _protocol_log.setLevel(logging.ERROR)  # a warning for each malformed request wo
 _protocol_log.addFilter(_is_no_cancellation)  # nor a traceback for each request that waits when the server stops
 
 
+def _nothing() -> None:
+    """Do nothing, for a connection that has ended."""
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the host."""
     try:
@@ -187,6 +191,11 @@ class BoundedConnection(HttpToolsProtocol):
                 timer.cancel()
         self._connections.forget(self.connection)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        # Without these, reference counting frees everything; the collector of cycles runs too rarely for a flood.
+        self.cycle = self.scope = self._waiting = None  # type: ignore[assignment]
+        self.pipeline.clear()
+        self.connection.abort = _nothing
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

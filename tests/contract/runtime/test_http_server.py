@@ -1,0 +1,61 @@
+"""`runtime/http_server.py`: a connection that has ended leaves nothing behind."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from runtime.http_server import BoundedConnection, Endpoint, serving_app
+
+
+async def application(_scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request once its body has arrived."""
+    while (await receive()).get("more_body"):
+        continue
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Leave reference counting alone to free objects."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def connection_count() -> int:
+    return sum(isinstance(each, BoundedConnection) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"GET / HTTP/1.1\r\nHos", id="part of a head"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n1", id="part of a short body"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 99999\r\n\r\n1", id="part of a long body"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="a request"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n" * 4, id="four requests"),
+        pytest.param(b"nonsense\r\n\r\n", id="nonsense"),
+    ],
+)
+async def test_ended_connections_are_freed_without_the_collector(sent: bytes) -> None:
+    async with serving_app(Endpoint(port=0), application) as url:
+        address = url.removeprefix("http://").split(":")
+        with no_collector():
+            for _ in range(10):
+                _, writer = await asyncio.open_connection(address[0], int(address[1]))
+                writer.write(sent)
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+            async with asyncio.timeout(10):
+                while connection_count():  # noqa: ASYNC110 - nothing tells that an object was freed
+                    await asyncio.sleep(0.01)
