@@ -1,6 +1,7 @@
 """Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import threading
@@ -29,27 +30,32 @@ class _Arriving:
 
     Attributes:
         spare_bytes: room that must stay free when all of it has arrived.
-        received_bytes: number of bytes that have arrived; they are counted in the store's total.
-        is_new: whether it was named, and was not held before.
+        received_bytes: number of bytes that have arrived.
     """
 
     partial: Path
     spare_bytes: int
     received_bytes: int = 0
-    is_new: bool = False
 
 
 class DirectoryBlobs:
     """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters."""
 
-    def __init__(self, folder: Path, max_total_bytes: int, disk: Disk, total_bytes: int) -> None:
+    def __init__(self, folder: Path, max_total_bytes: int, disk: Disk, held_bytes: int) -> None:
         self._folder = folder
         self._max_total_bytes = max_total_bytes
         self._disk = disk
-        self.total_bytes = total_bytes
         self._numbers = itertools.count()
+        self._held_bytes = held_bytes
+        """Size of the blobs that have a name; changed only under `_naming`."""
+        self._arriving_bytes = 0
+        """Size of what has arrived of others; changed only on the event loop."""
         self._naming = threading.Lock()
-        """Held while a blob is named, so that equal uploads in several threads are counted once."""
+        """Held while a blob is named, counted and deleted, which several threads do."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self._held_bytes + self._arriving_bytes
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
@@ -59,8 +65,8 @@ class DirectoryBlobs:
             StoreFailed: the folder cannot be read or created.
         """
         folder = run_dir / BLOBS_FOLDER
-        total_bytes = await _in_thread(_prepare, folder, disk)
-        return cls(folder, max_total_bytes, disk, total_bytes)
+        held_bytes = await _in_thread(_prepare, folder, disk)
+        return cls(folder, max_total_bytes, disk, held_bytes)
 
     @classmethod
     def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
@@ -82,16 +88,16 @@ class DirectoryBlobs:
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         arriving = _Arriving(self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}", spare_bytes)
         try:
-            await self._receive(sha256, size_bytes, body, arriving)
+            try:
+                await self._receive(sha256, size_bytes, body, arriving)
+            finally:
+                self._arriving_bytes -= arriving.received_bytes
             await _in_thread(sync_folder, folder, self._disk)
         except BaseException as error:
             await _in_thread(arriving.partial.unlink, True)
             if isinstance(error, StoreBlocked):
                 error.needed_bytes = size_bytes
             raise
-        finally:
-            if not arriving.is_new:
-                self.total_bytes -= arriving.received_bytes
 
     async def _receive(
         self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
@@ -101,7 +107,7 @@ class DirectoryBlobs:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
             check_room(self.total_bytes + len(piece) + arriving.spare_bytes, self._max_total_bytes)
             arriving.received_bytes += len(piece)
-            self.total_bytes += len(piece)
+            self._arriving_bytes += len(piece)
             digest.update(piece)
             waiting += piece
             if len(waiting) > MAX_IN_MEMORY_BYTES:
@@ -129,7 +135,7 @@ class DirectoryBlobs:
         with self._naming:
             is_new = not path.exists()
             arriving.partial.replace(path)
-            arriving.is_new = is_new
+            self._held_bytes += arriving.received_bytes if is_new else 0
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
@@ -158,7 +164,13 @@ class DirectoryBlobs:
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
-        self.total_bytes -= await _in_thread(_remove, self._path(sha256))
+        await _in_thread(self._remove, self._path(sha256))
+
+    def _remove(self, path: Path) -> None:
+        with self._naming, contextlib.suppress(FileNotFoundError):
+            size_bytes = path.stat().st_size
+            path.unlink()
+            self._held_bytes -= size_bytes
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(Sha256(path.name) for path in await _in_thread(_blob_paths, self._folder))
@@ -175,15 +187,6 @@ def _prepare(folder: Path, disk: Disk) -> int:
     for stale in partial.iterdir():
         stale.unlink()
     return sum(path.stat().st_size for path in _blob_paths(folder))
-
-
-def _remove(path: Path) -> int:
-    try:
-        size = path.stat().st_size
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return size
 
 
 async def _in_thread(work: Callable[..., T], *arguments: object) -> T:

@@ -148,6 +148,16 @@ async def test_blob_deleted_frees_its_bytes_and_may_be_deleted_again(blobs: Blob
     assert refused.value.kind == "not-found"
 
 
+async def test_blobs_deleted_while_others_arrive_are_counted(blobs: BlobStore) -> None:
+    old = [await put(blobs, b"old %d" % number) for number in range(50)]
+    new = [b"a newer one %d" % number for number in range(50)]
+    async with asyncio.TaskGroup() as tasks:
+        for digest, data in zip(old, new, strict=True):
+            tasks.create_task(blobs.delete(digest))
+            tasks.create_task(put(blobs, data))
+    assert blobs.total_bytes == sum(map(len, new))
+
+
 async def test_blob_folder_opened_again_deletes_interrupted_uploads(tmp_path: Path) -> None:
     first = await DirectoryBlobs.open(tmp_path, LIMIT)
     digest = await put(first, b"kept")
