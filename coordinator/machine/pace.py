@@ -33,7 +33,7 @@ SHORTEST_LIMIT_S = 3.0
 """Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
 TIME_FOR_NEWCOMERS_S = 1.0
 """Shortest time from the start of a round for which its newcomers are waited for."""
-ROUNDS_PER_WAIT = 15.0
+ROUNDS_PER_WAIT = 20.0
 """Multiple of the time for which a round has waited for newcomers in vain, in which no other round waits for them."""
 MAX_DOUBLINGS = 16
 MOSTLY = (1, 2)
