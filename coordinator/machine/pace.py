@@ -6,7 +6,8 @@ of what the others need, whoever holds it back. When the limit itself was too sh
 have changed, more than half of the batches are missing: then it doubles until results arrive. Only the batches of
 clients that delivered before count here (the electorate): keys cost nothing, and any number of silent newcomers must
 not look like a limit that is too short. Newcomers themselves have as long again as the others took; but where a round
-has waited for them in vain, the next ones do not wait for them, for so long that this costs a sixteenth of the time.
+has waited for them in vain, the next ones do not wait for them, for so long that this costs three percent of the time,
+and less each time that it is in vain again; until a newcomer delivers.
 
 A member that is slower than the others keeps its place with less work: whose result arrives in the second half of the
 limit gets no larger share for it, because twice the work could take twice the time, and come too late.
@@ -33,9 +34,12 @@ SHORTEST_LIMIT_S = 3.0
 """Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
 TIME_FOR_NEWCOMERS_S = 1.0
 """Shortest time from the start of a round for which its newcomers are waited for."""
-ROUNDS_PER_WAIT = 20.0
+ROUNDS_PER_WAIT = 30.0
 """Multiple of the time for which a round has waited for newcomers in vain, in which no other round waits for them."""
+MAX_WAIT_DOUBLINGS = 4
+"""The multiple doubles with each further wait in vain, this often at most."""
 MAX_DOUBLINGS = 16
+"""Maximum number of times that a time limit doubles which was too short."""
 MOSTLY = (1, 2)
 """Part of the electorate's batches after whose delivery slower clients no longer count in the round's time. Fewer
 clients than that, such as a third that is as late as it can, must not lengthen the limit that they use up."""
@@ -117,8 +121,12 @@ def is_slow(current: Round) -> bool:
 def with_pace(run: Run, current: Round, *, is_applied: bool) -> Run:
     """Return the run with the time of a round that ends now, in RoundWitness."""
     run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow(current) else 0)
+    if is_applied and not current.plan.electorate.issuperset(current.verified):
+        run = replace(run, waits_in_vain=0)
     if current.waited_s:
-        run = replace(run, newcomers_from_s=run.now_s + ROUNDS_PER_WAIT * current.waited_s)
+        pause_s = ROUNDS_PER_WAIT * 2.0**run.waits_in_vain * current.waited_s
+        waits_in_vain = min(run.waits_in_vain + 1, MAX_WAIT_DOUBLINGS)
+        run = replace(run, newcomers_from_s=run.now_s + pause_s, waits_in_vain=waits_in_vain)
     if not is_applied or current.train_s is None:
         return run
     took_s = current.train_s + run.now_s - run.phase_started_s

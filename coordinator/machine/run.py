@@ -132,6 +132,7 @@ class Run(WireDocument):
         train_times: seconds that the last applied rounds took, for the time limit of the next.
         slow_rounds: rounds in a row whose time was over with more than half of their batches missing.
         newcomers_from_s: time from which rounds wait for clients that never delivered, after one did in vain.
+        waits_in_vain: number of such waits since a client delivered for the first time, as far as they are counted.
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         used_nonces: consumed join nonces and when each expires.
         outcomes: by step, since the oldest kept checkpoint.
@@ -170,6 +171,7 @@ class Run(WireDocument):
     train_times: tuple[float, ...] = ()
     slow_rounds: int = 0
     newcomers_from_s: float | None = None
+    waits_in_vain: int = 0
     enough_since_s: float | None = None
     pause_pending: bool = False
     blobs_near_bound: bool = False

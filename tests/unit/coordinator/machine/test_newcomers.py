@@ -7,11 +7,19 @@ import pytest
 from coordinator.machine import stimuli
 from coordinator.machine.checkpoints import TURN_PARTS
 from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS
-from coordinator.machine.pace import ROUNDS_PER_WAIT, TIME_FOR_NEWCOMERS_S, train_limit_s
+from coordinator.machine.pace import (
+    MAX_WAIT_DOUBLINGS,
+    ROUNDS_PER_WAIT,
+    TIME_FOR_NEWCOMERS_S,
+    train_limit_s,
+    with_pace,
+)
+from coordinator.machine.round import Round
 from coordinator.machine.run import current_checkpointer
 from state.intervals import total_batches
 from state.messages import FailureReport
 from state.phases import RunState
+from state.wire import Sha256
 from tests.support.machine_driver import Driver, client, in_round
 
 NEWCOMERS = tuple(range(3, 12))
@@ -88,6 +96,24 @@ def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None
     driver.next_round()
     deliver_all_but_newcomers(driver)
     assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
+def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
+    driver = with_silent_newcomers()
+    run, waited = driver.run, replace(driver.round, waited_s=1.0)
+    delivered = replace(waited, verified={client(1): Sha256("0"), client(3): Sha256("0")})
+
+    def pause_s(current: Round, *, is_applied: bool) -> float:
+        nonlocal run
+        run = with_pace(run, current, is_applied=is_applied)
+        assert run.newcomers_from_s is not None
+        return run.newcomers_from_s - run.now_s
+
+    multiples = [pause_s(waited, is_applied=True) / ROUNDS_PER_WAIT for _ in range(MAX_WAIT_DOUBLINGS + 2)]
+    assert multiples == [*(2.0**number for number in range(MAX_WAIT_DOUBLINGS + 1)), 2.0**MAX_WAIT_DOUBLINGS]
+    assert pause_s(delivered, is_applied=False) == ROUNDS_PER_WAIT * 2.0**MAX_WAIT_DOUBLINGS
+    assert pause_s(replace(waited, verified={client(1): Sha256("0")}), is_applied=True) > ROUNDS_PER_WAIT
+    assert pause_s(delivered, is_applied=True) == ROUNDS_PER_WAIT
 
 
 def test_newcomers_together_have_at_most_a_quarter_of_the_work() -> None:
