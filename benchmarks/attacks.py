@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import resource
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ OPEN_TIMEOUT_S = 1.5
 """Time after which a connection that the server does not accept is given up."""
 DRIP_S = 2.0
 """Seconds between two bytes of a dripping upload."""
+WITHDRAW_S = 10.0
+"""Seconds between two times that half of the members of dripping uploads withdraw."""
 DRIPPED_BYTES = 100_000
 TOP_UP_S = 1.0
 POLL_S = 5.0
@@ -144,13 +147,15 @@ async def _shouting(shout: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def drip(url: str, members: str, per_member: str) -> None:
     """Have members, in each round that gives them work, commit to results and begin uploads that drip; say how many.
 
-    Half of the members withdraw once their uploads run. The connections stay as long as the coordinator lets them.
+    Now and then half of the members withdraw while their uploads run, and join again. The connections stay as long as
+    the coordinator lets them.
     """
     attackers = {
         attacker.client_id: attacker for attacker in [await _member(url, n) for n in range(1, int(members) + 1)]
     }
     address = urlsplit(url)
     has_begun = False
+    withdraw_at_s = 0.0
     async with asyncio.TaskGroup() as tasks:
         async for document in next(iter(attackers.values())).follow():
             if document.run_state is RunState.WARMUP:
@@ -163,10 +168,12 @@ async def drip(url: str, members: str, per_member: str) -> None:
             if not uploads:
                 continue
             tasks.create_task(_drip_all(address.hostname or "", address.port or 0, uploads))
-            for attacker, _ in committed[::2]:
-                with contextlib.suppress(EpochalError):
-                    await attacker.api.withdraw()
-                    await attacker.join()
+            if time.monotonic() >= withdraw_at_s:
+                withdraw_at_s = time.monotonic() + WITHDRAW_S
+                for attacker, _ in committed[::2]:
+                    with contextlib.suppress(EpochalError):
+                        await attacker.api.withdraw()
+                        await attacker.join()
             if not has_begun:
                 has_begun = True
                 _attacking(len(uploads))
