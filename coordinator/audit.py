@@ -7,6 +7,7 @@ kept results to the older kept checkpoint, and compares each replica's digest wi
 
 from dataclasses import dataclass, field
 
+from coordinator.auth.signing_key import SigningKey
 from coordinator.kept_blobs import wrong_blobs
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, OutcomeDecided
@@ -14,6 +15,7 @@ from coordinator.machine.records import ReplayDiffers, Replayed, replay, replay_
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.recompute import Recomputed, recompute
 from coordinator.store.journal import JournalReader, Segment
+from coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
 from coordinator.store.open import StoreReader, open_store_reader
 from state.documents import Outcome
 from state.errors import StoreFailed
@@ -168,6 +170,9 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
         if wrong is not None:
             ledger.wrong_blobs += 1
             ledger.problem(wrong)
+    wrong_key = await _wrong_key(last.run, store.keys)
+    if wrong_key is not None:
+        ledger.problem(wrong_key)
     recomputed = None
     if with_parameters:
         attested = {outcome.step - 1: outcome.replica_digest for outcome in ledger.outcomes.values()}
@@ -175,6 +180,18 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
         if recomputed.problem is not None:
             ledger.problem(recomputed.problem)
     return _report(last.run, ledger, store.journal, recomputed)
+
+
+async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
+    """Return what is wrong with the coordinator's key that is kept with the run, or None."""
+    try:
+        private_key = await keys.private_key()
+    except StoreFailed as error:
+        return error.message
+    found = "none" if private_key is None else SigningKey(private_key).public_key_hex
+    if found == run.coordinator_key:
+        return None
+    return f"the coordinator's key is {found}, but the run's is {run.coordinator_key}; {KEY_LOST}"
 
 
 def _report(run: Run, ledger: _Ledger, journal: JournalReader, recomputed: Recomputed | None) -> AuditReport:

@@ -25,6 +25,8 @@ Trust: TypeAlias = bool | str | ssl.SSLContext
 
 LEFT_REQUEST_S = 2.0
 """Maximum time for which a request goes on whose caller was cancelled."""
+MAX_LEFT_REQUESTS = 8
+"""Maximum number of such requests; another one is given up at once, so that they leave connections to the others."""
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
@@ -80,6 +82,7 @@ class LeftRequests:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self._under_way: set[asyncio.Task[httpx.Response]] = set()
+        self._left: set[asyncio.Task[httpx.Response]] = set()
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
         """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
@@ -89,7 +92,7 @@ class LeftRequests:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            asyncio.get_running_loop().call_later(LEFT_REQUEST_S, task.cancel)
+            self._leave(task)
             raise
         return task.result()
 
@@ -100,8 +103,16 @@ class LeftRequests:
         if self._under_way:
             await asyncio.wait(self._under_way)
 
+    def _leave(self, task: asyncio.Task[httpx.Response]) -> None:
+        if len(self._left) >= MAX_LEFT_REQUESTS:
+            task.cancel()
+            return
+        self._left.add(task)
+        asyncio.get_running_loop().call_later(LEFT_REQUEST_S, task.cancel)
+
     def _ended(self, task: asyncio.Task[httpx.Response]) -> None:
         self._under_way.discard(task)
+        self._left.discard(task)
         if not task.cancelled():
             task.exception()  # of a request that was left, nobody asks for it
 

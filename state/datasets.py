@@ -70,6 +70,24 @@ def dataset_difference(found: DatasetDescription | None, run: DatasetDescription
     return f"the client's data have {'; '.join(parts)}"
 
 
+def dataset_in_words(found: DatasetDescription) -> str:
+    """Return a dataset's shape, size and first files in words."""
+    parts = [found.kind]
+    for before, value, after in (
+        ("tokens of ", found.token_size_bytes, " bytes"),
+        ("sequences of ", found.sequence_length, " tokens"),
+        ("", found.sample_count, " samples"),
+        ("", found.file_count, " files"),
+        ("", found.total_bytes, " bytes in all"),
+    ):
+        if value is not None:
+            parts.append(f"{before}{value}{after}")
+    if found.shuffle is not None:
+        parts.append(f"shuffled (key {found.shuffle})" if found.shuffle else "not shuffled")
+    parts += [f"{file.name!a} of {file.size_bytes} bytes" for file in found.files]
+    return ", ".join(parts)
+
+
 def _differing_shapes(found: DatasetDescription, run: DatasetDescription) -> list[str]:
     parts: list[str] = []
     if found.kind != run.kind and found.files and run.files:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
+from data_providers.description import description_of
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES, is_hidden
 from data_providers.formats.mds import SHARD_SUFFIX
 from data_providers.locations import AnyLocation, parse_mix
@@ -19,6 +20,7 @@ from state.config.data_file import DataConfig
 from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
 from state.config.model import DataType, LocalCheckpoint
 from state.config.state_file import StateFile
+from state.datasets import dataset_in_words
 from state.errors import EpochalError
 from trainers.architectures import ARCHITECTURES, open_model
 from trainers.genesis import make_first_replica
@@ -112,7 +114,9 @@ def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
     pinned = state.config.data_fingerprint
     if pinned in (None, provider.fingerprint):
         return []
-    return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}"]
+    found = description_of(provider)
+    described = "" if found is None else f" (a pin does not say which data it means; these are {dataset_in_words(found)})"
+    return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}{described}"]
 
 
 def data_names(folder: Path) -> list[str]:

@@ -309,13 +309,13 @@ def _show(report: DataReport) -> None:
         ("columns", ", ".join(report.columns)),
         (f"share of {PERIOD:,}", ", ".join(f"{name}: {count:,}" for name, count in report.mix.items())),
         ("quantisation error", "" if report.quantisation_error is None else f"{report.quantisation_error:.2e}"),
-        ("fingerprint", report.fingerprint),
         ("largest token seen", "" if report.largest_token is None else f"{report.largest_token:,}"),
         ("first tokens", " ".join(map(str, report.sample_tokens))),
     ):
         if value:
             table.add_row(name, escape(value))
     console.print(table)
+    console.print(f"fingerprint: {report.fingerprint}", highlight=False, soft_wrap=True)  # a table would cut it
     if report.files:
         files = Table("file", "format", "bytes", "sequences", "tokens", "tokens dropped")
         for file in report.files[:MAX_FILES_SHOWN]:

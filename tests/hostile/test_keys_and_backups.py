@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.audit import audit_store
 from state.phases import RunState
 from tests.support.processes import RealRun, in_training, real_run
 
@@ -44,6 +45,7 @@ async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
         assert str(run.run_dir) in said
         assert "restore it from a backup" in said
         assert "--new-coordinator-key" in said
+        assert any("key" in problem for problem in (await audit_store(str(run.run_dir), recompute=False)).problems)
         await run.start_coordinator("--new-coordinator-key")
         run.watch.seen.clear()
         after = await run.watch.next()

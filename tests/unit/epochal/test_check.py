@@ -106,7 +106,7 @@ def test_check_compares_a_manifest_with_the_files(tmp_path: Path) -> None:
 def test_check_compares_the_pinned_fingerprint(tmp_path: Path) -> None:
     location = {"Local": str(write_tokens(tmp_path / "data"))}
     checked(tmp_path, located(location, config__data_fingerprint="0" * 64)).expect(
-        2, "these data have fingerprint", "config.data_fingerprint pins 000"
+        2, "these data have fingerprint", "config.data_fingerprint pins 000", "these are token files, tokens of 2 bytes"
     )
     ran = run_main("data", "inspect", "--state", str(tmp_path / "state.toml"), "--json")
     assert ran.code == 2

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from runtime.http_client import (
+    LEFT_REQUEST_S,
+    MAX_LEFT_REQUESTS,
     LeftRequests,
     check_url,
     open_client,
@@ -113,8 +115,11 @@ async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
     assert body.is_closed
 
 
+AT_ONCE = "/at-once"
+
+
 class _SlowServer:
-    """Answers each request once it may."""
+    """Answers each request once it may, and `AT_ONCE` at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -126,9 +131,10 @@ class _SlowServer:
         assert task is not None
         self.connections.append(task)
         with suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"\r\n\r\n"):
+            while head := await reader.readuntil(b"\r\n\r\n"):
                 self.asked.set()
-                await self.may_answer.wait()
+                if AT_ONCE.encode() not in head:
+                    await self.may_answer.wait()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         writer.close()
         with suppress(OSError):
@@ -136,14 +142,14 @@ class _SlowServer:
 
 
 @asynccontextmanager
-async def slow_server() -> AsyncIterator[tuple[_SlowServer, httpx.AsyncClient]]:
-    """Yield a slow server and a client with one connection to it at a time."""
+async def slow_server(connections: int = 1) -> AsyncIterator[tuple[_SlowServer, httpx.AsyncClient]]:
+    """Yield a slow server and a client with so many connections to it at a time."""
     slow = _SlowServer()
     server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    one = httpx.Limits(max_connections=1)
+    limits = httpx.Limits(max_connections=connections)
     async with server:
-        async with open_client(url, "coordinator", True, timeout=5.0, limits=one) as client:
+        async with open_client(url, "coordinator", True, timeout=5.0, limits=limits) as client:
             yield slow, client
         slow.may_answer.set()
         await asyncio.wait(slow.connections)
@@ -162,6 +168,20 @@ async def test_request_whose_caller_is_cancelled_keeps_its_connection() -> None:
         await requests.aclose()
     assert [answer.content for answer in answers] == [b"ok"] * 3
     assert len(slow.connections) == 1
+
+
+async def test_requests_that_are_left_leave_connections_to_others() -> None:
+    async with slow_server(connections=MAX_LEFT_REQUESTS + 1) as (slow, client):
+        requests = LeftRequests(client)
+        asking = [asyncio.create_task(requests.answer(client.build_request("GET", "/"))) for _ in range(20)]
+        await slow.asked.wait()
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+        async with asyncio.timeout(LEFT_REQUEST_S / 2):
+            answer = await requests.answer(client.build_request("GET", AT_ONCE))
+        await requests.aclose()
+    assert answer.content == b"ok"
 
 
 async def test_requests_that_were_left_end_with_the_client() -> None:

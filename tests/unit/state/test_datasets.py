@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from state.datasets import MAX_DESCRIBED_FILES, DatasetDescription, DescribedFile, dataset_difference
+from state.datasets import MAX_DESCRIBED_FILES, DatasetDescription, DescribedFile, dataset_difference, dataset_in_words
 
 
 def described(*files: tuple[str, int], **fields: object) -> DatasetDescription:
@@ -40,6 +40,14 @@ RUN = described(("a.bin", 10), ("b.bin", 20))
 )
 def test_difference_names_what_the_two_have_not_in_common(found: DatasetDescription, words: str) -> None:
     assert dataset_difference(found, RUN) == f"the client's data have {words}"
+
+
+def test_dataset_is_told_in_words_as_far_as_it_is_described() -> None:
+    assert dataset_in_words(described(("a.bin", 10), shuffle="ab12", sample_count=None)) == (
+        "token files, tokens of 2 bytes, sequences of 16 tokens, 1 files, 10 bytes in all, shuffled (key ab12), "
+        "'a.bin' of 10 bytes"
+    )
+    assert dataset_in_words(DatasetDescription("dummy samples")) == "dummy samples"
 
 
 def test_shuffles_are_compared_by_the_name_of_their_key() -> None:
