@@ -115,7 +115,9 @@ def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
     if pinned in (None, provider.fingerprint):
         return []
     found = description_of(provider)
-    described = "" if found is None else f" (a pin does not say which data it means; these are {dataset_in_words(found)})"
+    described = (
+        "" if found is None else f" (a pin does not say which data it means; these are {dataset_in_words(found)})"
+    )
     return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}{described}"]
 
 
