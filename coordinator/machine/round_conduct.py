@@ -131,7 +131,8 @@ def _bad_attestations(
         for client_id, digest in current.verified.items()
         if client_id not in applied and (reference is None or digest == reference)
     )
-    is_time_over = run.phase_ends_s is not None and run.now_s >= run.phase_ends_s
+    assert run.phase_ends_s is not None, "RoundWitness has an end"
+    is_time_over = run.now_s >= run.phase_ends_s
     found = {}
     for witness in current.plan.witnesses:
         attested = current.attestations.get(witness)

@@ -93,8 +93,8 @@ class MemoryBlobs:
 class MemoryKeys:
     """The `CoordinatorKeys` protocol over two attributes."""
 
-    def __init__(self) -> None:
-        self._private_key: bytes | None = None
+    def __init__(self, private_key: bytes | None = None) -> None:
+        self._private_key = private_key
         self._admin_token_sha256: bytes | None = None
 
     async def private_key(self) -> bytes | None:
@@ -115,14 +115,21 @@ class MemoryKeys:
 
 
 class MemoryStore:
-    """The `Store` protocol in memory. Several may share one journal, as coordinators share a database."""
+    """The `Store` protocol in memory. Several may share one journal, as coordinators share a database.
+
+    Args:
+        max_blob_bytes: maximum size of all blobs together.
+        private_key: the coordinator's; None before there is one.
+    """
 
     name = "memory"
 
-    def __init__(self, max_blob_bytes: int, journal: MemoryJournal | None = None) -> None:
+    def __init__(
+        self, max_blob_bytes: int, journal: MemoryJournal | None = None, private_key: bytes | None = None
+    ) -> None:
         self.journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs(max_blob_bytes)
-        self.keys = MemoryKeys()
+        self.keys = MemoryKeys(private_key)
         self._copies = 0
 
     is_backup = False

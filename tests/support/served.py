@@ -78,8 +78,9 @@ async def served(
     state: StateFile, genesis: Genesis = GENESIS, store: MemoryStore | None = None
 ) -> AsyncIterator[Served]:
     """Serve a run in this process, a new one unless a store is given, until the context is left."""
-    key = SigningKey(bytes(range(32)))
-    store = store or MemoryStore(state.blobs.max_total_bytes)
+    private_key = bytes(range(32))
+    key = SigningKey(private_key)
+    store = store or MemoryStore(state.blobs.max_total_bytes, private_key=private_key)
     parts = ServiceOptions(store, SystemClock(), key.public_key_hex, genesis=genesis)
     service = await CoordinatorService.open(parts, state)
     handlers = handlers_of(service, key, genesis.layout)

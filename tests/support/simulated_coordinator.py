@@ -87,12 +87,13 @@ class SimulatedCoordinator:
     def __init__(self, state: StateFile, chance: random.Random, journal: SlowJournal | None = None) -> None:
         self.state = state
         self.journal = journal or SlowJournal(chance)
-        self.store = MemoryStore(state.blobs.max_total_bytes, self.journal)
         self.clock = VirtualClock()
         self.starts = 0
         self.outcomes: list[Outcome] = []
         self._chance = chance
-        self._key = SigningKey(chance.randbytes(32))
+        private_key = chance.randbytes(32)
+        self._key = SigningKey(private_key)
+        self.store = MemoryStore(state.blobs.max_total_bytes, self.journal, private_key)
         self._life: _Life | None = None
         self._living: asyncio.Task[None] | None = None
         self._is_restored = False

@@ -11,6 +11,7 @@ from coordinator.machine.pace import (
     MAX_WAIT_DOUBLINGS,
     ROUNDS_PER_WAIT,
     TIME_FOR_NEWCOMERS_S,
+    only_newcomers_are_late,
     train_limit_s,
     with_pace,
 )
@@ -96,6 +97,13 @@ def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None
     driver.next_round()
     deliver_all_but_newcomers(driver)
     assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
+def test_round_that_starts_as_the_pause_ends_waits_for_newcomers() -> None:
+    driver = with_silent_newcomers()
+    run, settled = driver.run, replace(driver.round, settled_in_s=0.0)
+    assert not only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s), settled)
+    assert only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s + 0.001), settled)
 
 
 def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
