@@ -36,8 +36,17 @@ def _open_ngram(spec: ModelSpec) -> "Model":
     return NgramModel(spec.ngram)
 
 
+def _open_hf(spec: ModelSpec) -> "Model":
+    from trainers.torch.model import HfModel
+
+    return HfModel(spec)
+
+
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
     Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
+    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, "hf-llama"),
+    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, "hf-deepseek"),
+    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, "hf-auto"),
 }
 
 

@@ -1,19 +1,43 @@
 """The model's part of `state.toml`, `[model.LLM]`: architecture, checkpoint, learning rate and optimizer."""
 
+import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from state.config.data_location import DataLocation
 from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
+MAX_HF_CONFIG_BYTES = 256 * 1024
+"""Maximum size of a Hugging Face config as JSON."""
 
 OptionalText = Annotated[str | None, Field(min_length=1, description="a string that is not empty, or no such line")]
 ClipNorm = Annotated[float | None, Field(gt=0, description="a number above 0, or no such line")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 NgramSize = Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)]
+
+
+def _check_hf_config(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError("no model_type")
+    text = json.dumps(config, allow_nan=False)
+    if len(text) > MAX_HF_CONFIG_BYTES:
+        raise ValueError("too long")
+    return config
+
+
+HfConfig = Annotated[
+    dict[str, Any] | None,
+    AfterValidator(_check_hf_config),
+    Field(
+        description="a table with the keys of a Hugging Face `config.json`, `model_type` among them, "
+        f"at most {MAX_HF_CONFIG_BYTES} bytes as JSON"
+    ),
+]
 
 
 class Architecture(StrEnum):
@@ -174,10 +198,12 @@ class ModelSpec(Section):
 
     Attributes:
         ngram: the size, if the architecture is `EpochalNgram`.
+        hf: the Hugging Face config, if the architecture is one of Psyche's `Hf…`; None if it is not known yet.
     """
 
     architecture: Annotated[Architecture, Field(strict=False)]
     ngram: NgramConfig = NgramConfig()
+    hf: HfConfig = None
 
 
 class LlmConfig(Section):
@@ -197,8 +223,9 @@ class LlmConfig(Section):
     lr_schedule: LrSchedule
     optimizer: Optimizer
     ngram: NgramConfig = NgramConfig()
+    hf: HfConfig = None
 
     @property
     def spec(self) -> ModelSpec:
-        """The part that describes the model."""
-        return ModelSpec(architecture=self.architecture, ngram=self.ngram)
+        """The part that describes the model, as far as the file does; `checkpoint` may name where the rest is."""
+        return ModelSpec(architecture=self.architecture, ngram=self.ngram, hf=self.hf)
