@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from state.config.model import LrSchedule
 from state.errors import InternalError
 from state.intervals import BatchId
-from state.schedule import learning_rate
+from state.schedule import InnerSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,9 @@ class RoundPlan:
 
 
 def plan_round(
-    step: int, assignment: tuple[BatchId, ...], data_indices_per_batch: int, local_steps: int, schedule: LrSchedule
+    step: int, assignment: tuple[BatchId, ...], data_indices_per_batch: int, schedule: InnerSchedule
 ) -> RoundPlan:
-    """Return the plan for a round: `local_steps` optimizer steps, or one for each sequence if there are fewer.
+    """Return the plan for a round: `schedule.local_steps` optimizer steps, or one for each sequence if there are fewer.
 
     Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so that the
     schedule does not depend on the size of assignments.
@@ -52,8 +51,7 @@ def plan_round(
         InternalError: an empty assignment; the caller's bug.
     """
     sequence_count = _sequence_count(assignment, data_indices_per_batch)
-    first = (step - 1) * local_steps
-    rates = tuple(learning_rate(schedule, first + i) for i in range(min(local_steps, sequence_count)))
+    rates = tuple(schedule.rate(step, i) for i in range(min(schedule.local_steps, sequence_count)))
     return RoundPlan(step, assignment, data_indices_per_batch, rates)
 
 

@@ -24,6 +24,7 @@ from state.config.model import AdamW, Constant, NgramConfig
 from state.intervals import BatchId
 from state.merging import Contribution, OuterStep, merge
 from state.replica import Replica
+from state.schedule import InnerSchedule
 from trainers.learner_trainer import LearnerTrainer
 from trainers.ngram.learner import NgramModel
 
@@ -79,7 +80,7 @@ async def last_loss(setting: Setting, sequences: NDArray[np.uint16]) -> float:
     for step in range(1, ROUNDS + 1):
         contributions = []
         for trainer in trainers:
-            plan = plan_round(step, work, 1, setting.local_steps, schedule)
+            plan = plan_round(step, work, 1, InnerSchedule(schedule, setting.local_steps))
             trained = await trainer.train(plan, replica.parameters, next_batch())
             trainer.commit_inner_state()
             cursor += SEQUENCES_PER_CLIENT

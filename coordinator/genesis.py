@@ -1,27 +1,24 @@
 """The run's first checkpoint, where the operator makes it: made at the start, or delivered later; checked, and kept.
 
-The coordinator knows no model: the command that starts it says which layout the run's parameters have, and how to make
-the first ones.
+The coordinator knows no model: the command that starts it says which layout the parameters of a model have, and how to
+make the first ones. A first checkpoint brings its model's spec along (`state/first_model.py`). The rule kept here: the
+spec says the same as the state file as far as that goes, and all of it once the run has begun.
 """
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from coordinator.machine.stimuli import GenesisProvided
 from coordinator.store.blobs import STREAM_BYTES, BlobStore
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput, Refused
+from state.first_model import FirstModel, first_checkpoint_bytes, model_document, spec_in_checkpoint
 from state.refusals import Refusal
-from state.replica import (
-    Replica,
-    check_first_values,
-    check_layout,
-    checkpoint_bytes,
-    checkpoint_size_bound,
-    parse_checkpoint,
-    replica_digest,
-)
+from state.replica import check_first_values, check_layout, checkpoint_size_bound, parse_checkpoint, replica_digest
 from state.tensors import TensorLayout
 from state.wire import Sha256, sha256_hex
 
@@ -30,18 +27,25 @@ log = logging.getLogger(__name__)
 MAX_FIRST_CHECKPOINT_PERCENT = 25
 """Maximum size of the first checkpoint, in percent of `[blobs] max_total_bytes`; later ones must have its layout."""
 
+LayoutOf: TypeAlias = Callable[[ModelSpec], TensorLayout | None]
+"""Returns names and shapes of the parameters of a model; None if they are not known here. It may take seconds."""
+
+
+def unknown_layout(_: ModelSpec) -> None:
+    """Return None: on this machine the layout of no model is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Genesis:
-    """The run's first replica, as the operator's command knows it.
+    """The run's model at its start, as the operator's command knows it.
 
     Attributes:
-        layout: names and shapes of the model's parameters; None accepts any.
-        make: returns the first replica, whose step it is given; None waits until an operator delivers it.
+        layout_of: the layout that a first checkpoint must have; where it is not known, it may have any.
+        make: returns the first model, whose step it is given; None waits until an operator delivers it.
     """
 
-    layout: TensorLayout | None = None
-    make: Callable[[int], Awaitable[Replica]] | None = None
+    layout_of: LayoutOf = unknown_layout
+    make: Callable[[int], Awaitable[FirstModel]] | None = None
 
 
 NO_GENESIS = Genesis()
@@ -54,29 +58,32 @@ class GenesisRules:
 
     Attributes:
         step: of the replica from which the run starts.
-        layout: of the run's model; None for any.
+        spec: the run's model, as far as its state file says.
+        layout_of: as `Genesis.layout_of`.
         max_abs: the largest magnitude of a value.
         max_bytes: its maximum size.
     """
 
     step: int
-    layout: TensorLayout | None
+    spec: ModelSpec
+    layout_of: LayoutOf
     max_abs: float
     max_bytes: int
 
     @classmethod
-    def of(cls, state_file: StateFile, step: int, layout: TensorLayout | None) -> "GenesisRules":
+    def of(cls, state_file: StateFile, step: int, layout_of: LayoutOf) -> "GenesisRules":
         """Return the rules for the run of this state file."""
         share = state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
-        return cls(step, layout, state_file.merge.max_abs, share)
+        return cls(step, state_file.model.LLM.spec, layout_of, state_file.merge.max_abs, share)
 
     def check_size(self, size_bytes: int) -> None:
         """Raise `Refused(Refusal.BLOB_TOO_LARGE)` if a first checkpoint of this size is too large for the run."""
-        if self.layout is not None and size_bytes > checkpoint_size_bound(self.layout):
+        layout = self.layout_of(self.spec) if self.spec.is_complete else None
+        bound = None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
+        if bound is not None and size_bytes > bound:
             raise Refused(
                 Refusal.BLOB_TOO_LARGE,
-                f"a checkpoint of {size_bytes} bytes; allowed: at most {checkpoint_size_bound(self.layout)}, as the "
-                "run's model implies",
+                f"a checkpoint of {size_bytes} bytes; allowed: at most {bound}, as the run's model implies",
             )
         if size_bytes > self.max_bytes:
             needed = size_bytes * 100 // MAX_FIRST_CHECKPOINT_PERCENT + 1
@@ -86,8 +93,8 @@ class GenesisRules:
                 f"{MAX_FIRST_CHECKPOINT_PERCENT} % of [blobs] max_total_bytes; it needs `max_total_bytes = {needed}`",
             )
 
-    def check(self, data: bytes) -> CheckpointRef:
-        """Return the reference of a first checkpoint.
+    def check(self, data: bytes) -> GenesisProvided:
+        """Return the reference of a first checkpoint, and its model.
 
         Raises:
             InvalidDocument: it is no checkpoint of the run's first replica, or of another model, or has values from
@@ -98,14 +105,26 @@ class GenesisRules:
             raise InvalidDocument(
                 f"a checkpoint of replica {replica.step}; the run starts from {self.step}", rule="step"
             )
-        if self.layout is not None:
-            check_layout(replica, self.layout)
+        spec = spec_in_checkpoint(data) or self.spec
+        self._check_spec(spec)
+        layout = self.layout_of(spec)
+        if layout is not None:
+            check_layout(replica, layout)
         check_first_values(replica, self.max_abs)
-        return CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica)))
+        reference = CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica)))
+        return GenesisProvided(reference, spec)
+
+    def _check_spec(self, spec: ModelSpec) -> None:
+        if not spec.is_complete:
+            message = "a first checkpoint without its model's config, which the state file does not say either"
+            raise InvalidDocument(message, rule="model")
+        if not spec.completes(self.spec):
+            message = "a first checkpoint of another model than the state file describes"
+            raise InvalidDocument(f"{message}: its model document differs", rule="model")
 
 
-async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobStore) -> CheckpointRef | None:
-    """Make the first checkpoint, keep its bytes, and return its reference; None where it is not made at the start.
+async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobStore) -> GenesisProvided | None:
+    """Make the first checkpoint, keep its bytes, and return what it is; None where it is not made at the start.
 
     Raises:
         InvalidInput: it cannot be made, breaks a rule, or has no room; the operator's fault.
@@ -113,15 +132,16 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
     """
     if genesis.make is None:
         return None
-    data = checkpoint_bytes(await genesis.make(rules.step))
+    data = first_checkpoint_bytes(await genesis.make(rules.step))
     try:
         rules.check_size(len(data))
-        reference = rules.check(data)
+        provided = rules.check(data)
+        reference = provided.checkpoint
         await blobs.receive(reference.blob_sha256, reference.size_bytes, _in_pieces(data))
     except Refused as refusal:
         raise InvalidInput(f"the run's first checkpoint cannot be kept: {refusal.message}") from refusal
     log.info("first_checkpoint_made", extra={"step": reference.step, "replica_digest": reference.replica_digest})
-    return reference
+    return provided
 
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:

@@ -216,7 +216,7 @@ class Handlers:
         return await self.service.readers.wait_published(after, lineage, bounded_s, is_stranger=is_stranger)
 
     def immutable(self, sha256: Sha256) -> bytes:
-        """Return the canonical JSON of a roster, work list or configuration."""
+        """Return the canonical JSON of a roster, work list, configuration or model document."""
         found = self.service.readers.immutable(sha256)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no document {sha256} is kept")
@@ -281,7 +281,7 @@ class Handlers:
 
     async def _check_checkpoint_size(self, size_bytes: int) -> None:
         if self.service.run.checkpoint is None:
-            self.uploads.genesis_rules.check_size(size_bytes)
+            await self.uploads.check_first_size(size_bytes)
         else:
             self._check_size("checkpoint", size_bytes, checkpoint_size_bound(await self.uploads.layout()))
 

@@ -13,7 +13,6 @@ from coordinator.machine.stimuli import (
     ConfigChanged,
     CoordinatorKeyReplaced,
     CoordinatorStarted,
-    GenesisProvided,
     RunRestored,
     Stimulus,
 )
@@ -37,7 +36,7 @@ class ServiceOptions:
         coordinator_key: raw Ed25519 public key, hex.
         replaces_key: whether this key replaces the run's.
         new_seed: fresh random bytes in hex; a simulation brings its own.
-        genesis: the run's first replica, where the operator makes it.
+        genesis: the run's model at its start, where the operator makes it.
     """
 
     store: Store
@@ -136,9 +135,9 @@ async def _provided_genesis(options: ServiceOptions, run: Run, state_file: State
     """Make the run's first checkpoint if it has none and the operator makes it; return what happened."""
     if run.checkpoint is not None or state_file.access.genesis != "operator":
         return ()
-    rules = GenesisRules.of(state_file, run.replica_step, options.genesis.layout)
-    checkpoint = await keep_made_genesis(options.genesis, rules, options.store.blobs)
-    return () if checkpoint is None else (GenesisProvided(checkpoint),)
+    rules = GenesisRules.of(state_file, run.replica_step, options.genesis.layout_of)
+    provided = await keep_made_genesis(options.genesis, rules, options.store.blobs)
+    return () if provided is None else (provided,)
 
 
 def _check_key(run: Run, options: ServiceOptions) -> None:

@@ -14,6 +14,7 @@ from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, RunDocument
 from state.errors import InternalError, Refused
+from state.first_model import model_document
 from state.intervals import coalesce, total_batches
 from state.messages import (
     MAX_DATASETS_IN_STATUS,
@@ -171,9 +172,11 @@ class Readers:
                 return results_page(self.run, step, attempt, after)
 
     def immutable(self, sha256: Sha256) -> bytes | None:
-        """Return the canonical JSON of the configuration, or a recent roster or work list, of this digest."""
+        """Return the configuration, the model document, or a recent roster or work list, of this digest."""
         if sha256 == self.run.config_sha256:
             return canonical_json(config_json(self.run.state_file))
+        if self.run.model is not None and sha256 == self.run.model_sha256:
+            return model_document(self.run.model)
         return self._round_documents.get(sha256)
 
     def _remember_round_documents(self) -> None:

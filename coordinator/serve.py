@@ -49,7 +49,7 @@ class ServeOptions:
         new_admin_token: whether to replace the admin token.
         other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
-        genesis: the run's first replica, where the operator makes it.
+        genesis: the run's model at its start, where the operator makes it.
     """
 
     store: str
@@ -108,7 +108,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            uploads = Uploads(service, SharedThreads(), options.genesis.layout)
+            uploads = Uploads(service, SharedThreads(), options.genesis.layout_of)
             handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))

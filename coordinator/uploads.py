@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-from coordinator.genesis import GenesisRules
+from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import (
     CheckpointHeld,
     CheckpointRejected,
-    GenesisProvided,
     ResultRejected,
     ResultVerified,
 )
@@ -46,13 +45,13 @@ class Uploads:
 
     Args:
         worker: checks the bytes.
-        model_layout: names and shapes that the first checkpoint must have; None for any.
+        layout_of: names and shapes that the first checkpoint of a model must have.
     """
 
-    def __init__(self, service: CoordinatorService, worker: Worker, model_layout: TensorLayout | None = None) -> None:
+    def __init__(self, service: CoordinatorService, worker: Worker, layout_of: LayoutOf = unknown_layout) -> None:
         self._service = service
         self._worker = worker
-        self._model_layout = model_layout
+        self._layout_of = layout_of
         self._layout: TensorLayout | None = None
         self._receiving_genesis = asyncio.Lock()
         self._reading_layout = asyncio.Lock()
@@ -118,11 +117,14 @@ class Uploads:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
 
+    async def check_first_size(self, size_bytes: int) -> None:
+        """Raise `Refused` (`blob-too-large`) if a first checkpoint of this size is too large for the run."""
+        await self._worker.run(partial(self._genesis_rules.check_size, size_bytes))
+
     @property
-    def genesis_rules(self) -> GenesisRules:
-        """The rules for the run's first checkpoint."""
+    def _genesis_rules(self) -> GenesisRules:
         run = self._service.run
-        return GenesisRules.of(run.state_file, run.replica_step, self._model_layout)
+        return GenesisRules.of(run.state_file, run.replica_step, self._layout_of)
 
     async def receive_genesis(
         self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
@@ -146,13 +148,12 @@ class Uploads:
                 raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first[0].step}")
             if first:
                 return first[0]
-            rules = self.genesis_rules
-            rules.check_size(length_bytes)
+            await self.check_first_size(length_bytes)
             try:
                 await self._service.blobs.receive(sha256, length_bytes, body)
                 data = await self._service.blobs.read(sha256)
-                reference = await self._worker.run(partial(rules.check, data))
-                await self._service.submit(GenesisProvided(reference))
+                provided = await self._worker.run(partial(self._genesis_rules.check, data))
+                await self._service.submit(provided)
             except InvalidDocument as error:
                 raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
             except StoreFailed as error:
@@ -160,7 +161,7 @@ class Uploads:
                 raise self._service.health.refusal() from error
             finally:
                 await self._delete_unless_needed(sha256, self._service.run)
-        return reference
+        return provided.checkpoint
 
     def _needed_bytes_per_s(self, expected: ExpectedBlob) -> float:
         """Return the minimum rate of an upload: a lower one than usual is enough if the blob arrives within the phase.
@@ -224,11 +225,11 @@ class Uploads:
         data = await self._service.blobs.read(expected.sha256)
 
         layout = None if self._service.run.checkpoint is None else await self.layout()
-        rules = self.genesis_rules
+        rules = self._genesis_rules
 
         def check() -> CheckpointRef:
             if layout is None:
-                return rules.check(data)
+                return rules.check(data).checkpoint
             replica = parse_checkpoint(data)
             if replica.step != expected.step:
                 raise InvalidDocument(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
@@ -61,6 +62,10 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def config(self, sha256: Sha256) -> StateFile:
         """Return the run's configuration of this digest, verified."""
+        ...
+
+    async def model(self, sha256: Sha256) -> ModelSpec:
+        """Return the spec of the run's model in the model document of this digest, verified."""
         ...
 
     async def roster(self, sha256: Sha256) -> Roster:
@@ -118,6 +123,9 @@ class ForwardedRequests(ABC):
 
     async def config(self, sha256: Sha256) -> StateFile:
         return await self._carry(self._requests.config, sha256)
+
+    async def model(self, sha256: Sha256) -> ModelSpec:
+        return await self._carry(self._requests.model, sha256)
 
     async def roster(self, sha256: Sha256) -> Roster:
         return await self._carry(self._requests.roster, sha256)

@@ -21,6 +21,7 @@ from runtime.http_client import (
     streamed,
 )
 from runtime.retry import RetryPolicy
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
@@ -157,6 +158,10 @@ class CoordinatorClient:
 
     async def config(self, sha256: Sha256) -> StateFile:
         return parse_immutable(StateFile, sha256, await self._document("config", sha256))
+
+    async def model(self, sha256: Sha256) -> ModelSpec:
+        """Return the spec of the run's model in the model document of this digest, verified."""
+        return parse_immutable(ModelSpec, sha256, await self._document("model", sha256))
 
     async def roster(self, sha256: Sha256) -> Roster:
         return parse_immutable(Roster, sha256, await self._document("rosters", sha256))

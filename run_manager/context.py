@@ -15,6 +15,7 @@ from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.round_view import RoundViews
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome
 from state.wire import Sha256
@@ -35,10 +36,12 @@ class RunAccess:
 
     Attributes:
         state: the run's state file; `model.LLM.data_location` says where the data are.
+        spec: the run's model, complete; the state file may leave a part of it to the run's model document.
         ticket: returns the client's present ticket for data servers.
     """
 
     state: StateFile
+    spec: ModelSpec
     ticket: Callable[[], str]
 
 
@@ -96,6 +99,7 @@ class StepContext:
     """Everything that the steps work with. A change of the run's configuration replaces it by one with a new `state`.
 
     Attributes:
+        spec: the run's model, complete.
         worker: runs blocking calls other than training and merging.
         packing: packs samples into rows; None if each sample is a row.
     """
@@ -103,6 +107,7 @@ class StepContext:
     session: CoordinatorSession
     dependencies: ClientDependencies
     state: StateFile
+    spec: ModelSpec
     exchange: Exchange
     keeper: ReplicaKeeper
     readiness: Readiness

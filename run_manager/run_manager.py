@@ -25,8 +25,11 @@ from run_manager.replica.merger import Merger
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
 from runtime.background_task import BackgroundTask
+from state.config.model import ModelSpec
+from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import Desync, InvalidInput
+from state.first_model import model_digest
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
@@ -63,6 +66,7 @@ class RunManager:
         self._machine: StepStateMachine | None = None
         self._opened = AsyncExitStack()
         self._config_sha256: Sha256 | None = None
+        self._model_sha256: Sha256 | None = None
         self._latest: RunDocument | None = None
         self._lineage: str | None = None
         self._applying = asyncio.Lock()
@@ -93,10 +97,10 @@ class RunManager:
                 await self._opening.replace(self._initialise(document))
 
     async def init_run(self, document: RunDocument) -> None:
-        """Read the run's configuration, and open data provider, trainer and merger.
+        """Read the run's configuration and model document, and open data provider, trainer and merger.
 
         Args:
-            document: names the configuration.
+            document: names both.
 
         Raises:
             DataError: the data cannot be opened, or not within the retry policy.
@@ -106,7 +110,8 @@ class RunManager:
         """
         session, dependencies = self._session, self._dependencies
         state = await session.config(document.config_sha256)
-        access = RunAccess(state, session.data_ticket)
+        spec = await self._spec_of(document, state)
+        access = RunAccess(state, spec, session.data_ticket)
         async with AsyncExitStack() as opened:
             worker = dependencies.new_worker("epochal-codec")
             opened.push_async_callback(worker.aclose)
@@ -126,7 +131,7 @@ class RunManager:
                 exchange,
                 merger,
                 worker,
-                partial(check_trainable, state),
+                partial(check_trainable, state, spec),
                 tentative.settle,
                 dependencies.observer,
             )
@@ -136,6 +141,7 @@ class RunManager:
                 session=session,
                 dependencies=dependencies,
                 state=state,
+                spec=spec,
                 exchange=exchange,
                 keeper=keeper,
                 readiness=Readiness(session, keeper, provider, dependencies.observer),
@@ -151,6 +157,7 @@ class RunManager:
             await keeping.replace(keeper.run())
             self._opened = opened.pop_all()
         self._machine, self._config_sha256 = machine, document.config_sha256
+        self._model_sha256 = model_digest(spec)
 
     async def replica_at(self, step: int) -> HeldReplica | None:
         """Return replica `step`, once this client holds it; None if its part of the run was never opened."""
@@ -179,6 +186,8 @@ class RunManager:
             await machine.start_anew()
             machine.context.keeper.forget()
         self._lineage = document.lineage
+        if document.model_sha256 not in (None, self._model_sha256):
+            raise Desync("the run now has another model than the one that this client has opened; start it again")
         if document.config_sha256 != self._config_sha256:
             await self._reconfigure(machine, document.config_sha256)
         try:
@@ -194,6 +203,12 @@ class RunManager:
         state = await self._session.config(config_sha256)
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
+
+    async def _spec_of(self, document: RunDocument, state: StateFile) -> ModelSpec:
+        """Return the run's model: that of its model document, or of the state file before there is one."""
+        if document.model_sha256 is None:
+            return state.model.LLM.spec
+        return await self._session.model(document.model_sha256)
 
     async def _open_provider(self, access: RunAccess, needs: DataNeeds) -> DataProvider:
         """Open the run's data and look at some of them; wait for a source that does not answer yet."""

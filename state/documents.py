@@ -146,6 +146,9 @@ class RunDocument(WireDocument):
         checkpointer: the client that must publish a checkpoint of replica `step − 1` now.
         checkpoint: the last verified checkpoint.
         config_sha256: digest of the configuration (`GET …/config/{sha256}`).
+        model_sha256: digest of the model document (`GET …/model/{sha256}`); None before the first checkpoint.
+        cold_start_step: the step at which the run last started cold, and from which the learning rate grows
+            (`state.schedule`); None before its first round.
         data_fingerprint: fingerprint of the dataset that every client must have, once it is known.
         coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
     """
@@ -172,6 +175,8 @@ class RunDocument(WireDocument):
     checkpointer: HexId | None
     checkpoint: CheckpointRef | None
     config_sha256: HexSha256
+    model_sha256: HexSha256 | None
+    cold_start_step: Count | None
     data_fingerprint: str | None
     coordinator_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -33,6 +33,7 @@ CHECKPOINT_VERSION = "1"
 
 _DIGEST_DOMAIN = b"epochal/replica/v1\0"
 _PARAMETERS = "parameters."
+_MODEL = "model"
 _MOMENTUM = "momentum."
 _METADATA_BOUND_BYTES = 1024
 _MAX_STEP = 2**63 - 1
@@ -89,17 +90,29 @@ def replica_digest(replica: Replica) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_bytes(replica: Replica) -> bytes:
-    """Return the checkpoint file: safetensors of `parameters.NAME` and `momentum.NAME`, the same for equal replicas."""
+def checkpoint_bytes(replica: Replica, model: str | None = None) -> bytes:
+    """Return the checkpoint file: safetensors of `parameters.NAME` and `momentum.NAME`, the same for equal replicas.
+
+    Args:
+        replica: what it holds.
+        model: the run's model document as text, in the run's first checkpoint.
+    """
     tensors = {_PARAMETERS + name: array for name, array in replica.parameters.items()}
     tensors |= {_MOMENTUM + name: array for name, array in replica.momentum.items()}
     metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(replica.step)}
+    if model is not None:
+        metadata[_MODEL] = model
     return encode_tensor_file(tensors, metadata)
 
 
-def checkpoint_size_bound(layout: TensorLayout) -> int:
-    """Return an upper bound in bytes for a checkpoint whose parameters have this layout."""
-    return sum(
+def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0) -> int:
+    """Return an upper bound in bytes for a checkpoint.
+
+    Args:
+        layout: of its parameters.
+        model_bytes: size of the model document, in a run's first checkpoint; a quote in it takes two bytes there.
+    """
+    return 2 * model_bytes + sum(
         file_size_bound(TensorLayout(tuple((prefix + name, shape) for name, shape in layout.entries)), bound)
         for prefix, bound in ((_PARAMETERS, _METADATA_BOUND_BYTES), (_MOMENTUM, 0))
     )
@@ -112,11 +125,8 @@ def parse_checkpoint(data: Buffer) -> Replica:
         InvalidDocument: the sender's fault, do not retry the same bytes; `rule` in the context names what is broken:
             those of `parse_tensor_file`, `format`, `step`, `names`, `finite`.
     """
-    try:
-        file = parse_tensor_file(data)
-    except InvalidTensorFile as error:
-        raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
-    step = _parse_metadata(file)
+    file = _tensor_file(data)
+    step, _ = _parse_metadata(file)
     parameters: Tensors = {}
     momentum: Tensors = {}
     for name, array in file.tensors().items():
@@ -131,6 +141,22 @@ def parse_checkpoint(data: Buffer) -> Replica:
     if check_values(file.values, math.inf) is not None:
         raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
     return Replica(step, parameters, momentum)
+
+
+def parse_model_document(data: Buffer) -> str | None:
+    """Return the model document, as text, that a run's first checkpoint holds; None without one.
+
+    Raises:
+        InvalidDocument: as `parse_checkpoint`, for the file's form and metadata.
+    """
+    return _parse_metadata(_tensor_file(data))[1]
+
+
+def _tensor_file(data: Buffer) -> TensorFile:
+    try:
+        return parse_tensor_file(data)
+    except InvalidTensorFile as error:
+        raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
 
 
 def first_replica(step: int, parameters: Tensors) -> Replica:
@@ -163,13 +189,17 @@ def check_first_values(replica: Replica, max_abs: float) -> None:
         raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
 
 
-def _parse_metadata(file: TensorFile) -> int:
-    """Return the step; raise `InvalidDocument` unless format and version are those that this module writes."""
+def _parse_metadata(file: TensorFile) -> tuple[int, str | None]:
+    """Return the step, and the model document if there is one.
+
+    Raises:
+        InvalidDocument: format or version is not the one that this module writes.
+    """
     expected = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
     found = dict(file.metadata)
-    step = found.pop("step", "")
+    step, model = found.pop("step", ""), found.pop(_MODEL, None)
     if found != expected:
         raise InvalidDocument(f"a checkpoint of another format than {expected}", rule="format")
     if not (step.isascii() and step.isdigit() and len(step) < 20 and str(int(step)) == step and int(step) <= _MAX_STEP):
         raise InvalidDocument(f"a checkpoint at step {step[:32]!a}", rule="step")
-    return int(step)
+    return int(step), model

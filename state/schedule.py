@@ -1,10 +1,15 @@
 """The size of a round and the learning rate over a run.
 
+A run starts cold where no client that takes part has trained before: in its first round, and in the first round of an
+epoch for which only clients are left of which no result was applied since they joined. From there the learning rate
+grows for `cold_start_warmup_steps` rounds, in a straight line from the schedule's `warmup_init_lr` to the schedule.
+
 The size of a round must be the same wherever a journal is replayed, so it is computed from integers only. The
 learning rate is for a client's inner steps; nothing that machines agree on depends on its last bit.
 """
 
 import math
+from dataclasses import dataclass
 
 from state.config.model import Constant, Cosine, Linear, LrSchedule
 from state.config.state_file import RunConfig
@@ -50,6 +55,35 @@ def learning_rate(schedule: LrSchedule, position: int) -> float:
         in_cosine - schedule.cosine_decay_steps,
         schedule.linear_decay_steps,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InnerSchedule:
+    """The learning rates of the inner steps of a run, the same for every client.
+
+    Attributes:
+        schedule: the run's `model.LLM.lr_schedule`.
+        local_steps: optimizer steps of a client in a round.
+        warmup_rounds: rounds of warm-up after a cold start.
+        cold_start_step: the round of the last cold start; None if it is not known, and then there is no warm-up.
+    """
+
+    schedule: LrSchedule
+    local_steps: int
+    warmup_rounds: int = 0
+    cold_start_step: int | None = None
+
+    def rate(self, step: int, local_step: int) -> float:
+        """Return the learning rate of local step `local_step`, from 0, of round `step`, from 1.
+
+        The warm-up never raises it above the schedule.
+        """
+        rate = learning_rate(self.schedule, (step - 1) * self.local_steps + local_step)
+        length = self.warmup_rounds * self.local_steps
+        if self.cold_start_step is None or length == 0:
+            return rate
+        position = max(0, step - self.cold_start_step) * self.local_steps + local_step
+        return min(rate, _line(self.schedule.warmup_init_lr, rate, position, length))
 
 
 def _line(start: float, end: float, position: int, length: int) -> float:

@@ -6,6 +6,8 @@ service and commands stay as they are.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from state.config.model import Architecture, ModelSpec
@@ -23,11 +25,19 @@ class ArchitectureEntry:
         open: returns the model of a size.
         base_model: the name under which clients of the `tinker` SDK request it.
         size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
+        modules: the libraries that it needs.
+        extra: the extra of this package that installs them.
     """
 
     open: Callable[[ModelSpec], "Model"]
     base_model: str
     size_table: str | None = None
+    modules: tuple[str, ...] = ()
+    extra: str = ""
+
+    def missing_modules(self) -> list[str]:
+        """Return the libraries that it needs, and that are not installed."""
+        return [name for name in self.modules if find_spec(name) is None]
 
 
 def _open_ngram(spec: ModelSpec) -> "Model":
@@ -37,16 +47,17 @@ def _open_ngram(spec: ModelSpec) -> "Model":
 
 
 def _open_hf(spec: ModelSpec) -> "Model":
-    from trainers.torch.model import HfModel
+    model: Model = import_module("trainers.torch.model").HfModel(spec)
+    return model
 
-    return HfModel(spec)
 
+_TRANSFORMERS = (("torch", "transformers"), "torch")
 
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
     Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
-    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, "hf-llama"),
-    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, "hf-deepseek"),
-    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, "hf-auto"),
+    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, "hf-llama", None, *_TRANSFORMERS),
+    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, "hf-deepseek", None, *_TRANSFORMERS),
+    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, "hf-auto", None, *_TRANSFORMERS),
 }
 
 
@@ -54,14 +65,28 @@ def open_model(spec: ModelSpec, asked_by: str = "model") -> "Model":
     """Return the model of this architecture and size.
 
     Args:
-        spec: architecture and size, from the state file.
+        spec: architecture and size, complete: from the run's model document.
         asked_by: the beginning of the error's message.
 
     Raises:
-        Unsupported: this version does not train the architecture; the message says which line to change.
+        Unsupported: this version does not train the architecture, or its config is not known; the message says which
+            line to change.
     """
+    if spec.dummy:
+        from trainers.null import DummyModel
+
+        return DummyModel()
     entry = ARCHITECTURES.get(spec.architecture)
     if entry is None:
         allowed = " or ".join(sorted(ARCHITECTURES))
         raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
+    missing = entry.missing_modules()
+    if missing:
+        allowed = (
+            f"any other, or this one after `pip install epochal[{entry.extra}]`: {' and '.join(missing)} is missing"
+        )
+        raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
+    if not spec.is_complete:
+        allowed = "a table with the keys of the model's config.json"
+        raise Unsupported(asked_by, (Mistake("model.LLM.hf", None, allowed),))
     return entry.open(spec)

@@ -1,4 +1,4 @@
-"""The `null` trainer: no arithmetic. For load tests, in which everything but the training is real."""
+"""The `null` trainer, and a model for it: no arithmetic. For load tests, in which all but the training is real."""
 
 from collections.abc import AsyncIterator, Mapping
 
@@ -7,9 +7,13 @@ import numpy as np
 from batching.micro_batches import micro_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
+from state.errors import InvalidInput
 from state.tensors import Float32Array, Tensors
-from trainers.learner import Model
+from trainers.learner import Learner, Model, Shapes
 from trainers.protocol import TrainedRound
+
+DUMMY_SIZE = 16
+"""Numbers of the dummy model's parameter."""
 
 
 class NullTrainer:
@@ -42,3 +46,21 @@ class NullTrainer:
 
     async def aclose(self) -> None:
         """Do nothing."""
+
+
+class DummyModel:
+    """Psyche's model without arithmetic: one small parameter, and every token is in its vocabulary."""
+
+    vocabulary = 2**32
+
+    @property
+    def shapes(self) -> Shapes:
+        return {"dummy": (DUMMY_SIZE,)}
+
+    def initial_parameters(self, seed: bytes) -> Tensors:  # noqa: ARG002 (part of the protocol)
+        """Return zeros, for every seed."""
+        return {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
+
+    def learner(self) -> Learner:
+        """Raise `InvalidInput`: there is nothing to compute."""
+        raise InvalidInput('the run has a model without arithmetic (`checkpoint = "Dummy"`), which nothing trains')

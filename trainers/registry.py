@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from batching.chunking.policies import POLICIES
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
-from state.config.model import AdamW, DataType, DummyOptimizer
+from state.config.model import AdamW, DataType, DummyOptimizer, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
 from trainers.architectures import open_model
@@ -43,12 +43,15 @@ class RemoteOptions:
     verify: bool | str = True
 
 
-def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOptions | None = None) -> Trainer:
+def open_trainer(
+    name: str, state: StateFile, spec: ModelSpec, worker: Worker, remote: RemoteOptions | None = None
+) -> Trainer:
     """Open the trainer of this name for the run that the state file describes.
 
     Args:
         name: one of `TRAINERS`.
         state: the run's state file.
+        spec: the run's model, complete.
         worker: runs the trainer's arithmetic; closed by the trainer.
         remote: for the `remote` trainer.
 
@@ -58,21 +61,22 @@ def open_trainer(name: str, state: StateFile, worker: Worker, remote: RemoteOpti
     """
     check_trainer_name(name)
     if name == REMOTE:
-        return _open_remote(state, worker, remote)
+        return _open_remote(state, spec, worker, remote)
     if name == NULL:
-        return NullTrainer(_model_of(NULL, state))
+        return NullTrainer(_model_of(NULL, spec))
     optimizer = _optimizer_of(NUMPY, state)
-    return LearnerTrainer(_model_of(NUMPY, state), optimizer, state.merge.inner_state == "keep", worker)
+    return LearnerTrainer(_model_of(NUMPY, spec), optimizer, state.merge.inner_state == "keep", worker)
 
 
 async def open_mesh_trainer(
-    options: MeshOptions, state: StateFile, ticket: Callable[[], str], worker: Worker
+    options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
 ) -> MeshTrainer:
     """Open the `numpy` trainer on a mesh and start its processes.
 
     Args:
         options: the mesh.
         state: the run's state file.
+        spec: the run's model, complete.
         ticket: returns the client's current ticket for data servers.
         worker: as in `open_trainer`.
 
@@ -81,10 +85,10 @@ async def open_mesh_trainer(
         MeshBroken: the processes did not start.
     """
     _optimizer_of(NUMPY, state)
-    model = _model_of(NUMPY, state)
+    _model_of(NUMPY, spec)
     if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
         raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
-    return await MeshTrainer.open(options, state, model, ticket, worker)
+    return await MeshTrainer.open(options, state, spec, ticket, worker)
 
 
 def check_trainer_name(name: str) -> None:
@@ -93,17 +97,20 @@ def check_trainer_name(name: str) -> None:
         raise InvalidInput(f"there is no trainer {name!r}; allowed: {', '.join(TRAINERS)}", trainer=name)
 
 
-def _open_remote(state: StateFile, worker: Worker, remote: RemoteOptions | None) -> RemoteTrainer:
+def _open_remote(state: StateFile, spec: ModelSpec, worker: Worker, remote: RemoteOptions | None) -> RemoteTrainer:
     if remote is None:
         raise InvalidInput("the remote trainer needs the URL of its training service")
-    request = SessionRequest(state.model.LLM.spec, _optimizer_of(REMOTE, state), state.merge.inner_state)
-    model = _model_of(REMOTE, state)
+    request = SessionRequest(spec, _optimizer_of(REMOTE, state), state.merge.inner_state)
+    model = _model_of(REMOTE, spec)
     service = TrainingServiceClient(remote.url, remote.retry_policy, remote.token, remote.verify)
     return RemoteTrainer(service, model, request, worker, POLICIES[remote.policy])
 
 
-def _model_of(trainer: str, state: StateFile) -> Model:
-    return open_model(state.model.LLM.spec, f"trainer {trainer}")
+def _model_of(trainer: str, spec: ModelSpec) -> Model:
+    if spec.dummy and trainer != NULL:
+        allowed = f"a run whose model has parameters, or --trainer {NULL}: this one has no arithmetic"
+        raise _unsupported(trainer, "model.LLM.checkpoint", "Dummy", allowed)
+    return open_model(spec, f"trainer {trainer}")
 
 
 def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:

@@ -80,6 +80,7 @@ _READERS = (None, SESSION, DATA_SERVER)
 _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait for news."}, default=0)
 _BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "string", "format": "binary"})
 _BLOB = _BLOB_BODY["content"]
+_MODEL_SPEC: Schema = {"type": "object", "required": ["architecture"], "properties": {"architecture": TEXT}}
 _CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done"}
 
 
@@ -114,6 +115,9 @@ def _reading_operations() -> Operations:
         **{("GET", f"{RUN}/{place}/{{sha256}}"): kept for place in ("rosters", "work")},
         ("GET", f"{RUN}/config/{{sha256}}"): Operation(
             kept.refusals, answers={200: content("application/json", "The state file as JSON", {"type": "object"})}
+        ),
+        ("GET", f"{RUN}/model/{{sha256}}"): Operation(
+            kept.refusals, answers={200: content("application/json", "The model's spec as JSON", _MODEL_SPEC)}
         ),
         ("GET", f"{RUN}/rounds/{{step}}/outcome"): Operation((*kept.refusals, Refusal.INVALID_PARAMETER)),
         ("GET", f"{RUN}/rounds/{{step}}/results"): Operation(

@@ -37,6 +37,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         path = f"{RUN}/{place}/{{sha256}}"
         router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
     router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
+    router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
 
     @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
     async def outcome(run_id: str, step: str) -> Response:

@@ -21,8 +21,10 @@ from coordinator.machine.run import (
     roster_of,
 )
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, GenesisProvided
+from state.config.model import ModelSpec
 from state.documents import CheckpointRef, Roster
 from state.errors import Refused
+from state.first_model import model_digest
 from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import ClientId, Seed, Sha256
@@ -34,7 +36,7 @@ TURN_PARTS_OF_ANNOUNCED = 2
 
 
 def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
-    """Return the run with the operator's first checkpoint.
+    """Return the run with the operator's first checkpoint, and the model that it is of.
 
     Raises:
         Refused: `not-now` if the run has another one, `stale-round` for another step than the run's first replica.
@@ -48,7 +50,7 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
         raise Refused(Refusal.STALE_ROUND, f"the run starts from replica {run.replica_step}, not from {found.step}")
     if run.phase is RunState.WAITING_FOR_MEMBERS:
         run = replace(run, reason="the first checkpoint was provided")
-    return _keep(replace(run, checkpointing=None), (found,))
+    return _keep(_with_model(replace(run, checkpointing=None), event.model), (found,))
 
 
 def begin_genesis(run: Run, seed: Seed) -> Run:
@@ -163,7 +165,16 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     """Return the run with what is now known of its checkpoint, kept if that verifies it."""
     run = replace(run, checkpointing=making)
     found = _verified_ref(run, making)
-    return (run, ()) if found is None else _keep(replace(run, checkpointing=None), (*run.checkpoints, found))
+    if found is None:
+        return run, ()
+    run = replace(run, checkpointing=None)
+    if making.genesis:  # a member makes the parameters; which model they are of is the operator's
+        run = _with_model(run, run.state_file.model.LLM.spec)
+    return _keep(run, (*run.checkpoints, found))
+
+
+def _with_model(run: Run, spec: ModelSpec) -> Run:
+    return replace(run, model=spec, model_sha256=model_digest(spec))
 
 
 def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:

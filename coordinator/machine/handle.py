@@ -162,11 +162,17 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
             run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
             return checkpoints.begin_genesis(run, seed), ()
         case RunState.ROUND_TRAIN:
-            epoch_started_s = run.now_s if run.height == 0 else run.epoch_started_s
-            return begin_round(replace(run, checkpointing=None, epoch_started_s=epoch_started_s), seed), ()
+            run = replace(run, checkpointing=None)
+            return begin_round(_begin_epoch(run) if run.height == 0 else run, seed), ()
         case RunState.COOLDOWN:
             return checkpoints.begin_cooldown(run, seed)
         case RunState.PAUSED | RunState.FINISHED:
             return replace(run, checkpointing=None, round=None), ()
         case _:
             return run, ()
+
+
+def _begin_epoch(run: Run) -> Run:
+    """Return the run as an epoch's first round begins: a cold start, unless a client is warm that takes part."""
+    is_warm = any(member.is_warm for member in run.ready_members())
+    return replace(run, epoch_started_s=run.now_s, cold_start_step=run.cold_start_step if is_warm else run.step)

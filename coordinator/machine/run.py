@@ -17,6 +17,7 @@ from coordinator.machine.conduct import NEWCOMER, Conduct
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
@@ -45,6 +46,7 @@ class Member:
         instance: the process that joined; None if it did not name itself.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
         data_fingerprint: of the data that it reported to have; None until it reported.
+        joined_step: the step of the run when its process joined.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
     """
@@ -60,11 +62,18 @@ class Member:
     was_late: bool = False
     data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
+    joined_step: int = 0
 
     @property
     def is_proven(self) -> bool:
         """Whether a result of it was applied."""
         return self.conduct.last_applied_step is not None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a result of it was applied since its process joined, which then has the state of an optimizer."""
+        last = self.conduct.last_applied_step
+        return last is not None and last >= self.joined_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,8 @@ class Run(WireDocument):
         waits_in_vain: number of such waits since a client delivered for the first time, as far as they are counted.
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         used_nonces: consumed join nonces and when each expires.
+        model: the spec of the run's model, complete, once the run has its first checkpoint.
+        cold_start_step: the step of the last cold start: an epoch that began without a client that is warm.
         outcomes: by step, since the oldest kept checkpoint.
         data_pin: the fingerprint that the operator's command pinned.
         data_votes: number of members with each dataset, by fingerprint.
@@ -179,6 +190,9 @@ class Run(WireDocument):
     round: Round | None = None
     checkpointing: Checkpointing | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
+    model: ModelSpec | None = None
+    model_sha256: Sha256 | None = None
+    cold_start_step: int | None = None
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
     data_fingerprint: str | None = None
     data_pin: str | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.intervals import BatchId
@@ -184,9 +185,14 @@ class CheckpointRejected:
 
 @dataclass(frozen=True, slots=True)
 class GenesisProvided:
-    """The operator provided the run's first checkpoint; its bytes are held and checked."""
+    """The operator provided the run's first checkpoint; its bytes are held and checked.
+
+    Attributes:
+        model: the spec of the run's model, complete; it is the run's model document from now on.
+    """
 
     checkpoint: CheckpointRef
+    model: ModelSpec
     type: Literal["genesis_provided"] = "genesis_provided"
 
 

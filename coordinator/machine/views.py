@@ -38,6 +38,8 @@ def document_of(run: Run, version: int) -> RunDocument:
         checkpointer=current_checkpointer(run),
         checkpoint=run.checkpoint,
         config_sha256=run.config_sha256,
+        model_sha256=run.model_sha256,
+        cold_start_step=run.cold_start_step,
         data_fingerprint=run.data_fingerprint,
         coordinator_key=run.coordinator_key,
     )

@@ -18,18 +18,18 @@ from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from runtime.worker_thread import WorkerThread
 from state.config.data_file import DataConfig
 from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
-from state.config.model import DataType, LocalCheckpoint
+from state.config.model import DataType, LocalCheckpoint, ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
-from state.errors import EpochalError
+from state.errors import EpochalError, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import make_first_replica
+from trainers.genesis import make_first_model
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
 _LLM = ("model", "LLM")
 _DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
-_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram"))
+_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf"))
 _CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
 LOOK_TIMEOUT_S = 60.0
 """Seconds for the answer of each place that is looked at in the files of a `data.toml`."""
@@ -69,17 +69,18 @@ async def open_what_state_names(
     """
     found = NamedFiles()
     llm = state.model.LLM
-    is_trained = llm.architecture in ARCHITECTURES and not _CHECKPOINT_PARTS.intersection(wrong_parts)
-    if is_trained and isinstance(llm.checkpoint, LocalCheckpoint):
-        with found.collecting(f"{source}: model.LLM.checkpoint"):
-            await asyncio.to_thread(make_first_replica, state, 0)
+    spec = None
+    if llm.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts):
+        spec = llm.spec
+        if not (llm.is_made_from_seed or _CHECKPOINT_PARTS.intersection(wrong_parts)):
+            spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
     if _DATA_PARTS.intersection(wrong_parts):
         return found
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
         needs = None
         if ("packing",) not in wrong_parts:
             with found.collecting(source):
-                vocabulary = vocabulary_of(state, wrong_parts)
+                vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
                 needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker))
         await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
     return found
@@ -102,11 +103,44 @@ async def open_what_data_file_names(
     return found
 
 
-def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:
-    """Return the number of tokens of the run's model; None if this version does not train it, or its part is wrong."""
+async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, with_network: bool) -> ModelSpec | None:
+    """Open the run's first model as `epochal coordinator` would; return its spec, as far as it is known."""
     spec = state.model.LLM.spec
-    is_known = spec.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts)
-    return open_model(spec).vocabulary if is_known else None
+    if not (with_network or isinstance(state.model.LLM.checkpoint, LocalCheckpoint)):
+        found.notes.append(f"{place} was not opened: it is on another machine; --network opens it")
+        return spec
+    with found.collecting(place):
+        try:
+            return (await asyncio.to_thread(make_first_model, state, 0)).spec
+        except Unsupported as error:
+            found.notes.append(f"{place} was not opened: {error}")
+    return spec
+
+
+def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int | None:
+    """Return the number of tokens of a model; None if it is not known, with a note if this machine lacks a library."""
+    try:
+        return None if spec is None else _vocabulary(spec)
+    except Unsupported as error:
+        found.notes.append(f"{place} was not opened, and tokens were not compared with its vocabulary: {error}")
+        return None
+
+
+def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:
+    """Return the number of tokens of the run's model, as far as it is known on this machine.
+
+    It is None if the model's part of the file is wrong, its config is at its checkpoint, this version or what is
+    installed here does not train it, or it takes every token.
+    """
+    if _MODEL_PARTS.intersection(wrong_parts):
+        return None
+    with contextlib.suppress(Unsupported):
+        return _vocabulary(state.model.LLM.spec)
+    return None
+
+
+def _vocabulary(spec: ModelSpec) -> int | None:
+    return open_model(spec).vocabulary if spec.is_complete and not spec.dummy else None
 
 
 def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:

@@ -252,8 +252,8 @@ def _trainer_opener(
 ) -> Callable[[RunAccess, Worker], Awaitable[Trainer]]:
     async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
         if mesh is not None:
-            return await open_mesh_trainer(mesh, access.state, access.ticket, worker)
-        return open_trainer(name, access.state, worker, remote)
+            return await open_mesh_trainer(mesh, access.state, access.spec, access.ticket, worker)
+        return open_trainer(name, access.state, access.spec, worker, remote)
 
     return open_any_trainer
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -32,11 +33,14 @@ from runtime.garbage import collect_rarely
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from state.config.data_file import check_together
-from state.config.model import LocalCheckpoint
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
-from state.errors import InvalidInput
-from state.replica import Replica
-from trainers.genesis import make_first_replica, model_layout
+from state.errors import InvalidInput, Unsupported
+from state.first_model import FirstModel
+from state.tensors import TensorLayout
+from trainers.genesis import make_first_model, model_layout
+
+log = logging.getLogger(__name__)
 
 
 def coordinator(
@@ -104,16 +108,27 @@ def coordinator(
 
 
 def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
-    """Return the run's first replica as this command makes it, if the run needs one."""
+    """Return the run's model at its start as this command makes it, if the run needs one."""
     made_by_members = state.access.genesis == "members"
-    if seed is not None and (waits or made_by_members or isinstance(state.model.LLM.checkpoint, LocalCheckpoint)):
-        reason = "--no-genesis" if waits else '[access] genesis = "members"' if made_by_members else "a checkpoint file"
+    checkpoint = state.model.LLM.checkpoint
+    if seed is not None and (waits or made_by_members or not state.model.LLM.is_made_from_seed):
+        reads = f"`checkpoint = {{ {checkpoint.variant} = … }}`"
+        reason = "--no-genesis" if waits else '[access] genesis = "members"' if made_by_members else reads
         raise InvalidInput(f"--seed does not go with {reason}: this start makes no model from a seed")
 
-    async def make(step: int) -> Replica:
-        return await asyncio.to_thread(make_first_replica, state, step, seed)
+    async def make(step: int) -> FirstModel:
+        return await asyncio.to_thread(make_first_model, state, step, seed)
 
-    return Genesis(model_layout(state), None if waits else make)
+    return Genesis(_known_layout, None if waits else make)
+
+
+def _known_layout(spec: ModelSpec) -> TensorLayout | None:
+    """Return the layout of the run's model; None where what is installed here cannot open it."""
+    try:
+        return model_layout(spec)
+    except (InvalidInput, Unsupported) as error:
+        log.warning("first_checkpoint_not_compared_with_its_model", extra={"reason": error.message})
+        return None
 
 
 async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:

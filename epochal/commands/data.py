@@ -32,11 +32,11 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
-from state.config.model import DataType, ModelSpec
+from state.config.model import Architecture, DataType, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
-from trainers.architectures import ARCHITECTURES
+from trainers.architectures import open_model
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
@@ -190,7 +190,7 @@ async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
             return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
     if asked.packs:  # what records become is a matter of the run's task encoder
         return DataFindings()
-    vocabulary = max(entry.open(ModelSpec(architecture=name)).vocabulary for name, entry in ARCHITECTURES.items())
+    vocabulary = open_model(ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)).vocabulary
     findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, vocabulary, None, LOOK_TIMEOUT_S))
     findings.notes, findings.problems = findings.problems + findings.notes, []
     return findings

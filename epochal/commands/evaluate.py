@@ -20,7 +20,7 @@ from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Preprocessed, Server, WeightedHttp
-from state.config.model import DataType
+from state.config.model import DataType, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreFailed
 from state.intervals import BatchId
@@ -34,6 +34,15 @@ from trainers.protocol import TrainedRound
 DEFAULT_SPLIT = "validation"
 SAMPLES_AT_A_TIME = 64
 """Samples whose loss is computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """A run's model as a checkpoint holds it: the run's state file, the model's spec, and the replica."""
+
+    state: StateFile
+    spec: ModelSpec
+    replica: Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,7 @@ def evaluate(
     start_logging(LogFormat.TEXT, verbose=False)
 
     async def main() -> None:
-        state, replica = await _newest_replica(open_store_reader(store))
-        found = await loss_of(replica, state, data, split, samples)
+        found = await loss_of(await _newest_model(open_store_reader(store)), data, split, samples)
         if as_json:
             say(json.dumps(asdict(found)))
             return
@@ -85,14 +93,11 @@ def evaluate(
     run_to_end(main())
 
 
-async def loss_of(
-    replica: Replica, state: StateFile, data: str | None, split: str | None, samples: int | None
-) -> Evaluation:
+async def loss_of(run: RunModel, data: str | None, split: str | None, samples: int | None) -> Evaluation:
     """Compute a replica's loss on one pass over a split.
 
     Args:
-        replica: the parameters to evaluate.
-        state: the run's state file.
+        run: the run, and the parameters to evaluate.
         data: a location in place of the run's; None for the run's own.
         split: None for "validation" where the data have splits.
         samples: maximum number of samples, from the first one on.
@@ -101,19 +106,19 @@ async def loss_of(
         InvalidInput: there is no such split, token files have none, or the data have no end and `samples` is None.
         DataError: the data cannot be read, or are not samples for this run.
     """
-    llm = state.model.LLM
-    location, spec = run_data(state, data)
+    state = run.state
+    location, dataset = run_data(state, data)
     if isinstance(location, Server):
         raise InvalidInput(ONLY_FOR_MEMBERS)
-    packs = llm.data_type is DataType.FINETUNING
+    packs = state.model.LLM.data_type is DataType.FINETUNING
     if packs or isinstance(location, Preprocessed | WeightedHttp):
         split = split or DEFAULT_SPLIT
     elif split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
     options = OpenOptions(state.run_id, None, packs=packs, split=split or DEFAULT_SPLIT)
-    opening = open_location(location, spec, options)
+    opening = open_location(location, dataset, options)
     worker = WorkerThread("epochal-evaluate")
-    model = open_model(llm.spec)
+    model = open_model(run.spec)
     async with (
         contextlib.aclosing(LearnerTrainer(model, None, False, worker)) as trainer,
         contextlib.aclosing(await opening) as provider,
@@ -131,11 +136,11 @@ async def loss_of(
                 batches = packing.rows_of(assignment, batches)
             steps = -(-count // SAMPLES_AT_A_TIME)
             plan = RoundPlan(1, assignment, 1, (0.0,) * steps)
-            trained: TrainedRound = await trainer.train(plan, replica.parameters, batches)
-    return Evaluation(state.run_id, replica.step, split, count, trained.token_count, trained.loss)
+            trained: TrainedRound = await trainer.train(plan, run.replica.parameters, batches)
+    return Evaluation(state.run_id, run.replica.step, split, count, trained.token_count, trained.loss)
 
 
-async def _newest_replica(store: StoreReader) -> tuple[StateFile, Replica]:
+async def _newest_model(store: StoreReader) -> RunModel:
     last = None
     async for segment in store.journal.history():
         last = segment
@@ -147,6 +152,6 @@ async def _newest_replica(store: StoreReader) -> tuple[StateFile, Replica]:
     data = await store.blobs.read(run.checkpoint.blob_sha256)
     if sha256_hex(data) != run.checkpoint.blob_sha256:
         raise StoreFailed(f"the blob of checkpoint {run.checkpoint.step} is damaged")
-    replica = parse_checkpoint(data)
-    check_trainable(run.state_file, replica)
-    return run.state_file, replica
+    replica, spec = parse_checkpoint(data), run.model or run.state_file.model.LLM.spec
+    check_trainable(run.state_file, spec, replica)
+    return RunModel(run.state_file, spec, replica)

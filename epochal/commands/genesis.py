@@ -12,9 +12,10 @@ from epochal.cli.options import CoordinatorCaOption, UrlArgument
 from epochal.commands.operator import AdminToken, ask, required_token
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput
-from state.replica import Replica, checkpoint_bytes, replica_digest
+from state.first_model import FirstModel, first_checkpoint_bytes
+from state.replica import replica_digest
 from state.wire import sha256_hex
-from trainers.genesis import make_first_replica
+from trainers.genesis import make_first_model
 
 
 def genesis(
@@ -24,7 +25,10 @@ def genesis(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Load the parameters from this safetensors file, or a run's checkpoint."),
+        typer.Option(
+            metavar="PATH",
+            help="Load the model from this folder (config.json and weights) or safetensors file.",
+        ),
     ] = None,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -37,25 +41,24 @@ def genesis(
 
     async def deliver(operator: CoordinatorClient) -> CheckpointRef:
         document, state = await config_of(operator)
-        replica = await asyncio.to_thread(make_first_replica, state, document.step - 1, seed, file)
+        first = await asyncio.to_thread(make_first_model, state, document.step - 1, seed, file)
         operator.use_token(token)
-        return await _provide_genesis(operator, replica)
+        return await _provide_genesis(operator, first)
 
     held = ask(url, tls_ca, deliver)
     typer.echo(f"the run starts from replica {held.step}, digest {held.replica_digest}")
 
 
-async def _provide_genesis(operator: CoordinatorClient, replica: Replica) -> CheckpointRef:
-    """Deliver the run's first replica, and return the reference under which the coordinator keeps it.
+async def _provide_genesis(operator: CoordinatorClient, first: FirstModel) -> CheckpointRef:
+    """Deliver the run's model and first replica; return the reference under which the coordinator keeps them.
 
     Raises:
         Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
         InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
     """
-    data = checkpoint_bytes(replica)
+    data = first_checkpoint_bytes(first)
     held = await operator.put_genesis(sha256_hex(data), data)
-    if held.replica_digest != replica_digest(replica):
-        raise InvalidDocument(
-            f"the coordinator holds replica {held.replica_digest}; this machine made {replica_digest(replica)}"
-        )
+    made = replica_digest(first.replica)
+    if held.replica_digest != made:
+        raise InvalidDocument(f"the coordinator holds replica {held.replica_digest}; this machine made {made}")
     return held

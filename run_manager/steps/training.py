@@ -22,6 +22,7 @@ from state.intervals import BatchId, total_batches
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.refusals import Refusal
 from state.results import ResultHeader, encode_result
+from state.schedule import InnerSchedule
 from state.tensors import Tensors
 from state.wire import Sha256, sha256_hex
 from trainers.protocol import TrainedRound
@@ -95,8 +96,12 @@ class TrainingStepMetadata:
             head.step,
             data_assignments,
             config.data_indices_per_batch,
-            context.state.merge.local_steps,
-            llm.lr_schedule,
+            InnerSchedule(
+                llm.lr_schedule,
+                context.state.merge.local_steps,
+                llm.cold_start_warmup_steps,
+                self._document.cold_start_step,
+            ),
         )
         clock = context.dependencies.retry_policy.clock
         failure: DataError | TrainerFailed | None = None

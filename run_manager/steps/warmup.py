@@ -4,12 +4,12 @@ from functools import partial
 
 from run_manager.context import StepContext
 from run_manager.replica.keeper import HeldReplica
-from run_manager.steps.checkpoint import publish_checkpoint
+from run_manager.steps.checkpoint import publish_first_checkpoint
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.replica import replica_digest
 from state.wire import Sha256
-from trainers.genesis import make_first_replica
+from trainers.genesis import make_first_model
 
 
 class WarmupStep:
@@ -31,7 +31,7 @@ class WarmupStep:
             await context.readiness.keep(document.step - 1)
         elif document.checkpointer == context.session.client_id:
             held = await self._initial_replica(document.step - 1)
-            await publish_checkpoint(context, held)
+            await publish_first_checkpoint(context, held)
 
     async def _initial_replica(self, step: int) -> HeldReplica:
         """Make or load the run's first replica. Only this client does so; the others take it as it is."""
@@ -44,5 +44,5 @@ class WarmupStep:
 
 
 def _first_held(state: StateFile, step: int) -> HeldReplica:
-    replica = make_first_replica(state, step)
+    replica = make_first_model(state, step).replica
     return HeldReplica(replica, Sha256(replica_digest(replica)))

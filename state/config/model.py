@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import DataLocation
+from state.config.data_location import DataLocation, Url
 from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
@@ -50,6 +50,10 @@ class Architecture(StrEnum):
     TORCHTITAN = "Torchtitan"
 
 
+HF_ARCHITECTURES = frozenset({Architecture.HF_LLAMA, Architecture.HF_DEEPSEEK, Architecture.HF_AUTO})
+"""The architectures whose size is a Hugging Face config."""
+
+
 class DataType(StrEnum):
     """The kinds of samples: plain text, or prompts with answers."""
 
@@ -62,7 +66,10 @@ class Ephemeral(Section):
 
 
 class LocalCheckpoint(SingleValue[PathText], variant="Local"):
-    """Initial parameters from a safetensors file on the machine that makes the first checkpoint. Epochal's addition."""
+    """A safetensors file, or a folder in the layout of a Hugging Face repository. Epochal's addition.
+
+    It is on the machine that makes the first checkpoint.
+    """
 
     @property
     def path(self) -> str:
@@ -70,7 +77,7 @@ class LocalCheckpoint(SingleValue[PathText], variant="Local"):
 
 
 class DummyCheckpoint(Section, variant="Dummy"):
-    """No parameters; Psyche's tests name an empty repository here."""
+    """Psyche's model without arithmetic: a small stand-in, whatever the architecture. The repository is not read."""
 
     repo_id: str = ""
     revision: OptionalText = None
@@ -84,7 +91,7 @@ class Hub(Section):
 
 
 class P2P(Hub):
-    """Parameters from peers; the repository is where they came from and where they will be uploaded."""
+    """The run's own checkpoint; the repository is where its first parameters come from."""
 
 
 class Gcs(Section):
@@ -95,10 +102,26 @@ class Gcs(Section):
 
 
 class P2PGcs(Gcs):
-    """Parameters from peers; the bucket is where they came from and where they will be uploaded."""
+    """The run's own checkpoint; the bucket is where its first parameters come from."""
 
 
-Checkpoint = Annotated[Ephemeral | LocalCheckpoint | DummyCheckpoint | Hub | P2P | Gcs | P2PGcs, TaggedEnum()]
+class S3Checkpoint(Section, variant="S3"):
+    """A bucket of S3, or of a store that speaks its protocol. Epochal's addition.
+
+    Attributes:
+        region: None takes `AWS_REGION`, or us-east-1.
+        endpoint: the server's URL, where it is not Amazon's.
+    """
+
+    bucket: Text
+    prefix: OptionalText = None
+    region: OptionalText = None
+    endpoint: Annotated[Url | None, Field(description="an http:// or https:// URL, or no such line")] = None
+
+
+Checkpoint = Annotated[
+    Ephemeral | LocalCheckpoint | DummyCheckpoint | Hub | P2P | Gcs | P2PGcs | S3Checkpoint, TaggedEnum()
+]
 
 
 class Constant(Section):
@@ -198,12 +221,28 @@ class ModelSpec(Section):
 
     Attributes:
         ngram: the size, if the architecture is `EpochalNgram`.
-        hf: the Hugging Face config, if the architecture is one of Psyche's `Hf…`; None if it is not known yet.
+        hf: the Hugging Face config, if the architecture is one of `HF_ARCHITECTURES`; None if it is not known yet.
+        dummy: whether the model is Psyche's without arithmetic (`checkpoint = "Dummy"`), whatever the architecture.
     """
 
     architecture: Annotated[Architecture, Field(strict=False)]
     ngram: NgramConfig = NgramConfig()
     hf: HfConfig = None
+    dummy: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether names and shapes of the parameters follow from it. If not, the config is at the run's checkpoint."""
+        return self.dummy or self.architecture not in HF_ARCHITECTURES or self.hf is not None
+
+    def completes(self, other: "ModelSpec") -> bool:
+        """Whether it is complete, and says the same as the other one as far as that one goes."""
+        known = self if other.is_complete else self.model_copy(update={"hf": None})
+        return self.is_complete and known == other
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain JSON values, with every default: the content of the run's model document."""
+        return self.model_dump(mode="json")
 
 
 class LlmConfig(Section):
@@ -211,7 +250,7 @@ class LlmConfig(Section):
 
     Attributes:
         max_seq_len: tokens of one sample, and so of one data index.
-        cold_start_warmup_steps: rounds of learning-rate warm-up after a start from a checkpoint.
+        cold_start_warmup_steps: rounds over which the learning rate grows after a cold start (`state.schedule`).
     """
 
     max_seq_len: Positive
@@ -228,4 +267,10 @@ class LlmConfig(Section):
     @property
     def spec(self) -> ModelSpec:
         """The part that describes the model, as far as the file does; `checkpoint` may name where the rest is."""
-        return ModelSpec(architecture=self.architecture, ngram=self.ngram, hf=self.hf)
+        is_dummy = isinstance(self.checkpoint, DummyCheckpoint)
+        return ModelSpec(architecture=self.architecture, ngram=self.ngram, hf=self.hf, dummy=is_dummy)
+
+    @property
+    def is_made_from_seed(self) -> bool:
+        """Whether the run's first parameters are made, and not read from where `checkpoint` says."""
+        return isinstance(self.checkpoint, Ephemeral | DummyCheckpoint)

@@ -51,7 +51,10 @@ def valid_part(tree: Mapping[str, Any]) -> tuple[StateFile | None, frozenset[Par
         # A broken rule over several fields has no place: the parts that have such rules are replaced in turn.
         wrong = frozenset(part if part else ("config",) for part in found) - replaced
         if not wrong:
-            wrong = frozenset({("progress",), ("packing",), ("access",), (*_LLM, "cold_start_warmup_steps")}) - replaced
+            wrong = (
+                frozenset({("progress",), ("packing",), ("access",), (*_LLM, "cold_start_warmup_steps"), (*_LLM, "hf")})
+                - replaced
+            )
         if not wrong:
             return None, replaced
         replaced |= wrong

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from state.config.mistakes import Rule, broken_rules, parse_file
-from state.config.model import DataType, LlmConfig
+from state.config.model import HF_ARCHITECTURES, DataType, LlmConfig
 from state.config.schema import Duration, Natural, Positive, Section, known_places
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -217,6 +217,11 @@ RULES = (
         ),
         "what fits in one epoch: at most (config.epoch_time − config.warmup_time) / config.max_round_train_time, "
         "({1} − {2}) / {3}",
+    ),
+    Rule(
+        ("model.LLM.hf", "model.LLM.architecture"),
+        lambda config, kind: config is None or kind in HF_ARCHITECTURES,
+        "no such table where model.LLM.architecture is {1}; it is the config of an `Hf…` one",
     ),
     Rule(
         ("packing.task_encoder", "model.LLM.data_type"),

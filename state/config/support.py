@@ -6,16 +6,16 @@ from typing import Any
 
 from state.config.data_location import MAX_FILES, DummyData, Http, Server
 from state.config.mistakes import show
-from state.config.model import P2P, Architecture, DataType, Distro, DummyCheckpoint, Gcs, Hub, P2PGcs
+from state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
 from state.config.schema import tag_of
 from state.config.state_file import StateFile
 from state.errors import Mistake, Unsupported
 
 _SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_CHECKPOINTS = frozenset(kind.variant for kind in (DummyCheckpoint, Hub, P2P, Gcs, P2PGcs))
 _UNPACKED = frozenset(kind.variant for kind in (Server, Http, DummyData))
 _LLM = "model.LLM."
 _ARCHITECTURE = _LLM + "architecture"
+_HF = _LLM + "hf"
 _NUM_FILES = _LLM + "data_location.Http.location.NumberedFiles.num_files"
 _ADAMW = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
 _PACKED = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
@@ -39,25 +39,24 @@ def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Archit
 
     Each finding's `allowed` is the line to write instead.
     """
-    values = {path: _value_at(tree, path) for path in (*_LINES, _LLM + "data_type")}
+    values = {path: _value_at(tree, path) for path in (*_LINES, *_READ)}
     kinds = {path: tag_of(value) for path, value in values.items()}
     known = {name.value for name in Architecture} - {name.value for name in architectures}
     run_id, file_count = values["run_id"], values[_NUM_FILES]
     refused = {
         "run_id": isinstance(run_id, str) and not _SERVED_RUN_ID.fullmatch(run_id),
         "config.verification_percent": _is_above(values["config.verification_percent"], 0),
-        _LLM + "cold_start_warmup_steps": _is_above(values[_LLM + "cold_start_warmup_steps"], 0),
         _ARCHITECTURE: kinds[_ARCHITECTURE] in known,
         _LLM + "data_location": (
             values[_LLM + "data_type"] == DataType.FINETUNING and kinds[_LLM + "data_location"] in _UNPACKED
         ),
-        _LLM + "checkpoint": kinds[_LLM + "checkpoint"] in _CHECKPOINTS,
+        _HF: kinds[_ARCHITECTURE] not in known and _lacks_config(values, kinds),
         _LLM + "optimizer": kinds[_LLM + "optimizer"] == Distro.variant,
         _NUM_FILES: _is_above(file_count, MAX_FILES),
     }
     trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
     return tuple(
-        Mistake(path, show(values[path]), trainable if path == _ARCHITECTURE else _LINES[path])
+        Mistake(path, _shown(values[path]), trainable if path == _ARCHITECTURE else _LINES[path])
         for path, is_refused in refused.items()
         if is_refused
     )
@@ -66,14 +65,31 @@ def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Archit
 _LINES = {
     "run_id": "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL",
     "config.verification_percent": "`verification_percent = 0`",
-    _LLM + "cold_start_warmup_steps": "`cold_start_warmup_steps = 0`",
     _ARCHITECTURE: "",
     _LLM + "data_location": f"{_PACKED}, as Finetuning packs samples",
-    _LLM + "checkpoint": '`checkpoint = "Ephemeral"` or `checkpoint = { Local = "file.safetensors" }`',
+    _HF: "the keys of the model's `config.json` as a table `[model.LLM.hf]`, or, where the operator makes the first "
+    "checkpoint, `checkpoint = { Hub = … }`, or another place that holds one",
     _LLM + "optimizer": f'{_ADAMW} or `optimizer = "Dummy"`',
     _NUM_FILES: f"`num_files = {MAX_FILES}` or fewer",
 }
 """The places whose values may not be supported, with the line to write instead; for the architecture it is made."""
+_READ = (_LLM + "data_type", _LLM + "checkpoint", "access.genesis")
+"""Other places on whose values it depends."""
+
+
+def _lacks_config(values: Mapping[str, Any], kinds: Mapping[str, str | None]) -> bool:
+    """Whether nothing says the config of a Hugging Face model.
+
+    A member that is elected to make the first parameters does not decide which model they are of.
+    """
+    checkpoint = kinds[_LLM + "checkpoint"]
+    if kinds[_ARCHITECTURE] not in HF_ARCHITECTURES or values[_HF] is not None or checkpoint == DummyCheckpoint.variant:
+        return False
+    return checkpoint == Ephemeral.variant or values["access.genesis"] == "members"
+
+
+def _shown(value: Any) -> str | None:
+    return None if value is None else show(value)
 
 
 def _value_at(tree: Any, path: str) -> Any:

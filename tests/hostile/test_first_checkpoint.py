@@ -9,6 +9,7 @@ from coordinator.genesis import Genesis
 from coordinator.serve import ServeOptions, serving
 from runtime.http_server import Endpoint
 from state.errors import Refused
+from state.first_model import FirstModel
 from state.messages import CheckpointReport
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
@@ -16,7 +17,7 @@ from state.wire import Sha256, sha256_hex
 from tests.support.by_hand import ByHand, joined_by_hand
 from tests.support.processes import BOUND_S, SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
 from tests.support.states import state_file
-from trainers.genesis import make_first_replica
+from trainers.genesis import make_first_model
 
 RUN = {"config__total_steps": 2, "config__max_round_train_time": 10}
 EVIL = first_replica(0, {"evil": np.ones((3, 3), np.float32)})
@@ -24,7 +25,7 @@ EVIL = first_replica(0, {"evil": np.ones((3, 3), np.float32)})
 
 def enormous() -> Replica:
     """A first replica of the run's model whose values are finite, and with which nobody can train."""
-    honest = make_first_replica(state_file(model__LLM__ngram=SMALL_MODEL), 0)
+    honest = make_first_model(state_file(model__LLM__ngram=SMALL_MODEL), 0).replica
     return first_replica(0, {name: np.full_like(values, 3e38) for name, values in honest.parameters.items()})
 
 
@@ -50,7 +51,7 @@ async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(tmp_pa
         warmup = await attacker.watch.until(in_phase(RunState.WARMUP))
         assert warmup.checkpointer is None
         assert warmup.checkpoint is not None
-        honest = replica_digest(make_first_replica(state_file(model__LLM__ngram=SMALL_MODEL), 0))
+        honest = replica_digest(make_first_model(state_file(model__LLM__ngram=SMALL_MODEL), 0).replica)
         assert warmup.checkpoint.replica_digest == honest
         assert (await offer(attacker, EVIL)).kind == "not-now"
         await attacker.api.withdraw()
@@ -78,11 +79,12 @@ async def test_elected_member_cannot_start_a_run_from_a_spoiled_model(tmp_path: 
 
 
 async def test_client_that_is_served_another_model_says_so_and_leaves(tmp_path: Path) -> None:
-    async def make(step: int) -> Replica:
-        return EVIL
-
-    options = ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=Genesis(None, make))  # accepts any layout
     state = state_file(config__init_min_clients=1, config__waiting_for_members_extra_time=0.05)
+
+    async def make(step: int) -> FirstModel:
+        return FirstModel(state.model.LLM.spec, EVIL)
+
+    options = ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=Genesis(make=make))  # accepts any layout
     async with serving(state, options) as coordinator:
         ran = await run_command("client", coordinator.url)
     ran.expect(2, "it has no 'embedding' of shape", "Tell the run's operator")
@@ -98,7 +100,7 @@ async def test_run_waits_for_the_first_checkpoint_that_another_machine_makes(tmp
         assert "waits for its first checkpoint" in (await run.status()).reason
         (await run.command("genesis", run.url, "--admin-token", "a guess")).expect(1, "admin token")
         told = await run.command("genesis", run.url, "--seed", "7", EPOCHAL_ADMIN_TOKEN=run.admin_token)
-        made = make_first_replica(state_file(model__LLM__ngram=SMALL_MODEL), 0, 7)
+        made = make_first_model(state_file(model__LLM__ngram=SMALL_MODEL), 0, 7).replica
         told.expect(0, f"the run starts from replica 0, digest {replica_digest(made)}\n")
         again = await run.command("genesis", run.url, "--seed", "8", EPOCHAL_ADMIN_TOKEN=run.admin_token)
         again.expect(1, "has a first checkpoint already")

@@ -19,7 +19,7 @@ from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossO
 
 Values = npt.NDArray[np.float64]
 
-ARCHITECTURE = Architecture.HF_AUTO
+ARCHITECTURE = Architecture.TORCHTITAN
 """One that this version does not train, so that nothing else can be meant."""
 WEIGHT, VELOCITY = "bag.weight", "velocity"
 

@@ -73,7 +73,7 @@ checkpoints = st.one_of(
     st.just("Ephemeral"),
     variant("Local", text),
     *(variant(name, repositories) for name in ("Dummy", "Hub", "P2P")),
-    *(variant(name, buckets) for name in ("Gcs", "P2PGcs")),
+    *(variant(name, buckets) for name in ("Gcs", "P2PGcs", "S3")),
 )
 
 warmup = {**table("base_lr warmup_init_lr", numbers), **table("warmup_steps", naturals)}

@@ -48,6 +48,8 @@ def run_document(run_state: RunState, step: int = 1, attempt: int = 0, **changes
         checkpointer=None,
         checkpoint=None,
         config_sha256=Sha256("44" * 32),
+        model_sha256=None,
+        cold_start_step=None,
         data_fingerprint=None,
         coordinator_key="55" * 32,
     )

@@ -17,6 +17,7 @@ from coordinator_client.follow import parse_immutable
 from runtime.http_bodies import MAX_BODY_BYTES
 from runtime.http_client import refusal_in
 from runtime.problem_json import problem_response
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
@@ -84,6 +85,9 @@ class InProcessCoordinator:
 
     async def config(self, sha256: Sha256) -> StateFile:
         return parse_immutable(StateFile, sha256, self._immutable(sha256))
+
+    async def model(self, sha256: Sha256) -> ModelSpec:
+        return parse_immutable(ModelSpec, sha256, self._immutable(sha256))
 
     async def roster(self, sha256: Sha256) -> Roster:
         return parse_immutable(Roster, sha256, self._immutable(sha256))

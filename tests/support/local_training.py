@@ -11,6 +11,7 @@ from data_providers.protocol import TokenBatch
 from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW, Constant, NgramConfig
 from state.intervals import BatchId
+from state.schedule import InnerSchedule
 from state.tensors import Tensors
 from trainers.learner_trainer import LearnerTrainer
 from trainers.ngram.learner import NgramModel
@@ -41,7 +42,7 @@ async def arriving(sequences: Sequence[np.ndarray[Any, Any]], group: int = 3) ->
 
 def plan_of(sequence_count: int, local_steps: int = 2, learning_rate: float = 0.01, step: int = 1) -> RoundPlan:
     schedule = Constant(base_lr=learning_rate, warmup_init_lr=0.0, warmup_steps=0)
-    return plan_round(step, (BatchId(10, 9 + sequence_count),), 1, local_steps, schedule)
+    return plan_round(step, (BatchId(10, 9 + sequence_count),), 1, InnerSchedule(schedule, local_steps))
 
 
 async def rounds(

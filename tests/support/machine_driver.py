@@ -107,7 +107,7 @@ class Driver:
         """The operator provides the first checkpoint."""
         blob = digest_of(f"blob of replica {self.run.replica_step}")
         provided = CheckpointRef(self.run.replica_step, blob, 100, self.replica_digest())
-        self.send(stimuli.GenesisProvided(provided))
+        self.send(stimuli.GenesisProvided(provided, self.run.state_file.model.LLM.spec))
 
     def make_checkpoint(self) -> None:
         """The elected checkpointer claims and delivers; everyone else claims the same digest."""

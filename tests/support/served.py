@@ -17,7 +17,7 @@ from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.downloads import Downloads
-from coordinator.genesis import Genesis
+from coordinator.genesis import Genesis, LayoutOf, unknown_layout
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions
 from coordinator.serve import ServeOptions, serving
@@ -28,7 +28,9 @@ from coordinator_client.http import CoordinatorClient
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
 from runtime.worker_thread import InlineWorker
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.first_model import FirstModel
 from state.messages import ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
 from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
@@ -56,20 +58,28 @@ class Served:
     store: MemoryStore | None = None
 
 
-async def make_genesis(step: int) -> Replica:
-    """`REPLICA`, with which every run here starts, as the operator's command makes the first replica."""
-    return replace(REPLICA, step=step)
+SPEC = state_file().model.LLM.spec
 
 
-GENESIS = Genesis(REPLICA.layout, make_genesis)
+def layout_of(spec: ModelSpec) -> TensorLayout:
+    """The layout of `REPLICA`, whatever the model."""
+    return REPLICA.layout
 
 
-def handlers_of(service: CoordinatorService, key: SigningKey, layout: TensorLayout | None = None) -> Handlers:
+async def make_genesis(step: int) -> FirstModel:
+    """`REPLICA`, with which every run here starts, as the operator's command makes the first model."""
+    return FirstModel(SPEC, replace(REPLICA, step=step))
+
+
+GENESIS = Genesis(layout_of, make_genesis)
+
+
+def handlers_of(service: CoordinatorService, key: SigningKey, layout_of: LayoutOf = unknown_layout) -> Handlers:
     """Return a service's handlers, which use no threads."""
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-    uploads = Uploads(service, InlineWorker(), layout)
+    uploads = Uploads(service, InlineWorker(), layout_of)
     return Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
 
 
@@ -83,7 +93,7 @@ async def served(
     store = store or MemoryStore(state.blobs.max_total_bytes, private_key=private_key)
     parts = ServiceOptions(store, SystemClock(), key.public_key_hex, genesis=genesis)
     service = await CoordinatorService.open(parts, state)
-    handlers = handlers_of(service, key, genesis.layout)
+    handlers = handlers_of(service, key, genesis.layout_of)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from coordinator_client.client_key import ClientKey
@@ -88,7 +87,9 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
             spec.saw(event)
 
     async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
-        return (spec.open_trainer or partial(open_trainer, spec.trainer))(access.state, worker)
+        if spec.open_trainer is not None:
+            return spec.open_trainer(access.state, worker)
+        return open_trainer(spec.trainer, access.state, access.spec, worker)
 
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(VirtualClock(), link.chance.random, spec.reconnect_bound_s),

@@ -24,12 +24,12 @@ from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
 from state.documents import Outcome, RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
+from state.first_model import FirstModel
 from state.phases import RunState
-from state.replica import Replica
 from state.wire import Sha256, parse_document
 from tests.support.served import handlers_of
 from tests.support.virtual_time import VirtualClock
-from trainers.genesis import make_first_replica, model_layout
+from trainers.genesis import make_first_model, model_layout
 
 MAX_FSYNC_S = 0.02
 RESTART_S = 2.0
@@ -168,14 +168,14 @@ class SimulatedCoordinator:
         def new_seed() -> str:
             return self._chance.randbytes(32).hex()
 
-        async def make(step: int) -> Replica:
-            return make_first_replica(self.state, step)
+        async def make(step: int) -> FirstModel:
+            return make_first_model(self.state, step)
 
-        genesis = Genesis(model_layout(self.state), make)
+        genesis = Genesis(model_layout, make)
         options = ServiceOptions(self.store, self.clock, self._key.public_key_hex, new_seed=new_seed, genesis=genesis)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
         service.watch(self._note)
-        handlers = handlers_of(service, self._key, genesis.layout)
+        handlers = handlers_of(service, self._key, genesis.layout_of)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()

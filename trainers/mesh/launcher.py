@@ -19,6 +19,7 @@ from typing import Any, Self
 from data_providers.fetcher import FetchSettings
 from runtime.retry import MAX_DELAY_S
 from runtime.task_errors import first_error
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.errors import EpochalError, InvalidDocument
 from trainers.mesh.messages import Failed, Ready, Reply, RoundDone, RoundTask, Start, read_frame, write_frame
@@ -46,7 +47,7 @@ class MeshProcesses:
         self._folder = folder
 
     @classmethod
-    async def start(cls, options: MeshOptions, state: StateFile) -> Self:
+    async def start(cls, options: MeshOptions, state: StateFile, spec: ModelSpec) -> Self:
         """Start the processes, and wait until they have found each other.
 
         Raises:
@@ -56,6 +57,7 @@ class MeshProcesses:
         found = cls([], folder)
         start = Start(
             state=state.model_dump(mode="json", exclude={"run_state", "progress", "access"}),
+            model=spec.to_plain(),
             options=options,
             process=0,
             store=str(Path(folder.name) / "store"),

@@ -37,6 +37,7 @@ class Start:
 
     Attributes:
         state: the run's configuration, as the coordinator gives it to clients.
+        model: the run's model document.
         options: the mesh.
         process: this process's number.
         store: a file through which the processes find each other.
@@ -44,6 +45,7 @@ class Start:
     """
 
     state: Any
+    model: Any
     options: MeshOptions
     process: int
     store: str

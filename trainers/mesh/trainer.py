@@ -9,10 +9,12 @@ from batching.mesh.rows import global_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from runtime.worker_thread import Worker
+from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput, TrainerFailed
 from state.tensors import Float32Array, Tensors
-from trainers.learner import Loss, Model, TentativeInnerState
+from trainers.architectures import open_model
+from trainers.learner import Loss, TentativeInnerState
 from trainers.mesh.launcher import MeshBroken, MeshProcesses
 from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
 from trainers.mesh.options import MeshOptions
@@ -31,7 +33,7 @@ class MeshTrainer:
     Args:
         options: the mesh.
         state: the run's state file.
-        model: the model that it names.
+        spec: the run's model, complete.
         ticket: returns the client's current ticket for data servers.
         worker: encodes messages to the processes; closed by `aclose`.
     """
@@ -40,10 +42,11 @@ class MeshTrainer:
     loads_data = True
 
     def __init__(
-        self, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
+        self, options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
     ) -> None:
-        self.vocabulary = model.vocabulary
-        self._model = model
+        self._model = open_model(spec)
+        self._spec = spec
+        self.vocabulary = self._model.vocabulary
         self._options = options
         self._state = state
         self._ticket = ticket
@@ -53,11 +56,11 @@ class MeshTrainer:
 
     @classmethod
     async def open(
-        cls, options: MeshOptions, state: StateFile, model: Model, ticket: Callable[[], str], worker: Worker
+        cls, options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
     ) -> Self:
         """Start the processes and return their trainer. Raise `MeshBroken` if they do not start."""
-        trainer = cls(options, state, model, ticket, worker)
-        trainer._processes = await MeshProcesses.start(options, state)
+        trainer = cls(options, state, spec, ticket, worker)
+        trainer._processes = await MeshProcesses.start(options, state, spec)
         return trainer
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
@@ -74,7 +77,7 @@ class MeshTrainer:
         processes, self._processes = self._processes, None  # until they have answered
         try:
             if processes is None:
-                processes = await MeshProcesses.start(self._options, self._state)
+                processes = await MeshProcesses.start(self._options, self._state, self._spec)
             answers, answer = await processes.train(task, body)
         except MeshBroken as error:
             raise TrainerFailed(f"step {plan.step}: {error.message}", step=plan.step) from error

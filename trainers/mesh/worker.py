@@ -20,7 +20,7 @@ from data_providers.sources.cache import BlockCache
 from runtime.retry import system_jitter
 from runtime.task_errors import first_error
 from runtime.worker_thread import WorkerThread
-from state.config.model import AdamW
+from state.config.model import AdamW, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import DataError, EpochalError, InvalidInput
 from state.intervals import BatchId
@@ -50,7 +50,7 @@ class MeshWorker:
         self._start = start
         self._worker = worker
         self._state = parse_document(StateFile, canonical_json(start.state))
-        self._model = open_model(self._state.model.LLM.spec)
+        self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)))
         self._layout = start.options.layout
         self._rounds: MeshRounds | None = None
         self._provider: DataProvider | None = None

@@ -9,10 +9,11 @@ import pytest
 
 from coordinator.genesis import Genesis
 from coordinator.machine.run import current_checkpointer
+from state.first_model import FirstModel
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.wire import sha256_hex
-from tests.support.served import ADMIN, GENESIS, REPLICA, Served, WireClient, phase, problem, served
+from tests.support.served import ADMIN, GENESIS, REPLICA, SPEC, Served, WireClient, layout_of, phase, problem, served
 from tests.support.states import state_file
 
 FIRST = checkpoint_bytes(REPLICA)
@@ -38,7 +39,7 @@ SPOILED = {
 async def awaiting() -> AsyncIterator[Served]:
     """A run whose operator has yet to deliver its first checkpoint."""
     state = state_file(config__waiting_for_members_extra_time=0.001)
-    async with served(state, Genesis(REPLICA.layout)) as running:
+    async with served(state, Genesis(layout_of)) as running:
         yield running
 
 
@@ -46,7 +47,7 @@ async def awaiting() -> AsyncIterator[Served]:
 async def electing() -> AsyncIterator[Served]:
     """A run whose members make the first checkpoint."""
     state = state_file(config__waiting_for_members_extra_time=0.001, access__genesis="members")
-    async with served(state, Genesis(REPLICA.layout)) as running:
+    async with served(state, Genesis(layout_of)) as running:
         yield running
 
 
@@ -132,9 +133,9 @@ async def test_member_that_spoils_the_first_checkpoint_is_followed_by_the_next(e
 async def test_restart_of_a_run_with_a_checkpoint_makes_none() -> None:
     made = []
 
-    async def make(step: int) -> Replica:
+    async def make(step: int) -> FirstModel:
         made.append(step)
-        return REPLICA
+        return FirstModel(SPEC, REPLICA)
 
     async with served(state_file(), dataclasses.replace(GENESIS, make=make)) as first:
         store = first.store

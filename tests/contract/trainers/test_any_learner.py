@@ -12,7 +12,7 @@ from batching.micro_batches import Example
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import TokenBatch
-from epochal.commands.evaluate import loss_of
+from epochal.commands.evaluate import RunModel, loss_of
 from epochal.commands.trainer_service import serving_training
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
@@ -72,7 +72,7 @@ async def trained(trainer: Trainer, state: StateFile) -> tuple[list[TrainedRound
 
 
 def numpy_trainer(state: StateFile) -> Trainer:
-    return open_trainer("numpy", state, InlineWorker())
+    return open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
 
 
 def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
@@ -102,7 +102,7 @@ async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch:
     need_module("torch")
     monkeypatch.setattr(launcher, "MODULE", "tests.support.bag_worker")
     wanted, _ = await trained(numpy_trainer(state), state)
-    mesh = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, lambda: "", InlineWorker())
+    mesh = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, state.model.LLM.spec, lambda: "", InlineWorker())
     assert_same((await trained(mesh, state))[0], wanted)
 
 
@@ -111,7 +111,7 @@ async def test_training_service_trains_it_as_one_process_does(state: StateFile) 
     options = TrainingServiceOptions(ServiceLimits(items=5))
     async with serving_training(Endpoint(port=0), options) as url:
         remote = RemoteOptions(url, RetryPolicy(SystemClock(), lambda: 0.0, 20.0))
-        found, _ = await trained(open_trainer("remote", state, InlineWorker(), remote), state)
+        found, _ = await trained(open_trainer("remote", state, state.model.LLM.spec, InlineWorker(), remote), state)
     assert_same(found, wanted)
 
 
@@ -119,7 +119,7 @@ async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytes
     found, parameters = await trained(numpy_trainer(state), state)
     monkeypatch.delattr(BagLearner, "accumulate")  # a loss alone needs no gradient
     replica = Replica(3, parameters, {WEIGHT: np.zeros_like(parameters[WEIGHT])})
-    evaluated = await loss_of(replica, state, None, None, None)
+    evaluated = await loss_of(RunModel(state, state.model.LLM.spec, replica), None, None, None)
     assert (evaluated.samples, evaluated.tokens) == (SAMPLES, SAMPLES * SEQ_LEN)
     assert evaluated.loss is not None
     assert found[-1].loss is not None

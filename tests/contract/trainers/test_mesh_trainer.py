@@ -65,14 +65,18 @@ async def data_of(state: StateFile) -> AsyncIterator[TokenBatch]:
 
 async def rounds_alone(state: StateFile, count: int) -> tuple[list[TrainedRound], Tensors]:
     """Rounds in one process."""
-    return await rounds(open_trainer("numpy", state, InlineWorker()), PLAN, START, lambda: data_of(state), count)
+    return await rounds(
+        open_trainer("numpy", state, state.model.LLM.spec, InlineWorker()), PLAN, START, lambda: data_of(state), count
+    )
 
 
 @contextlib.asynccontextmanager
 async def opened(
     state: StateFile, mesh: str = "data=2", process_count: int = 2, batch_size: int = 2
 ) -> AsyncIterator[MeshTrainer]:
-    trainer = await open_mesh_trainer(MeshOptions(mesh, process_count, batch_size), state, lambda: "", InlineWorker())
+    trainer = await open_mesh_trainer(
+        MeshOptions(mesh, process_count, batch_size), state, state.model.LLM.spec, lambda: "", InlineWorker()
+    )
     try:
         yield trainer
     finally:
@@ -193,6 +197,7 @@ async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypa
 async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
     start = Start(
         state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),
+        model=run_state(tmp_path).model.LLM.spec.to_plain(),
         options=MeshOptions("data=2", 2, 1),  # the other process is never started
         process=0,
         store=str(tmp_path / "store"),
@@ -229,7 +234,7 @@ def test_mesh_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_mesh_refuses_data_that_are_packed(tmp_path: Path) -> None:
     state = run_state(tmp_path, model__LLM__data_type="Finetuning")
     with pytest.raises(Unsupported, match="Pretraining with a mesh"):
-        await open_mesh_trainer(MeshOptions("data=2", 2), state, lambda: "", InlineWorker())
+        await open_mesh_trainer(MeshOptions("data=2", 2), state, state.model.LLM.spec, lambda: "", InlineWorker())
 
 
 def _processes_of(trainer: Any) -> list[asyncio.subprocess.Process]:

@@ -13,6 +13,7 @@ from data_providers.protocol import TokenBatch
 from state.config.model import Linear
 from state.errors import InternalError, TrainerFailed
 from state.intervals import BatchId
+from state.schedule import InnerSchedule
 from tests.support.local_training import arriving, batch_of, plan_of, sequences_of
 
 
@@ -26,13 +27,14 @@ def test_plan_splits_the_assignment_into_nearly_equal_local_steps(sequence_count
 
 
 def test_plan_takes_the_schedule_where_the_step_stands() -> None:
-    schedule = Linear(base_lr=1.0, warmup_init_lr=0.0, warmup_steps=0, total_steps=100, final_lr=0.0)
-    plan = plan_round(6, (BatchId(0, 1), BatchId(8, 8)), 2, 4, schedule)
+    line = Linear(base_lr=1.0, warmup_init_lr=0.0, warmup_steps=0, total_steps=100, final_lr=0.0)
+    schedule = InnerSchedule(line, local_steps=4)
+    plan = plan_round(6, (BatchId(0, 1), BatchId(8, 8)), 2, schedule)
     assert plan.learning_rates == pytest.approx([0.80, 0.79, 0.78, 0.77])
     assert plan.sequence_count == 6
-    assert plan_round(6, (BatchId(0, 0),), 2, 4, schedule).learning_rates == pytest.approx([0.80, 0.79])
+    assert plan_round(6, (BatchId(0, 0),), 2, schedule).learning_rates == pytest.approx([0.80, 0.79])
     with pytest.raises(InternalError):
-        plan_round(6, (), 2, 4, schedule)
+        plan_round(6, (), 2, schedule)
 
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 9))

@@ -50,8 +50,7 @@ def test_check_of_two_files_that_do_not_fit_each_other_exits_2(tmp_path: Path) -
 
 
 def test_check_names_what_is_not_supported(tmp_path: Path) -> None:
-    state = state_text(model__LLM__checkpoint={"Hub": {"repo_id": "someone/model"}})
-    checked(tmp_path, state).expect(2, "model.LLM.checkpoint")
+    checked(tmp_path, state_text(config__verification_percent=5)).expect(2, "config.verification_percent")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"run_id = ", b"#" * (MAX_CONFIG_BYTES + 1)])
@@ -67,7 +66,7 @@ def test_check_reports_mistakes_missing_and_unsupported_together(tmp_path: Path)
     state = located(
         {"Local": str(absent)},
         config__min_clients=-1,
-        model__LLM__architecture="HfLlama",
+        model__LLM__architecture="Torchtitan",
         model__LLM__optimizer={"AdamV": {}},
     )
     said = ("config.min_clients is -1", "model.LLM.architecture is", "model.LLM.optimizer", f"{absent} cannot be read")

@@ -9,7 +9,6 @@ from tests.support.cli import run_main
 from tests.support.states import state_text
 
 CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
-HUB = {"Hub": {"repo_id": "someone/model"}}
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +18,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
     (tmp_path / "file").touch()
     (tmp_path / "state.toml").write_text(state_text())
-    (tmp_path / "unsupported.toml").write_text(state_text(model__LLM__checkpoint=HUB))
+    (tmp_path / "unsupported.toml").write_text(state_text(config__verification_percent=5))
     return tmp_path
 
 

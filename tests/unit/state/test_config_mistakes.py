@@ -216,6 +216,7 @@ def test_empty_file_misses_each_required_part_once() -> None:
             "progress.epoch_start_data_index",
         ),
         ({"model__LLM__cold_start_warmup_steps": 10}, "model.LLM.cold_start_warmup_steps"),
+        ({"model__LLM__hf": {"model_type": "llama"}}, "model.LLM.hf"),
         ({"access__mode": "keys"}, "access.keys"),
         ({"access__keys": ["ab" * 32]}, "access.keys"),
         ({"access__mode": "invitations"}, "access.invitations"),

@@ -27,18 +27,9 @@ def ensure_supported(state: StateFile, source: str) -> None:
         ("run_id", "..", "letters"),
         ("run_id", "a\x00b", "letters"),
         ("config.verification_percent", 1, "`verification_percent = 0`"),
-        ("model.LLM.cold_start_warmup_steps", 1, "`cold_start_warmup_steps = 0`"),
         *(
             ("model.LLM.architecture", name, '`architecture = "EpochalNgram"`')
             for name in ("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan")
-        ),
-        *(
-            ("model.LLM.checkpoint", {name: {"repo_id": "a/b"}}, '`checkpoint = "Ephemeral"`')
-            for name in ("Dummy", "Hub", "P2P")
-        ),
-        *(
-            ("model.LLM.checkpoint", {name: {"bucket": "b"}}, '`checkpoint = "Ephemeral"`')
-            for name in ("Gcs", "P2PGcs")
         ),
         ("model.LLM.optimizer", {"Distro": DISTRO}, "`optimizer = { AdamW = "),
     ],
@@ -76,7 +67,10 @@ def test_everything_unsupported_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        ("model__LLM__cold_start_warmup_steps", 1),
         ("model__LLM__checkpoint", {"Local": "start.safetensors"}),
+        *(("model__LLM__checkpoint", {name: {"repo_id": "a/b"}}) for name in ("Dummy", "Hub", "P2P")),
+        *(("model__LLM__checkpoint", {name: {"bucket": "b"}}) for name in ("Gcs", "P2PGcs", "S3")),
         ("model__LLM__optimizer", "Dummy"),
         ("model__LLM__data_location", "Dummy"),
         ("model__LLM__data_location", {"Local": "data"}),
@@ -117,6 +111,28 @@ def test_finetuning_with_packing_is_supported() -> None:
         assert state.packing.task_encoder == "my.package:Outer.Encoder"
 
 
-def test_architecture_of_an_installed_learner_is_supported() -> None:
-    state = state_file(model__LLM__architecture="HfLlama")
-    config.ensure_supported(state, "state.toml", {Architecture.HF_LLAMA, Architecture.EPOCHAL_NGRAM})
+HF = {Architecture.HF_LLAMA, Architecture.EPOCHAL_NGRAM}
+HUB = {"Hub": {"repo_id": "a/b"}}
+LLAMA = {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model__LLM__hf": LLAMA},
+        {"model__LLM__hf": LLAMA, "access__genesis": "members"},
+        {"model__LLM__checkpoint": HUB},
+        {"model__LLM__checkpoint": "Dummy"},
+        {"model__LLM__checkpoint": "Dummy", "access__genesis": "members"},
+    ],
+)
+def test_hugging_face_model_whose_config_can_be_known_is_supported(overrides: dict[str, Any]) -> None:
+    config.ensure_supported(state_file(model__LLM__architecture="HfLlama", **overrides), "state.toml", HF)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"model__LLM__checkpoint": HUB, "access__genesis": "members"}])
+def test_hugging_face_model_without_a_config_is_refused_by_name(overrides: dict[str, Any]) -> None:
+    with pytest.raises(
+        Unsupported, match=r"model\.LLM\.hf is missing; allowed: the keys of the model's `config\.json`"
+    ):
+        config.ensure_supported(state_file(model__LLM__architecture="HfLlama", **overrides), "state.toml", HF)

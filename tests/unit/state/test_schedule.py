@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from state.config.model import Constant, Cosine, Linear, LrSchedule, WarmupStableDecay
 from state.config.state_file import RunConfig
-from state.schedule import global_batch_size, learning_rate
+from state.schedule import InnerSchedule, global_batch_size, learning_rate
 from tests.support.states import state_file
 
 
@@ -122,3 +122,38 @@ def test_learning_rate_after_the_last_step_is_exactly_the_final_one() -> None:
     assert learning_rate(Constant(**warm), 10**12) == 0.3
     assert learning_rate(Linear(**warm, total_steps=10, final_lr=0.07), 10) == 0.07
     assert learning_rate(Cosine(**warm, total_steps=10, final_lr=0.07), 10) == 0.07
+
+
+LINE = Linear(base_lr=1.0, warmup_init_lr=0.2, warmup_steps=0, total_steps=100, final_lr=0.0)
+
+
+def test_learning_rate_grows_in_a_line_after_a_cold_start() -> None:
+    constant = Constant(base_lr=1.0, warmup_init_lr=0.2, warmup_steps=0)
+    inner = InnerSchedule(constant, local_steps=2, warmup_rounds=4, cold_start_step=7)
+    rates = [inner.rate(step, i) for step in range(7, 12) for i in range(2)]
+    assert rates == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
+
+
+def test_warm_up_after_a_cold_start_follows_the_schedule_beneath() -> None:
+    inner = InnerSchedule(LINE, local_steps=2, warmup_rounds=2, cold_start_step=5)
+    assert inner.rate(5, 0) == 0.2
+    assert inner.rate(6, 0) == pytest.approx(0.2 + (0.90 - 0.2) / 2), "half of the way to where the schedule stands"
+    assert inner.rate(7, 0) == learning_rate(LINE, 12)
+
+
+@given(
+    schedule=schedules,
+    cold=st.none() | st.integers(1, 30),
+    rounds=st.integers(0, 20),
+    local=st.integers(1, 5),
+    step=st.integers(1, 60),
+)
+def test_warm_up_never_exceeds_the_schedule_and_ends(
+    schedule: LrSchedule, cold: int | None, rounds: int, local: int, step: int
+) -> None:
+    inner = InnerSchedule(schedule, local, rounds, cold)
+    for i in range(local):
+        plain = learning_rate(schedule, (step - 1) * local + i)
+        assert 0 <= inner.rate(step, i) <= plain
+        if cold is None or step >= cold + rounds:
+            assert inner.rate(step, i) == plain

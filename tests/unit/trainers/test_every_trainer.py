@@ -31,7 +31,8 @@ from trainers.registry import open_trainer
 
 @pytest.fixture(params=["numpy", "null"])
 def trainer(request: pytest.FixtureRequest) -> Trainer:
-    return open_trainer(request.param, state_file(model__LLM__ngram=TINY.model_dump()), InlineWorker())
+    state = state_file(model__LLM__ngram=TINY.model_dump())
+    return open_trainer(request.param, state, state.model.LLM.spec, InlineWorker())
 
 
 async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(trainer: Trainer) -> None:

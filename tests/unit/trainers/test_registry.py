@@ -12,26 +12,28 @@ from trainers.registry import open_trainer
 
 def test_registry_with_an_unknown_trainer_names_those_that_there_are() -> None:
     with pytest.raises(InvalidInput, match=r"no trainer 'numpi'; allowed: null, numpy"):
-        open_trainer("numpi", state_file(), InlineWorker())
+        open_trainer("numpi", state_file(), state_file().model.LLM.spec, InlineWorker())
 
 
 @pytest.mark.parametrize("name", ["numpy", "null"])
 def test_registry_with_another_architecture_names_the_line_to_change(name: str) -> None:
-    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is HfLlama; allowed: EpochalNgram"):
-        open_trainer(name, state_file(model__LLM__architecture="HfLlama"), InlineWorker())
+    state = state_file(model__LLM__architecture="Torchtitan")
+    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is Torchtitan; allowed: EpochalNgram"):
+        open_trainer(name, state, state.model.LLM.spec, InlineWorker())
 
 
 def test_registry_with_an_optimizer_that_numpy_lacks_names_the_line() -> None:
     distro = {
         "Distro": {"compression_decay": 0.9, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": True}
     }
+    state = state_file(model__LLM__optimizer=distro)
     with pytest.raises(Unsupported, match=r"model\.LLM\.optimizer is Distro; allowed: AdamW or Dummy"):
-        open_trainer("numpy", state_file(model__LLM__optimizer=distro), InlineWorker())
+        open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
 
 
 async def test_registry_opens_numpy_that_only_measures_for_the_dummy_optimizer() -> None:
     state = state_file(model__LLM__optimizer="Dummy", model__LLM__ngram=TINY.model_dump())
-    trainer, sequences = open_trainer("numpy", state, InlineWorker()), sequences_of(*[68] * 8)
+    trainer, sequences = open_trainer("numpy", state, state.model.LLM.spec, InlineWorker()), sequences_of(*[68] * 8)
     parameters = await trainer.initial_parameters(SEED)
     measured = await trainer.train(plan_of(8, 8), parameters, arriving(sequences))
     loss, token_count, _ = loss_and_gradient(parameters, padded_tokens(sequences, TINY.context))

@@ -2,12 +2,15 @@
 
 from coordinator.machine import stimuli
 from coordinator.machine.run import current_checkpointer
-from coordinator.machine.views import blobs_needed
+from coordinator.machine.views import blobs_needed, document_of
 from state.documents import CheckpointRef
+from state.first_model import model_digest
 from state.messages import CheckpointReport
 from state.phases import RunState
 from tests.support.machine_driver import Driver, client, digest_of, in_warmup, refused
 from tests.support.states import state_file
+
+SPEC = state_file().model.LLM.spec
 
 
 class Awaiting(Driver):
@@ -18,7 +21,8 @@ class Awaiting(Driver):
 
 
 def provided(step: int = 0, name: str = "blob") -> stimuli.GenesisProvided:
-    return stimuli.GenesisProvided(CheckpointRef(step, digest_of(name), 100, digest_of(f"replica of {name}")))
+    reference = CheckpointRef(step, digest_of(name), 100, digest_of(f"replica of {name}"))
+    return stimuli.GenesisProvided(reference, SPEC)
 
 
 def test_no_member_is_asked_for_the_operators_first_checkpoint() -> None:
@@ -115,3 +119,32 @@ def test_members_make_the_first_checkpoint_once_only() -> None:
     driver.pass_time(2)
     assert driver.in_phase(RunState.WARMUP)
     assert driver.run.checkpointing is None
+
+
+def test_model_of_the_run_is_known_from_its_first_checkpoint_on() -> None:
+    driver = Awaiting(state_file())
+    assert document_of(driver.run, 1).model_sha256 is None
+    driver.send(provided())
+    assert driver.run.model == SPEC
+    assert document_of(driver.run, 1).model_sha256 == model_digest(SPEC)
+    driver.join(1, 2)
+    driver.pass_time(1000)
+    assert driver.in_phase(RunState.WARMUP)
+    assert driver.run.model == SPEC, "it stays, also in a snapshot"
+
+
+def test_model_whose_parameters_members_make_is_the_state_files() -> None:
+    driver = in_warmup(1, 2, access__genesis="members")
+    assert driver.run.model is None
+    driver.make_checkpoint()
+    assert driver.run.model == SPEC
+
+
+def test_config_that_the_state_file_leaves_open_is_the_operators() -> None:
+    hub = state_file(model__LLM__architecture="HfLlama", model__LLM__checkpoint={"Hub": {"repo_id": "a/b"}})
+    driver = Awaiting(hub)
+    known = hub.model.LLM.spec.model_copy(update={"hf": {"model_type": "llama", "theta": 1e4, "layers": [1, 2]}})
+    reference = CheckpointRef(0, digest_of("blob"), 100, digest_of("replica"))
+    driver.send(stimuli.GenesisProvided(reference, known))
+    assert driver.run.model == known
+    assert driver.run.model_sha256 == model_digest(known)

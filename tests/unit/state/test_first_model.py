@@ -1,0 +1,75 @@
+"""The spec of a run's model: whether it is complete, its document, and the first checkpoint that brings it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from state.config.model import ModelSpec
+from state.errors import InvalidDocument
+from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document, spec_in_checkpoint
+from state.replica import checkpoint_bytes, checkpoint_size_bound, first_replica, parse_checkpoint
+from state.wire import parse_document, sha256_hex
+from tests.support.states import state_file
+
+HF = {"model_type": "llama", "rope_theta": 10000.0, "eps": 1e-5, "layers": [1, 2], "tie": True, "name": 'a "ü" b'}
+KNOWN = ModelSpec.model_validate({"architecture": "HfLlama", "hf": HF})
+UNKNOWN = ModelSpec.model_validate({"architecture": "HfLlama"})
+FIRST = first_replica(0, {"w": np.ones((2, 3), np.float32)})
+
+
+def test_model_document_is_read_as_it_was_written() -> None:
+    data = model_document(KNOWN)
+    assert parse_document(ModelSpec, data) == KNOWN
+    assert model_document(parse_document(ModelSpec, data)) == data
+    assert model_digest(KNOWN) == sha256_hex(data)
+    assert b'"rope_theta":10000.0' in data, "a number stays what it is"
+
+
+def test_spec_is_incomplete_only_where_its_config_is_at_the_checkpoint() -> None:
+    assert KNOWN.is_complete
+    assert not UNKNOWN.is_complete
+    hub, dummy = {"Hub": {"repo_id": "a/b"}}, {"Dummy": {"repo_id": "a/b"}}
+    specs = [
+        state_file(model__LLM__architecture=name, model__LLM__checkpoint=checkpoint).model.LLM.spec
+        for name, checkpoint in (("EpochalNgram", hub), ("HfAuto", hub), ("HfAuto", dummy), ("HfAuto", "Dummy"))
+    ]
+    assert [spec.is_complete for spec in specs] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "completes"),
+    [
+        ({}, True),
+        ({"hf": {"model_type": "qwen3"}}, True),
+        ({"hf": None}, False),
+        ({"architecture": "HfAuto"}, False),
+        ({"ngram": {"context": 3}}, False),
+        ({"dummy": True}, False),
+    ],
+)
+def test_spec_completes_one_without_a_config_that_is_otherwise_equal(change: dict[str, Any], completes: bool) -> None:
+    assert ModelSpec.model_validate(KNOWN.to_plain() | change).completes(UNKNOWN) is completes
+
+
+def test_spec_completes_a_complete_one_only_if_it_is_equal() -> None:
+    assert KNOWN.completes(KNOWN)
+    assert not ModelSpec.model_validate({"architecture": "HfLlama", "hf": {**HF, "tie": False}}).completes(KNOWN)
+
+
+def test_first_checkpoint_brings_replica_and_spec() -> None:
+    data = first_checkpoint_bytes(FirstModel(KNOWN, FIRST))
+    assert spec_in_checkpoint(data) == KNOWN
+    assert parse_checkpoint(data).parameters["w"].tobytes() == FIRST.parameters["w"].tobytes()
+    assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)))
+
+
+def test_checkpoint_without_a_model_document_brings_none() -> None:
+    assert spec_in_checkpoint(checkpoint_bytes(FIRST)) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"architecture": "HfLlama", "hf": {}}', '{"architecture": "X"}'])
+def test_checkpoint_with_another_text_breaks_the_rule_model(text: str) -> None:
+    with pytest.raises(InvalidDocument, match="not a valid ModelSpec") as caught:
+        spec_in_checkpoint(checkpoint_bytes(FIRST, text))
+    assert caught.value.context["rule"] == "model"
