@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from coordinator.genesis import Genesis
 from coordinator.machine.run import current_checkpointer
-from state.first_model import FirstModel
+from coordinator_client.http import CoordinatorClient
+from state.config.model import Architecture, ModelSpec
+from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.wire import sha256_hex
@@ -143,3 +146,80 @@ async def test_restart_of_a_run_with_a_checkpoint_makes_none() -> None:
     async with served(state_file(), dataclasses.replace(GENESIS, make=make), store) as again:
         assert again.service.run.checkpoint is not None
     assert made == [0]
+
+
+HUB = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": {"Hub": {"repo_id": "a/b"}}}
+OPEN_SPEC = state_file(**HUB).model.LLM.spec
+"""The spec as far as the state file of a run says it whose config is in a repository."""
+LLAMA = OPEN_SPEC.model_copy(
+    update={"hf": {"model_type": "llama", "rope_theta": 10000.0, "names": ["ü", '"'], "x": None}}
+)
+
+
+def delivered(spec: ModelSpec) -> bytes:
+    return first_checkpoint_bytes(FirstModel(spec, REPLICA))
+
+
+async def model_in(run: Served) -> ModelSpec:
+    """The run's model, as a client gets it."""
+    client = CoordinatorClient(run.http, run.service.run.state_file.run_id)
+    document = await client.run_document(None, 0.0)
+    assert document is not None
+    assert document.model_sha256 is not None
+    return await client.model(document.model_sha256)
+
+
+async def test_model_document_comes_with_the_first_checkpoint_and_survives_a_restart() -> None:
+    async with served(state_file(**HUB), Genesis(layout_of)) as awaiting:
+        assert awaiting.service.published.document.model_sha256 is None
+        assert (await deliver(awaiting, delivered(LLAMA))).status_code == 201
+        assert await model_in(awaiting) == LLAMA
+        answer = await awaiting.http.get(f"{awaiting.run_url}/model/{model_digest(LLAMA)}")
+        assert answer.content == model_document(LLAMA)
+        assert "immutable" in answer.headers["cache-control"]
+        store = awaiting.store
+    async with served(state_file(**HUB), Genesis(layout_of), store) as again:
+        assert await model_in(again) == LLAMA
+
+
+async def test_run_of_the_embedded_model_has_a_model_document_too(coordinator: Served) -> None:
+    assert await model_in(coordinator) == SPEC
+
+
+async def test_unknown_model_document_is_not_found(coordinator: Served) -> None:
+    assert problem(await coordinator.http.get(f"{coordinator.run_url}/model/{'0' * 64}")) == "not-found"
+
+
+@pytest.mark.parametrize(
+    ("state", "data"),
+    [
+        (HUB, FIRST),
+        (HUB, delivered(OPEN_SPEC)),
+        (HUB, delivered(SPEC)),
+        (HUB, delivered(LLAMA.model_copy(update={"architecture": Architecture.HF_AUTO}))),
+        ({}, delivered(LLAMA)),
+        ({}, checkpoint_bytes(REPLICA, "{}")),
+        ({**HUB, "model__LLM__hf": {"model_type": "llama"}}, delivered(LLAMA)),
+    ],
+)
+async def test_first_checkpoint_of_a_model_that_the_run_does_not_have_is_refused(
+    state: dict[str, Any], data: bytes
+) -> None:
+    async with served(state_file(**state), Genesis(layout_of)) as awaiting:
+        answer = await deliver(awaiting, data)
+        assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model")
+        assert awaiting.service.run.checkpoint is None
+
+
+async def test_member_cannot_bring_another_model(electing: Served) -> None:
+    clients = [WireClient(electing, number) for number in (1, 2)]
+    for client in clients:
+        await client.join()
+    await phase(electing, RunState.WARMUP)
+    wanted = current_checkpointer(electing.service.run)
+    writer = next(client for client in clients if client.client_id == wanted)
+    data = delivered(LLAMA)
+    report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
+    assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
+    answer = await writer.put_blob(data)
+    assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model")
