@@ -29,10 +29,12 @@ class Example(NamedTuple):
         tokens: one-dimensional, of an integer type.
         labels: the token to predict at each position from those before it, `IGNORED_LABEL` for none; None for the
             tokens themselves.
+        position_ids: each token's position, for models that know positions; None if they count from 0.
     """
 
     tokens: Sequence
     labels: npt.NDArray[np.integer[Any]] | None = None
+    position_ids: npt.NDArray[np.integer[Any]] | None = None
 
     @property
     def predicted(self) -> int:
@@ -107,6 +109,16 @@ def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Example]]]:
 
 def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Example]:
     tokens = np.split(batch.input_ids, places)
-    if batch.labels is None:
-        return [Example(part) for part in tokens]
-    return [Example(*parts) for parts in zip(tokens, np.split(batch.labels, places), strict=True)]
+    count = len(tokens)
+    labels = itertools.repeat(None, count) if batch.labels is None else np.split(batch.labels, places)
+    position_ids = (
+        itertools.repeat(None, count)
+        if batch.position_ids is None
+        else map(_own_positions, np.split(batch.position_ids, places))
+    )
+    return [Example(*parts) for parts in zip(tokens, labels, position_ids, strict=True)]
+
+
+def _own_positions(position_ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]] | None:
+    """Return the positions of one text, or None if they count from 0."""
+    return None if np.array_equal(position_ids, np.arange(position_ids.size)) else position_ids

@@ -6,7 +6,6 @@ service and commands stay as they are.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,10 @@ from state.errors import Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
     from trainers.learner import Model
+    from trainers.torch.options import TorchOptions
+
+NUMPY, TORCH = "numpy", "torch"
+"""The trainers that compute on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,55 +25,60 @@ class ArchitectureEntry:
     """One architecture.
 
     Attributes:
-        open: returns the model of a size.
-        base_model: the name under which clients of the `tinker` SDK request it.
+        open: returns the model of a size; torch models compute as the options say.
+        base_model: the name under which clients of the `tinker` SDK request it; None if they cannot.
         size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
         modules: the libraries that it needs.
         extra: the extra of this package that installs them.
+        trainer: the trainer that computes it on this machine.
     """
 
-    open: Callable[[ModelSpec], "Model"]
-    base_model: str
+    open: Callable[[ModelSpec, "TorchOptions | None"], "Model"]
+    base_model: str | None = None
     size_table: str | None = None
     modules: tuple[str, ...] = ()
     extra: str = ""
+    trainer: str = NUMPY
 
     def missing_modules(self) -> list[str]:
         """Return the libraries that it needs, and that are not installed."""
         return [name for name in self.modules if find_spec(name) is None]
 
 
-def _open_ngram(spec: ModelSpec) -> "Model":
+def _open_ngram(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
+    del options
     from trainers.ngram.learner import NgramModel
 
     return NgramModel(spec.ngram)
 
 
-def _open_hf(spec: ModelSpec) -> "Model":
-    model: Model = import_module("trainers.torch.model").HfModel(spec)
-    return model
+def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
+    from trainers.torch.model import HfModel
+
+    return HfModel(spec) if options is None else HfModel(spec, options)
 
 
 _TRANSFORMERS = (("torch", "transformers"), "torch")
 
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
     Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
-    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, "hf-llama", None, *_TRANSFORMERS),
-    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, "hf-deepseek", None, *_TRANSFORMERS),
-    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, "hf-auto", None, *_TRANSFORMERS),
+    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
+    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
+    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
 }
 
 
-def open_model(spec: ModelSpec, asked_by: str = "model") -> "Model":
+def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions | None" = None) -> "Model":
     """Return the model of this architecture and size.
 
     Args:
         spec: architecture and size, complete: from the run's model document.
         asked_by: the beginning of the error's message.
+        options: how models of torch compute; None for the defaults.
 
     Raises:
-        Unsupported: this version does not train the architecture, or its config is not known; the message says which
-            line to change.
+        Unsupported: this version does not train the architecture, its config is missing or wrong, or libraries that it
+            needs are not installed; the message says which line to change, or what to install.
     """
     if spec.dummy:
         from trainers.null import DummyModel
@@ -89,4 +97,14 @@ def open_model(spec: ModelSpec, asked_by: str = "model") -> "Model":
     if not spec.is_complete:
         allowed = "a table with the keys of the model's config.json"
         raise Unsupported(asked_by, (Mistake("model.LLM.hf", None, allowed),))
-    return entry.open(spec)
+    return entry.open(spec, options)
+
+
+def check_trainer(trainer: str, architecture: Architecture) -> None:
+    """Raise `Unsupported` unless this trainer, `numpy` or `torch`, computes models of this architecture."""
+    entry = ARCHITECTURES.get(architecture)
+    if entry is None or entry.trainer == trainer:
+        return  # what no trainer computes is refused when it is opened
+    own = " or ".join(sorted(one for one, other in ARCHITECTURES.items() if other.trainer == trainer))
+    allowed = f"{own} with --trainer {trainer}; {architecture.value} is trained by --trainer {entry.trainer}"
+    raise Unsupported(f"trainer {trainer}", (Mistake("model.LLM.architecture", architecture.value, allowed),))

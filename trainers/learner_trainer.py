@@ -1,5 +1,6 @@
-"""The `numpy` trainer: takes a round's local steps with any learner, in a thread of its own."""
+"""The `numpy` and the `torch` trainer: take a round's local steps with any learner, in a thread of their own."""
 
+import math
 import threading
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -15,6 +16,9 @@ from state.tensors import Float32Array, Tensors
 from trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
 from trainers.protocol import TrainedRound
 
+LOSS, GRADIENT = "the loss", "the norm of the gradient"
+"""Names, in messages, of the numbers that a local step leaves behind."""
+
 
 class LearnerTrainer:
     """Trains a model on this machine.
@@ -24,18 +28,21 @@ class LearnerTrainer:
         optimizer: None leaves the parameters as they are (the state file's `"Dummy"`) and only measures the loss.
         keeps_inner_state: whether a round begins with the optimizer's state of the last one that counted.
         worker: where the arithmetic runs; closed by `aclose`.
+        name: of the trainer.
     """
 
-    name = "numpy"
     loads_data = False
 
-    def __init__(self, model: Model, optimizer: AdamW | None, keeps_inner_state: bool, worker: Worker) -> None:
+    def __init__(
+        self, model: Model, optimizer: AdamW | None, keeps_inner_state: bool, worker: Worker, name: str = "numpy"
+    ) -> None:
+        self.name = name
         self.vocabulary = model.vocabulary
         self._model = model
         self._optimizer = optimizer
         self._worker = worker
         self._inner_state = TentativeInnerState(keeps_inner_state)
-        self._learner: Learner | None = None
+        self._learner = model.learner()
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
         return await self._worker.run(partial(self._model.initial_parameters, seed))
@@ -69,8 +76,10 @@ class LearnerTrainer:
     def _start(
         self, plan: RoundPlan, abandoned: threading.Event, parameters: Mapping[str, Float32Array]
     ) -> "_LocalSteps":
-        self._learner = self._learner or self._model.learner()
-        self._learner.load(parameters, self._inner_state.committed)
+        try:
+            self._learner.load(parameters, self._inner_state.committed)
+        except TrainerFailed as error:
+            raise TrainerFailed(f"step {plan.step}: {error.message}", step=plan.step) from error
         return _LocalSteps(plan, self._learner, self._optimizer, abandoned)
 
 
@@ -87,7 +96,7 @@ class _LocalSteps:
         self._optimizer = optimizer
         self._abandoned = abandoned
         self._options = LossOptions(proceed=self._proceed)
-        self._losses: list[SupportsFloat] = []
+        self._found: list[tuple[int, str, SupportsFloat]] = []
         self._token_count = 0
 
     def take(self, micro_batch: MicroBatch) -> None:
@@ -97,19 +106,36 @@ class _LocalSteps:
         compute = self._learner.evaluate if self._optimizer is None else self._learner.accumulate
         try:
             loss = compute(examples, self._options)
+            self._found.append((number, LOSS, loss.nats))
+            if self._optimizer is not None and loss.token_count:
+                norm = self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)
+                self._found += [] if norm is None else [(number, GRADIENT, norm)]
         except TrainerFailed as error:
-            where = f"step {self._plan.step}, local step {number + 1}"
-            raise TrainerFailed(f"{where}: {error.message}", step=self._plan.step) from error
-        if self._optimizer is not None and loss.token_count:
-            self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)
-        self._losses.append(loss.nats)
+            raise self._failed(number, error.message) from error
         self._token_count += loss.token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> tuple[TrainedRound, InnerState]:
-        """Return the result, and the optimizer's state after it."""
-        loss = Loss(sum(map(float, self._losses)), self._token_count)
+        """Return the result, and the optimizer's state after it. Only here numbers of a device are waited for.
+
+        Raises:
+            TrainerFailed: a loss or a gradient was not finite; the message names the first one.
+        """
+        nats = 0.0
+        for number, name, value in self._found:
+            try:
+                found = float(value)
+            except TrainerFailed as error:
+                raise self._failed(number, error.message) from error
+            if not math.isfinite(found):
+                raise self._failed(number, f"{name} is {found}")
+            nats += found if name == LOSS else 0.0
+        loss = Loss(nats, self._token_count)
         trained = TrainedRound.between(self._plan.step, parameters, self._learner.parameters, loss)
         return trained, self._learner.inner_state
+
+    def _failed(self, number: int, message: str) -> TrainerFailed:
+        step = self._plan.step
+        return TrainerFailed(f"step {step}, local step {number + 1}: {message}", step=step)
 
     def _proceed(self) -> None:
         if self._abandoned.is_set():

@@ -9,7 +9,7 @@ from runtime.worker_thread import Worker
 from state.config.model import AdamW, DataType, DummyOptimizer, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
-from trainers.architectures import open_model
+from trainers.architectures import NUMPY, TORCH, check_trainer, open_model
 from trainers.learner import Model
 from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh.options import MeshOptions
@@ -19,9 +19,10 @@ from trainers.protocol import Trainer
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer
 from trainers.remote.wire import SessionRequest
+from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
-NULL, NUMPY, REMOTE = "null", "numpy", "remote"
-TRAINERS = (NULL, NUMPY, REMOTE)
+NULL, REMOTE = "null", "remote"
+TRAINERS = (NULL, NUMPY, REMOTE, TORCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,19 @@ class RemoteOptions:
     verify: bool | str = True
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """The options of the trainers that have some: the `remote` trainer's training service, and how torch computes."""
+
+    remote: RemoteOptions | None = None
+    torch: TorchOptions = DEFAULT_TORCH_OPTIONS
+
+
+DEFAULT_TRAINER_OPTIONS = TrainerOptions()
+
+
 def open_trainer(
-    name: str, state: StateFile, spec: ModelSpec, worker: Worker, remote: RemoteOptions | None = None
+    name: str, state: StateFile, spec: ModelSpec, worker: Worker, options: TrainerOptions = DEFAULT_TRAINER_OPTIONS
 ) -> Trainer:
     """Open the trainer of this name for the run that the state file describes.
 
@@ -53,19 +65,22 @@ def open_trainer(
         state: the run's state file.
         spec: the run's model, complete.
         worker: runs the trainer's arithmetic; closed by the trainer.
-        remote: for the `remote` trainer.
+        options: for the trainers that have some.
 
     Raises:
-        InvalidInput: no trainer has this name; the user's fault, the message lists the names.
+        InvalidInput: no trainer has this name; the user's fault, the message lists the names. Or this machine lacks a
+            device or a package that the trainer needs.
         Unsupported: the trainer cannot train what the file asks for; the message names the lines to change.
     """
     check_trainer_name(name)
     if name == REMOTE:
-        return _open_remote(state, spec, worker, remote)
+        return _open_remote(state, spec, worker, options.remote)
     if name == NULL:
         return NullTrainer(_model_of(NULL, spec))
-    optimizer = _optimizer_of(NUMPY, state)
-    return LearnerTrainer(_model_of(NUMPY, spec), optimizer, state.merge.inner_state == "keep", worker)
+    optimizer = _optimizer_of(name, state)
+    check_trainer(name, spec.architecture)
+    model = _model_of(name, spec, options.torch)
+    return LearnerTrainer(model, optimizer, state.merge.inner_state == "keep", worker, name)
 
 
 async def open_mesh_trainer(
@@ -85,6 +100,7 @@ async def open_mesh_trainer(
         MeshBroken: the processes did not start.
     """
     _optimizer_of(NUMPY, state)
+    check_trainer(NUMPY, spec.architecture)
     _model_of(NUMPY, spec)
     if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
         raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
@@ -106,11 +122,11 @@ def _open_remote(state: StateFile, spec: ModelSpec, worker: Worker, remote: Remo
     return RemoteTrainer(service, model, request, worker, POLICIES[remote.policy])
 
 
-def _model_of(trainer: str, spec: ModelSpec) -> Model:
+def _model_of(trainer: str, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> Model:
     if spec.dummy and trainer != NULL:
         allowed = f"a run whose model has parameters, or --trainer {NULL}: this one has no arithmetic"
         raise _unsupported(trainer, "model.LLM.checkpoint", "Dummy", allowed)
-    return open_model(spec, f"trainer {trainer}")
+    return open_model(spec, f"trainer {trainer}", options)
 
 
 def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:

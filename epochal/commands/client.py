@@ -31,6 +31,16 @@ from epochal.cli.options import (
 )
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
+from epochal.cli.torch_options import (
+    AttentionOption,
+    CompileOption,
+    DeviceOption,
+    MicroBatchOption,
+    PrecisionOption,
+    TrustRemoteCodeOption,
+    check_goes_with_torch,
+    torch_options,
+)
 from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event, Observer
@@ -45,7 +55,16 @@ from state.errors import InvalidInput
 from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.protocol import Trainer
-from trainers.registry import REMOTE, RemoteOptions, check_trainer_name, open_mesh_trainer, open_trainer
+from trainers.registry import (
+    REMOTE,
+    RemoteOptions,
+    TrainerOptions,
+    check_trainer_name,
+    open_mesh_trainer,
+    open_trainer,
+)
+from trainers.torch.options import DEFAULT_TORCH_OPTIONS
+from trainers.torch.remote_code import trust_remote_code as trust_code_of_models
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +104,11 @@ KeyOption = Annotated[
 ]
 NewKeyOption = Annotated[bool, typer.Option("--new-key", help="Make the file of --key, unless it exists already.")]
 TrainerOption = Annotated[
-    str, typer.Option(help="What computes: numpy, remote (a training service), or null (nothing; for tests).")
+    str,
+    typer.Option(
+        help="What computes: numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
+        " remote (a training service), or null (nothing; for tests)."
+    ),
 ]
 TrainerUrlOption = Annotated[
     str | None,
@@ -153,6 +176,12 @@ def client(
     trainer: TrainerOption = "numpy",
     trainer_url: TrainerUrlOption = None,
     chunk_policy: ChunkPolicyOption = "bytes",
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    attention: AttentionOption = None,
+    compiles: CompileOption = False,
+    micro_batch: MicroBatchOption = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
     data: DataOption = None,
     mesh: MeshOption = None,
     processes: ProcessesOption = None,
@@ -175,11 +204,18 @@ def client(
     verify = trusted(tls_ca)
     data_choice = DataChoice(data, cache, cache_bytes)
     remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
+    torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
+    check_goes_with_torch(torch, trainer)
+    options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
+    if trust_remote_code:
+        trust_code_of_models()
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(bound_s=reconnect_s),
         new_worker=WorkerThread,
         open_provider=_provider_opener(data_choice),
-        open_trainer=_trainer_opener(trainer, remote, _mesh_options(trainer, mesh, processes, batch_size, data_choice)),
+        open_trainer=_trainer_opener(
+            trainer, options, _mesh_options(trainer, mesh, processes, batch_size, data_choice)
+        ),
         observer=log_event,
     )
     profile = ClientProfile(_identity(key, new_key), Capabilities(batches_per_round=share, trainer=trainer), invitation)
@@ -248,12 +284,12 @@ def _check_place(location: AnyLocation) -> None:
 
 
 def _trainer_opener(
-    name: str, remote: RemoteOptions | None, mesh: MeshOptions | None
+    name: str, options: TrainerOptions, mesh: MeshOptions | None
 ) -> Callable[[RunAccess, Worker], Awaitable[Trainer]]:
     async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
         if mesh is not None:
             return await open_mesh_trainer(mesh, access.state, access.spec, access.ticket, worker)
-        return open_trainer(name, access.state, access.spec, worker, remote)
+        return open_trainer(name, access.state, access.spec, worker, options)
 
     return open_any_trainer
 

@@ -126,4 +126,4 @@ class BagLearner:
         return Loss(loss, sum(example.predicted for example in examples), logprobs)
 
 
-ENTRY = ArchitectureEntry(lambda spec: BagOfBytes(), "bag-of-bytes")
+ENTRY = ArchitectureEntry(lambda spec, options: BagOfBytes(), "bag-of-bytes")

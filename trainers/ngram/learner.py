@@ -125,8 +125,8 @@ class NgramLearner:
 
 def _check_vocabulary(examples: Sequence[Example]) -> None:
     """Raise `TrainerFailed` unless the model knows every token and label."""
-    for tokens, labels in examples:
-        for name, values in (("token", tokens), ("label", labels)):
+    for example in examples:
+        for name, values in (("token", example.tokens), ("label", example.labels)):
             if values is None:
                 continue
             wrong = (values >= VOCABULARY) | ((values < 0) & (values != IGNORED_LABEL))

@@ -117,8 +117,8 @@ def padded_targets(examples: Sequence[Example], context: int) -> Tokens:
     """Return the labels, placed as `padded_tokens` places the tokens of the same examples; `PADDING` for no label."""
     return padded_tokens(
         [
-            tokens if labels is None else np.where(labels == IGNORED_LABEL, PADDING, labels)
-            for tokens, labels in examples
+            one.tokens if one.labels is None else np.where(one.labels == IGNORED_LABEL, PADDING, one.labels)
+            for one in examples
         ],
         context,
     )

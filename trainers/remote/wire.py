@@ -12,9 +12,10 @@ optimizer step names the number of its examples, so that the step is taken on al
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
@@ -35,7 +36,7 @@ MAX_WIRE_BYTES = 2 * MAX_CHUNK_BYTES
 """Maximum size of a request of examples; they are smaller than estimated, unless labels are many bytes wide."""
 FRAME_BYTES = 64 * 1024
 """Room in a request in addition to its examples, so that one example fits even if the limit is very low."""
-TOKENS, OFFSETS, LABELS = "tokens", "offsets", "labels"
+TOKENS, OFFSETS, LABELS, POSITIONS = "tokens", "offsets", "labels", "positions"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -90,7 +91,10 @@ class OptimStepRequest(WireDocument):
 
 
 def encode_examples(parts: Sequence[Rows]) -> bytes:
-    """Encode the samples of a chunk as safetensors: flat tokens, offsets of the samples, and labels if any has them."""
+    """Encode the samples of a chunk as safetensors: flat tokens, offsets of the samples, labels and positions.
+
+    Labels and positions are left out if no sample has its own.
+    """
     tokens = [part.batch.input_ids[part.batch.offsets[part.start] : part.batch.offsets[part.stop]] for part in parts]
     lengths = [np.diff(part.batch.offsets[part.start : part.stop + 1]) for part in parts]
     arrays = {
@@ -99,6 +103,8 @@ def encode_examples(parts: Sequence[Rows]) -> bytes:
     }
     if any(part.batch.labels is not None for part in parts):
         arrays[LABELS] = np.concatenate([_labels_of(part) for part in parts], dtype=np.int32)
+    if any(part.batch.position_ids is not None for part in parts):
+        arrays[POSITIONS] = np.concatenate([_positions_of(part) for part in parts], dtype=np.int32)
     return bytes(safetensors.numpy.save(arrays))
 
 
@@ -106,6 +112,14 @@ def _labels_of(part: Rows) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     batch = part.batch
     flat = batch.input_ids if batch.labels is None else batch.labels
     return flat[batch.offsets[part.start] : batch.offsets[part.stop]].astype(np.int32)
+
+
+def _positions_of(part: Rows) -> npt.NDArray[np.integer[Any]]:
+    batch = part.batch
+    if batch.position_ids is not None:
+        return batch.position_ids[batch.offsets[part.start] : batch.offsets[part.stop]]
+    lengths = np.diff(batch.offsets[part.start : part.stop + 1])
+    return np.concatenate([np.arange(length) for length in lengths])
 
 
 def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
@@ -124,9 +138,12 @@ def decode_examples(body: bytes, most: int = MAX_CHUNK_ITEMS) -> list[Example]:
             raise ValueError("tokens are flat and unsigned, offsets flat and int64")
         if labels is not None and (labels.shape != tokens.shape or labels.dtype.kind != "i"):
             raise ValueError("labels are signed and as many as the tokens")
+        positions = arrays.get(POSITIONS)
+        if positions is not None and (positions.shape != tokens.shape or positions.dtype.kind != "i"):
+            raise ValueError("positions are signed and as many as the tokens")
         if offsets.size > most + 1:  # a million empty examples fit into a request, and each takes time
             raise Refused(Refusal.BODY_TOO_LARGE, f"{offsets.size - 1} examples; at most {most} in one request")
-        batch = TokenBatch(tokens, offsets, labels)
+        batch = TokenBatch(tokens, offsets, labels, positions)
     except (safetensors.SafetensorError, struct.error, CorruptData, KeyError, TypeError, ValueError) as error:
         raise InvalidDocument(f"these bytes are not encoded examples: {type(error).__name__}: {error}") from error
     return [example for sample in examples_of(batch) for example in sample]
@@ -140,7 +157,12 @@ def batch_of(examples: Sequence[Example]) -> TokenBatch:
         labels = np.concatenate(
             [example.tokens if example.labels is None else example.labels for example in examples], dtype=np.int32
         )
-    return TokenBatch(np.concatenate([example.tokens for example in examples]), offsets, labels)
+    position_ids = None
+    if any(example.position_ids is not None for example in examples):
+        position_ids = np.concatenate(
+            [np.arange(one.tokens.size) if one.position_ids is None else one.position_ids for one in examples]
+        )
+    return TokenBatch(np.concatenate([example.tokens for example in examples]), offsets, labels, position_ids)
 
 
 def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:

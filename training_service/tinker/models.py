@@ -52,7 +52,7 @@ def parse_base_model(name: str) -> ModelSpec:
 
 def base_models() -> list[str]:
     """Return the names that `parse_base_model` accepts, without sizes."""
-    return [entry.base_model for entry in ARCHITECTURES.values()]
+    return [entry.base_model for entry in ARCHITECTURES.values() if entry.base_model is not None]
 
 
 class TinkerModel:

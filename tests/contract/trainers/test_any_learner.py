@@ -33,7 +33,7 @@ from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh import launcher
 from trainers.mesh.options import MeshOptions
 from trainers.protocol import TrainedRound, Trainer
-from trainers.registry import RemoteOptions, open_mesh_trainer, open_trainer
+from trainers.registry import RemoteOptions, TrainerOptions, open_mesh_trainer, open_trainer
 from trainers.remote.wire import ServiceLimits
 from training_service.service import TrainingServiceOptions
 
@@ -111,7 +111,10 @@ async def test_training_service_trains_it_as_one_process_does(state: StateFile) 
     options = TrainingServiceOptions(ServiceLimits(items=5))
     async with serving_training(Endpoint(port=0), options) as url:
         remote = RemoteOptions(url, RetryPolicy(SystemClock(), lambda: 0.0, 20.0))
-        found, _ = await trained(open_trainer("remote", state, state.model.LLM.spec, InlineWorker(), remote), state)
+        remote_options = TrainerOptions(remote)
+        found, _ = await trained(
+            open_trainer("remote", state, state.model.LLM.spec, InlineWorker(), remote_options), state
+        )
     assert_same(found, wanted)
 
 

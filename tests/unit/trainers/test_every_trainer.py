@@ -1,6 +1,8 @@
 """What every trainer on one machine does."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from runtime.worker_thread import InlineWorker
 from state.errors import TrainerFailed
+from state.tensors import Tensors
+from tests.support.heavy import need_module
 from tests.support.local_training import (
     SEED,
     TINY,
@@ -20,6 +24,8 @@ from tests.support.local_training import (
     sequences_of,
 )
 from tests.support.states import state_file
+from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
+from trainers.architectures import open_model
 from trainers.ngram.model import (
     padded_targets,
     padded_tokens,
@@ -29,20 +35,49 @@ from trainers.protocol import Trainer
 from trainers.registry import open_trainer
 
 
-@pytest.fixture(params=["numpy", "null"])
-def trainer(request: pytest.FixtureRequest) -> Trainer:
+@dataclass
+class Case:
+    """A trainer with what is known of it: its parameters' shapes, unpredicted first places, and the mean loss."""
+
+    trainer: Trainer
+    shapes: Mapping[str, tuple[int, ...]]
+    unpredicted: int = 0
+    loss_of: Callable[[Tensors, Any, Any], float] | None = None
+
+
+def ngram_loss(start: Tensors, tokens: Any, labels: Any) -> float:
+    padded = padded_tokens([tokens], TINY.context)
+    targets = padded_targets([Example(tokens, labels)], TINY.context)
+    loss, count, _ = loss_and_gradient(start, padded, targets=targets)
+    return loss / count
+
+
+def llama_loss(start: Tensors, tokens: Any, labels: Any) -> float:
+    count = int(np.count_nonzero(labels[1:] != IGNORED_LABEL))
+    return float(plain_loss(plain_llama(start), tokens, labels).detach()) / count
+
+
+@pytest.fixture(params=["numpy", "null", "torch"])
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param == "torch":
+        need_module("transformers")
+        trainer = open_trainer("torch", state_file(**LLAMA_STATE), LLAMA_SPEC, InlineWorker())
+        return Case(trainer, open_model(LLAMA_SPEC).shapes, 1, llama_loss)
     state = state_file(model__LLM__ngram=TINY.model_dump())
-    return open_trainer(request.param, state, state.model.LLM.spec, InlineWorker())
+    trainer = open_trainer(request.param, state, state.model.LLM.spec, InlineWorker())
+    return Case(trainer, parameter_shapes(TINY), loss_of=None if request.param == "null" else ngram_loss)
 
 
-async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(trainer: Trainer) -> None:
+async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(case: Case) -> None:
+    trainer = case.trainer
     start = await trainer.initial_parameters(SEED)
     before = bytes_of(start)
     trained = await trainer.train(plan_of(5), start, arriving(sequences_of(8, 8, 8, 8, 8)))
     assert {name: (array.shape, array.dtype) for name, array in trained.difference.items()} == {
-        name: (shape, np.dtype(np.float32)) for name, shape in parameter_shapes(TINY).items()
+        name: (shape, np.dtype(np.float32)) for name, shape in case.shapes.items()
     }
-    assert trained.token_count == 40
+    assert list(trained.difference) == sorted(trained.difference)
+    assert trained.token_count == 5 * (8 - case.unpredicted)
     assert bytes_of(start) == before
     assert (trainer.name == "null") == (trained.loss is None)
     assert (trainer.name == "null") == (not any(array.any() for array in trained.difference.values()))
@@ -51,15 +86,17 @@ async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(
 
 @pytest.mark.parametrize(("arrived", "message"), [(3, "ended after 3 of 5"), (6, "more samples arrived than the 5")])
 async def test_trainer_with_another_number_of_sequences_than_assigned_fails(
-    trainer: Trainer, arrived: int, message: str
+    case: Case, arrived: int, message: str
 ) -> None:
+    trainer = case.trainer
     start = await trainer.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match=message):
         await trainer.train(plan_of(5), start, arriving(sequences_of(*[8] * arrived)))
-    assert (await trainer.train(plan_of(5), start, arriving(sequences_of(*[8] * 5)))).token_count == 40
+    trained = await trainer.train(plan_of(5), start, arriving(sequences_of(*[8] * 5)))
+    assert trained.token_count == 5 * (8 - case.unpredicted)
 
 
-async def test_trainer_predicts_the_labels_that_are_not_ignored(trainer: Trainer) -> None:
+async def test_trainer_predicts_the_labels_that_are_not_ignored(case: Case) -> None:
     tokens = sequences_of(30)[0]
     labels = tokens.astype(np.int64)
     labels[::3] = IGNORED_LABEL
@@ -67,21 +104,25 @@ async def test_trainer_predicts_the_labels_that_are_not_ignored(trainer: Trainer
     async def batches() -> AsyncIterator[TokenBatch]:
         yield TokenBatch(tokens, np.array([0, 30], np.int64), labels=labels)
 
-    start = await trainer.initial_parameters(SEED)
-    trained = await trainer.train(plan_of(1), start, batches())
+    start = await case.trainer.initial_parameters(SEED)
+    trained = await case.trainer.train(plan_of(1), start, batches())
     assert trained.token_count == 20
-    if trained.loss is not None:
-        padded = padded_tokens([tokens], TINY.context)
-        targets = padded_targets([Example(tokens, labels)], TINY.context)
-        loss, count, _ = loss_and_gradient(start, padded, targets=targets)
-        assert trained.loss == pytest.approx(loss / count, rel=1e-6)
-        assert trained.token_count == count
+    if case.loss_of is not None:
+        assert trained.loss == pytest.approx(case.loss_of(start, tokens, labels), rel=1e-5)
 
 
-async def test_trainer_passes_the_provider_s_error_on(trainer: Trainer) -> None:
+async def test_trainer_passes_the_provider_s_error_on(case: Case) -> None:
     async def batches() -> AsyncIterator[TokenBatch]:
         yield batch_of(sequences_of(8))
         raise SourceUnavailable("gone")
 
+    start = await case.trainer.initial_parameters(SEED)
     with pytest.raises(SourceUnavailable, match="gone"):
-        await trainer.train(plan_of(2), await trainer.initial_parameters(SEED), batches())
+        await case.trainer.train(plan_of(2), start, batches())
+
+
+async def test_samples_without_a_token_change_nothing(case: Case) -> None:
+    start = await case.trainer.initial_parameters(SEED)
+    trained = await case.trainer.train(plan_of(2), start, arriving(sequences_of(0, 0)))
+    assert (trained.loss, trained.token_count) == (None, 0)
+    assert not any(array.any() for array in trained.difference.values())

@@ -15,10 +15,10 @@ def test_registry_with_an_unknown_trainer_names_those_that_there_are() -> None:
         open_trainer("numpi", state_file(), state_file().model.LLM.spec, InlineWorker())
 
 
-@pytest.mark.parametrize("name", ["numpy", "null"])
-def test_registry_with_another_architecture_names_the_line_to_change(name: str) -> None:
+@pytest.mark.parametrize("name", ["numpy", "null", "torch"])
+def test_registry_with_an_unknown_architecture_names_the_line_to_change(name: str) -> None:
     state = state_file(model__LLM__architecture="Torchtitan")
-    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is Torchtitan; allowed: EpochalNgram"):
+    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is Torchtitan; allowed: EpochalNgram or Hf"):
         open_trainer(name, state, state.model.LLM.spec, InlineWorker())
 
 

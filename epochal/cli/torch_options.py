@@ -1,0 +1,57 @@
+"""The options of `--trainer torch`, shared by the commands that compute with torch."""
+
+from typing import Annotated
+
+import typer
+
+from state.errors import InvalidInput
+from trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="Device of --trainer torch: auto, cpu, mps, cuda or cuda:N. Default: auto."),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Precision of --trainer torch: {', '.join(PRECISIONS)}. Default: auto, which is bf16 on CUDA devices that"
+        " have it and float32 elsewhere. Parameters and optimizer are always float32."
+    ),
+]
+AttentionOption = Annotated[
+    str | None, typer.Option(help=f"Attention of --trainer torch: {', '.join(ATTENTIONS)}. Default: auto.")
+]
+CompileOption = Annotated[bool, typer.Option("--compile", help="Compile the model of --trainer torch.")]
+MicroBatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|N",
+        help="Rows that --trainer torch computes at a time, at most; halved when memory runs out. Default: auto.",
+    ),
+]
+TrustRemoteCodeOption = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run code that the model's config names, as transformers may require."),
+]
+
+
+def torch_options(
+    device: str | None, precision: str | None, attention: str | None, micro_batch: str | None, *, compiles: bool
+) -> TorchOptions | None:
+    """Return the options, or None if not one of them is given.
+
+    Raises:
+        InvalidInput: one of them is wrong; the user's fault.
+    """
+    if (device, precision, attention, micro_batch, compiles) == (None, None, None, None, False):
+        return None
+    return TorchOptions(
+        device or "auto", precision or "auto", attention or "auto", compiles, parse_micro_batch(micro_batch or "auto")
+    )
+
+
+def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
+    """Raise `InvalidInput` if there are options for torch, and another trainer."""
+    if options is not None and trainer != "torch":
+        names = "--device, --precision, --attention, --compile and --micro-batch"
+        raise InvalidInput(f"{names} go with --trainer torch, not with {trainer}")

@@ -1,0 +1,315 @@
+"""The learner of transformers' models: the loss is transformers' own, however rows are cut, padded and packed."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.micro_batches import Example
+from data_providers.protocol import IGNORED_LABEL
+from state.errors import InvalidInput, TrainerFailed
+from state.tensors import Tensors
+from tests.support.heavy import need_module
+from tests.support.local_training import ADAMW, SEED, sequences_of
+from tests.support.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of
+from trainers.architectures import open_model
+from trainers.learner import Learner, LossOptions, Model
+from trainers.torch.options import TorchOptions
+
+LENGTHS = (9, 4, 30, 1, 17, 20)
+EXAMPLES = [Example(tokens) for tokens in sequences_of(*LENGTHS)]
+PREDICTED = sum(LENGTHS) - len(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    need_module("torch")
+    need_module("transformers")
+    return open_model(LLAMA_SPEC)
+
+
+@pytest.fixture(scope="module")
+def start(model: Model) -> Tensors:
+    return model.initial_parameters(SEED)
+
+
+def loaded(start: Tensors, **options: Any) -> Learner:
+    learner = open_model(LLAMA_SPEC, options=TorchOptions(device="cpu", **options)).learner()
+    learner.load(start)
+    return learner
+
+
+def gradient_of(learner: Learner) -> Tensors:
+    return {name: array.copy() for name, array in learner.gradient.items()}
+
+
+def alone(start: Tensors, examples: list[Example]) -> tuple[float, Tensors]:
+    """The summed loss and its gradient by transformers alone, one document after the other."""
+    module = plain_llama(start)
+    nats = 0.0
+    for example in examples:
+        if example.tokens.size > 1:
+            loss = plain_loss(module, example.tokens, example.labels)
+            loss.backward()
+            nats += float(loss.detach())
+    return nats, {name: one.grad.numpy() for name, one in sorted(module.named_parameters())}
+
+
+def assert_close(found: Tensors, wanted: Tensors) -> None:
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_parameters_are_the_module_s_by_name_and_a_function_of_the_seed(model: Model, start: Tensors) -> None:
+    module = plain_llama(start)
+    assert dict(model.shapes) == {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
+    assert {name: array.shape for name, array in start.items()} == dict(model.shapes)
+    assert {array.dtype for array in start.values()} == {np.dtype(np.float32)}
+    again, other = model.initial_parameters(SEED), model.initial_parameters(bytes(32))
+    assert all(np.array_equal(again[name], start[name]) for name in start)
+    assert not np.array_equal(other["lm_head.weight"], start["lm_head.weight"])
+
+
+def test_initial_parameters_leave_torch_s_random_numbers_alone(model: Model) -> None:
+    import torch
+
+    before = torch.random.get_rng_state()
+    model.initial_parameters(SEED)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    need_module("transformers")
+    tied = open_model(spec_of(tie_word_embeddings=True))
+    assert "lm_head.weight" not in tied.shapes
+    learner = tied.learner()
+    learner.load(tied.initial_parameters(SEED))
+    assert learner.evaluate(EXAMPLES).token_count == PREDICTED
+
+
+@pytest.mark.parametrize("rows", [None, 1, 2, 3])
+def test_loss_and_gradient_are_those_of_the_documents_alone(start: Tensors, rows: int | None) -> None:
+    learner = loaded(start, micro_batch=rows)
+    found = learner.accumulate(EXAMPLES)
+    nats, gradient = alone(start, EXAMPLES)
+    assert float(found.nats) == pytest.approx(nats, rel=1e-5)
+    assert found.token_count == PREDICTED
+    assert_close(gradient_of(learner), gradient)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_does_not_change_the_loss(start: Tensors, attention: str) -> None:
+    wanted = float(loaded(start).evaluate(EXAMPLES).nats)
+    assert float(loaded(start, attention=attention).evaluate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_padding_changes_nothing(start: Tensors) -> None:
+    learner = loaded(start)
+    long = Example(sequences_of(100)[0])
+    short = float(learner.evaluate(EXAMPLES[:1]).nats)
+    together = learner.evaluate([EXAMPLES[0], long], LossOptions(wants_logprobs=True))
+    assert -float(together.logprobs[0].sum()) == pytest.approx(short, rel=1e-5)
+
+
+def test_labels_are_predicted_and_ignored_ones_are_not(start: Tensors) -> None:
+    tokens = sequences_of(30)[0]
+    labels = tokens.astype(np.int64)
+    labels[::3] = IGNORED_LABEL
+    labels[5] = 7
+    learner = loaded(start)
+    found = learner.accumulate([Example(tokens, labels)])
+    nats, gradient = alone(start, [Example(tokens, labels)])
+    assert found.token_count == 20
+    assert float(found.nats) == pytest.approx(nats, rel=1e-5)
+    assert_close(gradient_of(learner), gradient)
+
+
+def test_position_ids_of_the_data_are_the_model_s(start: Tensors) -> None:
+    import torch
+
+    tokens = sequences_of(12)[0]
+    learner = loaded(start)
+    module = plain_llama(start)
+    for positions in (np.arange(12), np.arange(12) + 40, np.arange(12) * 3):
+        found = learner.evaluate([Example(tokens, None, positions), EXAMPLES[2]], LossOptions(wants_logprobs=True))
+        ids, mask = torch.tensor([tokens.tolist()]), torch.ones(1, 12)
+        given = module(input_ids=ids, attention_mask=mask, position_ids=torch.tensor([positions.tolist()]))
+        wanted = given.logits[0, :-1].log_softmax(-1)[torch.arange(11), ids[0, 1:]].detach().numpy()
+        np.testing.assert_allclose(found.logprobs[0][1:], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_sliding_window_is_transformers_own() -> None:
+    need_module("transformers")
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    hf = {"model_type": "mistral", "sliding_window": 4}
+    mistral = open_model(spec_of(**hf))
+    start = mistral.initial_parameters(SEED)
+    learner = mistral.learner()
+    learner.load(start)
+    import torch
+
+    values = {key: value for key, value in (spec_of(**hf).hf or {}).items() if key != "model_type"}
+    module = AutoModelForCausalLM.from_config(MistralConfig(**values), dtype=torch.float32)
+    with torch.no_grad():
+        for name, one in module.named_parameters():
+            one.copy_(torch.tensor(start[name]))
+    wanted = sum(float(plain_loss(module, one.tokens).detach()) for one in EXAMPLES if one.tokens.size > 1)
+    assert float(learner.evaluate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_bf16_is_near_float32_and_parameters_stay_float32(start: Tensors) -> None:
+    exact, half = loaded(start), loaded(start, precision="bf16")
+    wanted = float(exact.accumulate(EXAMPLES).nats)
+    assert float(half.accumulate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-2)
+    half.step(ADAMW, 0.01, PREDICTED)
+    assert {array.dtype for array in half.parameters.values()} == {np.dtype(np.float32)}
+    assert {array.dtype for array in half.inner_state.tensors.values()} == {np.dtype(np.float32)}
+
+
+def test_weight_decay_acts_on_matrices_only(start: Tensors) -> None:
+    decaying = ADAMW.model_copy(update={"weight_decay": 0.5})
+    ends = []
+    for optimizer in (ADAMW.model_copy(update={"weight_decay": 0.0}), decaying):
+        learner = loaded(start)
+        learner.accumulate(EXAMPLES)
+        learner.step(optimizer, 0.1, PREDICTED)
+        ends.append({name: array.copy() for name, array in learner.parameters.items()})
+    for name, array in start.items():
+        decayed = ends[0][name] - (0.1 * 0.5 * array if array.ndim > 1 else 0)
+        np.testing.assert_allclose(ends[1][name], decayed, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (Example(np.array([1, 256], np.uint16)), "token 256; the model knows tokens from 0 to 255"),
+        (Example(np.array([1, 2], np.uint16), np.array([1, -3])), "label -3; the model knows tokens"),
+        (Example(np.array([1, 2], np.uint16), np.array([1, 256])), "label 256; the model knows tokens"),
+        (Example(np.zeros(129, np.uint16)), "a document of 129 tokens; the model's config has max_position_embeddings"),
+        (Example(np.zeros(2, np.uint16), None, np.array([0, 128])), "position ids from 0 to 128"),
+    ],
+)
+def test_example_that_the_model_cannot_take_is_refused(start: Tensors, example: Example, message: str) -> None:
+    learner = loaded(start)
+    with pytest.raises(TrainerFailed, match=message):
+        learner.accumulate([*EXAMPLES, example])
+    assert not any(array.any() for array in learner.gradient.values())
+
+
+class SmallDevice:
+    """Makes Llama run out of memory for micro-batches of more rows than fit, and counts its calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+        from transformers import LlamaForCausalLM
+
+        self.fitting = 1000
+        self.rows: list[int] = []
+        forward = LlamaForCausalLM.forward
+
+        def limited(module: Any, input_ids: Any, **named: Any) -> Any:
+            self.rows.append(len(input_ids))
+            if len(input_ids) > self.fitting:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {len(input_ids)} GiB")
+            return forward(module, input_ids, **named)
+
+        monkeypatch.setattr(LlamaForCausalLM, "forward", limited)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SmallDevice:
+    need_module("transformers")
+    return SmallDevice(monkeypatch)
+
+
+def test_out_of_memory_halves_repeats_and_remembers(
+    start: Tensors, device: SmallDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    examples = [Example(tokens) for tokens in sequences_of(*[16] * 8)]
+    wanted = loaded(start)
+    first, second = wanted.accumulate(examples[:4]), wanted.accumulate(examples)
+    learner = loaded(start)
+    device.rows.clear()
+    assert float(learner.accumulate(examples[:4]).nats) == pytest.approx(float(first.nats), rel=1e-5)
+    device.fitting = 2
+    with caplog.at_level(logging.WARNING):
+        assert float(learner.accumulate(examples).nats) == pytest.approx(float(second.nats), rel=1e-5)
+    assert device.rows == [4, 8, 4, 2, 2, 2, 2, 2, 2], "the first call's gradient was computed again, too"
+    assert [record.rows for record in caplog.records if record.message == "micro_batch_halved"] == [4, 2]  # type: ignore[attr-defined]
+    assert_close(gradient_of(learner), gradient_of(wanted))
+    device.rows.clear()
+    learner.evaluate(examples)
+    assert device.rows == [2] * 4, "what fitted is remembered"
+
+
+def test_out_of_memory_with_one_row_is_said_and_the_learner_stays_usable(start: Tensors, device: SmallDevice) -> None:
+    learner = loaded(start, micro_batch=4)
+    device.fitting = 0
+    with pytest.raises(TrainerFailed, match="out of memory on cpu with a micro-batch of one row of 32 places; use"):
+        learner.accumulate(EXAMPLES)
+    device.fitting = 9
+    learner.load(start)
+    assert float(learner.accumulate(EXAMPLES).nats) == pytest.approx(alone(start, EXAMPLES)[0], rel=1e-5)
+
+
+def test_device_that_vanishes_mid_step_is_said_and_comes_back(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    learner = loaded(start)
+    wanted = float(learner.accumulate(EXAMPLES).nats)
+
+    def vanished(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: the device is gone\nCUDA kernel errors might be reported later")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.AdamW, "step", vanished)
+        with pytest.raises(TrainerFailed, match=r"^torch failed on cpu: CUDA error: the device is gone$"):
+            learner.step(ADAMW, 0.1, PREDICTED)
+    learner.load(start)
+    assert float(learner.accumulate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_proceed_is_called_before_each_micro_batch_and_may_raise(start: Tensors) -> None:
+    learner = loaded(start, micro_batch=1)
+    calls: list[int] = []
+
+    def proceed() -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        learner.evaluate(EXAMPLES, LossOptions(proceed=proceed))
+    assert len(calls) == 3
+
+
+def test_compiled_model_has_the_same_loss(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, *_, **__: compiled.append(module))
+    learner = loaded(start, compiles=True)
+    assert [type(module).__name__ for module in compiled] == ["LlamaForCausalLM"]
+    assert learner.evaluate(EXAMPLES).token_count == PREDICTED
+
+
+def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
+    need_module("transformers")
+    with pytest.raises(InvalidInput, match="torch finds no device cuda:77 on this machine; there are: cpu"):
+        open_model(LLAMA_SPEC, options=TorchOptions(device="cuda:77")).learner()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device 'gpu'; allowed: auto, cpu, mps, cuda or cuda:N"),
+        ({"precision": "fp8"}, "precision 'fp8'; allowed: auto, bf16, float32"),
+        ({"attention": "flash"}, "attention 'flash'; allowed: auto, sdpa, flash_attention_2, eager"),
+        ({"micro_batch": 0}, "a micro-batch of 0 rows"),
+    ],
+)
+def test_options_that_are_wrong_name_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        TorchOptions(**options)

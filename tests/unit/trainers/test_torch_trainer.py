@@ -1,0 +1,277 @@
+"""The `torch` trainer: rounds of a transformer, beside the same training in a loop of torch alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_providers.protocol import TokenBatch
+from run_manager.replica.merger import Merger
+from runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from state.errors import TrainerFailed, Unsupported
+from state.merging import Contribution, OuterStep, UnsoundArithmetic
+from state.replica import first_replica, replica_digest
+from state.tensors import Tensors
+from tests.support.heavy import need_module
+from tests.support.local_training import SEED, arriving, bytes_of, plan_of, rounds, sequences_of
+from tests.support.states import state_file
+from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
+from trainers.protocol import TrainedRound, Trainer
+from trainers.registry import TrainerOptions, open_trainer
+from trainers.torch.options import TorchOptions
+
+LENGTHS = (9, 4, 30, 2, 17, 20)
+RATE = 0.01
+
+
+@pytest.fixture(autouse=True)
+def torch() -> None:
+    need_module("torch")
+    need_module("transformers")
+
+
+def torch_trainer(worker: Worker | None = None, inner_state: str = "keep", **given: Any) -> Trainer:
+    fields = {name: value for name, value in given.items() if "__" in name}
+    options = {name: value for name, value in given.items() if "__" not in name}
+    state = state_file(merge__inner_state=inner_state, **(LLAMA_STATE | fields))
+    chosen = TrainerOptions(torch=TorchOptions(device="cpu", **options))
+    return open_trainer("torch", state, LLAMA_SPEC, worker or InlineWorker(), chosen)
+
+
+async def start_of(trainer: Trainer) -> Tensors:
+    return await trainer.initial_parameters(SEED)
+
+
+async def packed(*rows: Sequence[Any]) -> AsyncIterator[TokenBatch]:
+    """Each row's documents as one packed sample."""
+    for documents in rows:
+        lengths = np.array([document.size for document in documents])
+        yield TokenBatch(
+            np.concatenate(documents),
+            np.array([0, lengths.sum()], np.int64),
+            position_ids=np.concatenate([np.arange(length) for length in lengths]),
+            sequence_lengths=lengths,
+            source_count=len(documents),
+        )
+
+
+async def test_packed_row_has_the_loss_and_step_of_its_documents_alone() -> None:
+    documents = sequences_of(*LENGTHS)
+    trainer = torch_trainer(inner_state="reset")
+    start = await start_of(trainer)
+    module = plain_llama(start)
+    count = sum(LENGTHS) - len(LENGTHS)
+    alone = sum(float(plain_loss(module, document).detach()) for document in documents) / count
+    apart = await trainer.train(plan_of(6, 1), start, arriving(documents))
+    together = await trainer.train(plan_of(6, 1), start, packed(documents[:4], documents[4:]))
+    assert together.token_count == apart.token_count == count
+    assert together.loss == pytest.approx(alone, abs=1e-5)
+    assert apart.loss == pytest.approx(alone, abs=1e-5)
+    for name, values in apart.difference.items():
+        np.testing.assert_allclose(together.difference[name], values, rtol=1e-3, atol=1e-6)
+
+
+async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
+    import torch
+
+    sequences = sequences_of(*[24] * 8)
+    smooth = {"betas": [0.9, 0.95], "weight_decay": 0.01, "eps": 1.0, "clip_grad_norm": 1.0}
+    trainer = torch_trainer(micro_batch=2, model__LLM__optimizer={"AdamW": smooth})
+    replica = first_replica(0, await start_of(trainer))
+    module = plain_llama(replica.parameters)
+    merger = Merger(OuterStep(1.0, 0.0), InlineWorker())
+    groups = [
+        {"params": [one for one in module.parameters() if one.ndim > 1]},
+        {"params": [one for one in module.parameters() if one.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1.0, weight_decay=0.01)
+    for _ in range(3):
+        trained = await trainer.train(plan_of(8, 4, RATE), replica.parameters, arriving(sequences))
+        trainer.commit_inner_state()
+        replica = await merger.merge(replica, [Contribution(1, trained.difference)])
+        losses = []
+        for first, second in zip(sequences[::2], sequences[1::2], strict=True):
+            loss = (plain_loss(module, first) + plain_loss(module, second)) / 46
+            losses.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+        assert trained.loss == pytest.approx(np.mean(losses), rel=1e-6)
+    for name, one in module.named_parameters():
+        np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+async def test_loss_falls_over_rounds() -> None:
+    trainer, sequences = torch_trainer(), sequences_of(*[32] * 8)
+    found, _ = await rounds(trainer, plan_of(8, 8), await start_of(trainer), lambda: arriving(sequences), 6)
+    assert found[-1].loss is not None
+    assert found[-1].loss < 2.0
+
+
+async def difference(trainer: Trainer, planned: int = 4) -> dict[str, bytes]:
+    trained = await trainer.train(plan_of(planned), await start_of(trainer), arriving(sequences_of(*[16] * 4)))
+    return bytes_of(trained.difference)
+
+
+async def test_inner_state_is_tentative_until_committed() -> None:
+    trainer, twin = torch_trainer(), torch_trainer()
+    first = await difference(trainer)
+    trainer.roll_back_inner_state()
+    assert await difference(trainer) == first
+    assert await difference(trainer) == first  # the next `train` rolls back by itself
+    trainer.commit_inner_state()
+    second = await difference(trainer)
+    assert second != first
+    assert await difference(trainer) == second
+    with pytest.raises(TrainerFailed):
+        await difference(trainer, planned=5)
+    trainer.commit_inner_state()
+    assert await difference(trainer) == second
+    await difference(twin)
+    twin.commit_inner_state()
+    assert await difference(twin) == second
+
+
+async def test_inner_state_reset_begins_every_round_without() -> None:
+    trainer = torch_trainer(inner_state="reset")
+    first = await difference(trainer)
+    trainer.commit_inner_state()
+    assert await difference(trainer) == first
+
+
+async def test_loss_that_is_nan_fails_the_step_by_name_and_costs_the_round_only() -> None:
+    trainer = torch_trainer()
+    start = await start_of(trainer)
+    broken = start | {"model.norm.weight": np.full(32, np.nan, np.float32)}
+    sequences = sequences_of(*[16] * 4)
+    with pytest.raises(TrainerFailed, match="step 1, local step 1: the loss is nan"):
+        await trainer.train(plan_of(4), broken, arriving(sequences))
+    assert (await trainer.train(plan_of(4), start, arriving(sequences))).token_count == 60
+
+
+async def test_gradient_that_is_not_finite_fails_the_step_by_name() -> None:
+    import torch
+
+    trainer = torch_trainer()
+    start = await start_of(trainer)
+
+    class Poison(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_: Any, values: Any) -> Any:
+            return values.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:
+            return gradient * float("nan")
+
+    from transformers import LlamaForCausalLM
+
+    with pytest.MonkeyPatch.context() as patched:
+        forward = LlamaForCausalLM.forward
+
+        def poisoned(*arguments: Any, **named: Any) -> Any:
+            found = forward(*arguments, **named)
+            found.logits = Poison.apply(found.logits)
+            return found
+
+        patched.setattr(LlamaForCausalLM, "forward", poisoned)
+        with pytest.raises(TrainerFailed, match="step 1, local step 1: the norm of the gradient is nan"):
+            await trainer.train(plan_of(4), start, arriving(sequences_of(*[16] * 4)))
+    assert (await trainer.train(plan_of(4), start, arriving(sequences_of(*[16] * 4)))).token_count == 60
+
+
+async def test_device_that_vanishes_mid_step_costs_the_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    trainer = torch_trainer()
+    first = await difference(trainer)
+    trainer.commit_inner_state()
+    second = await difference(trainer)
+
+    def vanished(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.AdamW, "step", vanished)
+        with pytest.raises(TrainerFailed, match="local step 1: torch failed on cpu: CUDA error: unspecified launch"):
+            await difference(trainer)
+    assert await difference(trainer) == second != first
+
+
+async def test_round_that_is_cancelled_stops_between_micro_batches() -> None:
+    trainer = torch_trainer(WorkerThread("test-torch"), micro_batch=1)
+    start = await start_of(trainer)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await trainer.train(plan_of(20_000, 1), start, arriving(sequences_of(*[64] * 20_000), 20_000))
+    async with asyncio.timeout(30):
+        trained = await trainer.train(plan_of(1), start, arriving(sequences_of(8)))
+    assert trained.token_count == 7
+    await trainer.aclose()
+
+
+async def test_clients_of_other_precision_and_threads_merge_to_the_same_bits() -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    sequences = sequences_of(*[16] * 4)
+    results: list[TrainedRound] = []
+    start = await start_of(torch_trainer())
+    try:
+        for number, options in ((1, {}), (2, {"precision": "bf16"}), (1, {"attention": "eager", "micro_batch": 1})):
+            torch.set_num_threads(number)
+            results.append(await torch_trainer(**options).train(plan_of(4), start, arriving(sequences)))
+    finally:
+        torch.set_num_threads(threads)
+    assert len({bytes_of(result.difference)["lm_head.weight"] for result in results}) == 3, "they computed differently"
+    digests = set()
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        merged = await Merger(OuterStep(0.7, 0.9), InlineWorker()).merge(
+            first_replica(0, start), [Contribution(1, result.difference) for result in results]
+        )
+        digests.add(replica_digest(merged))
+    torch.set_num_threads(threads)
+    assert len(digests) == 1
+
+
+async def test_client_whose_torch_flushes_denormals_merges_right_or_says_why_not() -> None:
+    import torch
+
+    training, outer = WorkerThread("test-flushing"), OuterStep(0.7, 0.9)
+    replica = first_replica(0, {"w": np.array([1.0, 1e-40], np.float32)})
+    contributions = [Contribution(1, {"w": np.array([0.5, 1e-41], np.float32)})]
+    wanted = replica_digest(await Merger(outer, InlineWorker()).merge(replica, contributions))
+    if not await training.run(lambda: torch.set_flush_denormal(True)):
+        pytest.skip("this processor cannot flush denormals")
+    merger = Merger(outer, WorkerThread("test-merge"))
+    assert replica_digest(await merger.merge(replica, contributions)) == wanted, (
+        "the trainer's thread is not the merger's"
+    )
+    inline = Merger(outer, InlineWorker())
+    torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(UnsoundArithmetic, match="flushes denormals to zero"):
+            await inline.merge(replica, contributions)
+    finally:
+        torch.set_flush_denormal(False)
+    await merger.aclose()
+    await training.aclose()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "state", "message"),
+    [
+        ("numpy", LLAMA_STATE, "HfLlama; allowed: EpochalNgram with --trainer numpy; HfLlama is trained by --trainer"),
+        ("torch", {}, "EpochalNgram; allowed: HfAuto or HfDeepseek or HfLlama with --trainer torch; EpochalNgram is"),
+    ],
+)
+def test_pair_of_trainer_and_architecture_that_is_wrong_is_refused(
+    trainer: str, state: dict[str, Any], message: str
+) -> None:
+    file = state_file(**state)
+    with pytest.raises(Unsupported, match=message):
+        open_trainer(trainer, file, file.model.LLM.spec, InlineWorker())

@@ -1,0 +1,124 @@
+"""AdamW as the inner optimizer of torch models: torch's fused kernel, and its moments by name."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from state.config.model import AdamW
+from state.errors import TrainerFailed
+from state.tensors import Float32Array
+from trainers.learner import InnerState
+from trainers.torch.devices import copied_out, copy_in
+
+FIRST, SECOND = "first/", "second/"
+"""Prefixes of a parameter's name: its first moment, and its second."""
+_KEYS = {FIRST: "exp_avg", SECOND: "exp_avg_sq"}
+_NORM_EPSILON = 1e-6
+"""As in `torch.nn.utils.clip_grad_norm_`."""
+
+
+class FusedAdamW:
+    """AdamW with decoupled weight decay, which acts on matrices only; gradients are clipped by their common norm.
+
+    Args:
+        parameters: the module's, by name; those that need no gradient are left alone.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
+        matrices = [one for one in self._parameters.values() if one.ndim > 1]
+        others = [one for one in self._parameters.values() if one.ndim <= 1]
+        self._optimizer = torch.optim.AdamW([{"params": matrices}, {"params": others}], lr=0.0, fused=True)
+        self._step_count = 0
+        self._shown: weakref.ref[Moments] | None = None
+
+    @property
+    def state(self) -> InnerState:
+        """The optimizer's state as it is now; its tensors stay on the device until somebody asks for them."""
+        moments = Moments(
+            {
+                prefix + name: self._optimizer.state[one][key]
+                for prefix, key in _KEYS.items()
+                for name, one in self._parameters.items()
+                if self._optimizer.state.get(one)
+            }
+        )
+        self._shown = weakref.ref(moments)
+        return InnerState(self._step_count, moments)
+
+    def load(self, state: InnerState) -> None:
+        """Go on from a state. The state that was shown last keeps its values, in host memory.
+
+        Raises:
+            TrainerFailed: the state does not belong to this model.
+        """
+        shown, self._shown = None if self._shown is None else self._shown(), None
+        if shown is not None:
+            shown.settle()
+        self._step_count = state.step_count
+        if shown is not None and shown is state.tensors:
+            return  # the device still holds its values
+        shapes = {prefix + name: tuple(one.shape) for prefix in _KEYS for name, one in self._parameters.items()}
+        for key, values in state.tensors.items():
+            if shapes.get(key) != values.shape:
+                raise TrainerFailed(f"{key!a} is not a moment of this model's optimizer")
+        self._optimizer.state.clear()
+        for name, one in self._parameters.items():
+            if FIRST + name in state.tensors and SECOND + name in state.tensors:
+                step = torch.full((), float(state.step_count), dtype=torch.float32, device=one.device)
+                self._optimizer.state[one] = {"step": step}
+                for prefix, key in _KEYS.items():
+                    moment = torch.empty_like(one, requires_grad=False)
+                    copy_in(moment, state.tensors[prefix + name])
+                    self._optimizer.state[one][key] = moment
+
+    def step(self, settings: AdamW, learning_rate: float, divisor: float) -> torch.Tensor:
+        """Take one step on the parameters' gradients divided by `divisor`, which are changed.
+
+        Returns:
+            The L2 norm of the divided gradient before clipping, on the device.
+        """
+        for one in self._parameters.values():
+            if one.grad is None:  # such as an expert that no token reached: its moments decay like any other's
+                one.grad = torch.zeros_like(one)
+        gradients = [one.grad for one in self._parameters.values()]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / divisor
+        if settings.clip_grad_norm is None:
+            torch._foreach_div_(gradients, float(divisor))
+        else:
+            scale = torch.clamp(settings.clip_grad_norm / (norm + _NORM_EPSILON), max=1.0) / divisor
+            torch._foreach_mul_(gradients, scale)
+        for group, decay in zip(self._optimizer.param_groups, (settings.weight_decay, 0.0), strict=True):
+            group.update(lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=decay)
+        self._optimizer.step()
+        self._step_count += 1
+        return norm
+
+
+class Moments(Mapping[str, Float32Array]):
+    """An optimizer's moments by name. Each is copied from its device when it is asked for, until they are settled.
+
+    Args:
+        tensors: the moments as the optimizer holds them, which its next step changes.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors: dict[str, torch.Tensor] | None = tensors
+        self._arrays: dict[str, Float32Array] = {}
+        self._names = sorted(tensors)
+
+    def __getitem__(self, name: str) -> Float32Array:
+        return self._arrays[name] if self._tensors is None else copied_out(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def settle(self) -> None:
+        """Copy the values to host memory: from now on they stay as they are."""
+        if self._tensors is not None:
+            self._arrays = {name: copied_out(tensor).copy() for name, tensor in self._tensors.items()}
+            self._tensors = None

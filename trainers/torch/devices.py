@@ -1,0 +1,171 @@
+"""The device on which torch computes: choosing it, its precision, and the failures that it reports."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from state.errors import InvalidInput, TrainerFailed
+from state.tensors import Float32Array
+from trainers.torch.objective import TensorBatch
+from trainers.torch.options import TorchOptions
+
+OUT_OF_MEMORY_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Phrases in the errors of torch's allocators, of which only CUDA's has a class of its own."""
+MAX_REASON_CHARS = 300
+"""Maximum length of a device's own error message in ours; those of CUDA add a page of advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A device and the type in which it computes.
+
+    Attributes:
+        device: where parameters, gradients and optimizer lie, in float32.
+        autocast_type: the type of torch's autocast; None computes in float32.
+    """
+
+    device: torch.device
+    autocast_type: torch.dtype | None
+
+    @classmethod
+    def of(cls, options: TorchOptions) -> Self:
+        """Return the placement that the options name. Raise `InvalidInput` if torch finds no such device."""
+        device = _device(options.device)
+        is_half = options.precision == "bf16" or (
+            options.precision == "auto"
+            and device.type == "cuda"
+            and torch.cuda.is_bf16_supported(including_emulation=False)
+        )
+        return cls(device, torch.bfloat16 if is_half else None)
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a model's loss is computed in the placement's type."""
+        if self.autocast_type is None:
+            return contextlib.nullcontext()
+        found: contextlib.AbstractContextManager[None] = torch.autocast(self.device.type, dtype=self.autocast_type)
+        return found
+
+    def free(self) -> None:
+        """Give memory that torch holds without using it back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Turn errors of the device within the block into `TrainerFailed`."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise TrainerFailed(f"out of memory on {self.device}: {reason_of(error)}") from error
+            raise TrainerFailed(f"torch failed on {self.device}: {reason_of(error)}") from error
+
+
+class DeviceNumber:
+    """A number on a device, for which only `float` waits. Raises `TrainerFailed` if the device has failed."""
+
+    def __init__(self, number: torch.Tensor, placement: Placement) -> None:
+        self._number = number
+        self._placement = placement
+
+    def __float__(self) -> float:
+        with self._placement.reporting():
+            return float(self._number)
+
+
+class CopiesAhead:
+    """Copies micro-batches to a CUDA device from pinned memory, in a stream of their own.
+
+    The processor runs ahead of the device, so a copy is made while the device still computes on the micro-batch before.
+    On other devices it is a plain copy, or none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copied(self, batch: TensorBatch) -> TensorBatch:
+        """Return the batch on the device."""
+        if self._stream is None:
+            return TensorBatch(
+                {key: values.to(self._device) for key, values in batch.tensors.items()}, batch.token_count
+            )
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            tensors = {
+                key: values.pin_memory().to(self._device, non_blocking=True) for key, values in batch.tensors.items()
+            }
+        computing.wait_stream(self._stream)
+        for values in tensors.values():
+            values.record_stream(computing)
+        return TensorBatch(tensors, batch.token_count)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the error says that memory did not suffice, on whichever device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of a library's error, shortened."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:MAX_REASON_CHARS]
+
+
+def copy_in(to: torch.Tensor, values: Float32Array) -> None:
+    """Copy an array, which may be read-only, into a tensor of its shape on any device."""
+    if to.device.type == "cpu":
+        np.copyto(to.detach().numpy(), values)
+        return
+    host = torch.empty(to.shape, dtype=torch.float32)
+    np.copyto(host.numpy(), values)
+    with torch.no_grad():
+        to.copy_(host)
+
+
+def copied_out(tensor: torch.Tensor) -> Float32Array:
+    """Return a tensor's values as a float32 array; of a float32 tensor on the CPU a view, otherwise a copy."""
+    found: Float32Array = tensor.detach().to("cpu", torch.float32).numpy()
+    return found
+
+
+def check_names(found: Mapping[str, Float32Array], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Raise `TrainerFailed` unless each array has a known name and its shape."""
+    for name, values in found.items():
+        if shapes.get(name) != values.shape:
+            raise TrainerFailed(f"{name!a} is not {what}")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name)
+    count = {
+        "cpu": 1,
+        "mps": int(torch.backends.mps.is_available()),
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+    }[device.type]
+    if (device.index or 0) >= count:
+        there_are = ", ".join(
+            ["cpu"]
+            + ["mps"] * torch.backends.mps.is_available()
+            + [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+        )
+        raise InvalidInput(f"torch finds no device {name} on this machine; there are: {there_are}", device=name)
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -1,0 +1,130 @@
+"""A model of transformers from its Hugging Face config: what is checked before, and how it is built."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from state.config.model import Architecture, ModelSpec
+from state.errors import Mistake, Unsupported
+from trainers.torch.remote_code import is_remote_code_trusted
+
+MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
+"""How the `model_type` of an architecture's configs begins; `HfAuto` takes any."""
+CONFIG_PLACE = "model.LLM.hf"
+_REMOTE_CLASSES = ("AutoConfig", "AutoModelForCausalLM")
+_NEVER_BUILT = ("quantization_config", "auto_map")
+"""Keys of a config that say how weights are stored or loaded; parameters here are float32."""
+
+
+def hf_config(spec: ModelSpec) -> Any:
+    """Return transformers' config object of a model.
+
+    Raises:
+        Unsupported: the config is not known, is not one of the architecture's, needs code of its own that is not
+            trusted, or transformers cannot read it; the message names the line to change.
+    """
+    from transformers import CONFIG_MAPPING
+
+    hf = spec.hf
+    if hf is None:
+        raise _wrong(CONFIG_PLACE, None, "the model's Hugging Face config as a table, or a checkpoint that has one")
+    kind: str = hf["model_type"]
+    beginning = MODEL_TYPES.get(spec.architecture, "")
+    if not kind.startswith(beginning):
+        allowed = f"a model_type that begins with {beginning}; architecture HfAuto takes any"
+        raise _wrong(f"{CONFIG_PLACE}.model_type", kind, allowed)
+    if kind not in CONFIG_MAPPING:
+        return _remote_config(hf)
+    named = {key: value for key, value in hf.items() if key not in _NEVER_BUILT}
+    try:
+        with quiet():
+            config = CONFIG_MAPPING[kind].from_dict(named)
+    except Exception as error:  # whatever a config class makes of wrong values
+        raise _wrong(CONFIG_PLACE, f"not a config of {kind}: {error}", "the keys of its config.json") from error
+    return config
+
+
+def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
+    """Return the module on torch's default device with random parameters in float32, for training.
+
+    Args:
+        spec: the model.
+        attention: one of `options.ATTENTIONS`.
+
+    Raises:
+        Unsupported: as `hf_config`, or the model does not have this attention, or is no causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from trainers.torch.attention import RIGHT_PADDED_SDPA, register_attention
+
+    register_attention()
+    names = {"auto": (RIGHT_PADDED_SDPA, "sdpa", "eager"), "sdpa": (RIGHT_PADDED_SDPA, "sdpa")}.get(
+        attention, (attention,)
+    )
+    failure: Exception | None = None
+    for name in names:
+        config = hf_config(spec)
+        config.use_cache = False
+        try:
+            with quiet():
+                return AutoModelForCausalLM.from_config(
+                    config,
+                    dtype=torch.float32,
+                    attn_implementation=name,
+                    trust_remote_code=is_remote_code_trusted(),
+                )
+        except (ValueError, ImportError, KeyError) as error:  # KeyError: a table of attention classes by name
+            failure = error
+    allowed = "a causal language model that transformers can build"
+    if attention not in ("auto", "sdpa"):
+        allowed += f" with --attention {attention}"
+    raise _wrong(CONFIG_PLACE, f"not one ({failure})", allowed) from failure
+
+
+def _remote_config(hf: Mapping[str, Any]) -> Any:
+    """Return the config of a model whose code comes with it, if this process trusts such code."""
+    kind, auto_map = hf["model_type"], hf.get("auto_map")
+    if not isinstance(auto_map, dict) or not all(isinstance(auto_map.get(name), str) for name in _REMOTE_CLASSES):
+        raise _wrong(f"{CONFIG_PLACE}.model_type", kind, "a model_type that the installed transformers knows")
+    if not is_remote_code_trusted():
+        allowed = (
+            "a model_type that the installed transformers knows; this one runs code of its own "
+            f"({auto_map['AutoModelForCausalLM']}), which only --trust-remote-code allows"
+        )
+        raise _wrong(f"{CONFIG_PLACE}.auto_map", str(auto_map["AutoConfig"]), allowed)
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    source = hf.get("_name_or_path", "")
+    if not source and not all("--" in auto_map[name] for name in _REMOTE_CLASSES):
+        raise _wrong(f"{CONFIG_PLACE}._name_or_path", None, "the repository or folder with the model's code")
+    try:
+        with quiet():
+            config_class = get_class_from_dynamic_module(auto_map["AutoConfig"], source)
+            config = config_class.from_dict(dict(hf))
+    except (OSError, ImportError, AttributeError, ValueError) as error:
+        raise _wrong(f"{CONFIG_PLACE}.auto_map", str(error), "code that can be loaded") from error
+    config._name_or_path = source
+    return config
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what transformers says about its defaults from the client's log and from a test's warnings."""
+    from transformers.utils import logging as hf_logging
+
+    before = hf_logging.get_verbosity()
+    hf_logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hf_logging.set_verbosity(before)
+
+
+def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:
+    return Unsupported("model", (Mistake(path, value, allowed),))

@@ -1,0 +1,258 @@
+"""The learner of torch models: devices, micro-batches, precision, gradients and optimizer, for any objective."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import SupportsFloat
+
+import numpy as np
+import torch
+
+from batching.micro_batches import Example
+from state.config.model import AdamW
+from state.errors import TrainerFailed
+from state.tensors import Float32Array
+from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
+from trainers.torch.adamw import FusedAdamW
+from trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
+from trainers.torch.micro_batches import MicroBatchSize, grouped
+from trainers.torch.objective import Objective, TensorBatch
+from trainers.torch.options import TorchOptions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """The module on its device, its parameters in name order, and their optimizer."""
+
+    module: torch.nn.Module
+    parameters: dict[str, torch.Tensor]
+    optimizer: FusedAdamW
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The examples of one call, and their sizes."""
+
+    examples: Sequence[Example]
+    options: LossOptions
+    sizes: Sequence[int]
+
+
+class TorchLearner:
+    """A torch model while it is trained.
+
+    The module is made at the first `load`, and again after its device has failed. Losses and norms stay on the device:
+    nothing here waits for it, except where arrays or log-probabilities are asked for.
+
+    Args:
+        build: returns the module on a device, with parameters in float32.
+        objective: what is minimised.
+        options: where and how torch computes.
+
+    Raises:
+        InvalidInput: this machine has no such device; the user's fault.
+    """
+
+    def __init__(
+        self, build: Callable[[torch.device], torch.nn.Module], objective: Objective, options: TorchOptions
+    ) -> None:
+        self._placement = Placement.of(options)
+        self._build = build
+        self._objective = objective
+        self._compiles = options.compiles
+        self._copies = CopiesAhead(self._placement.device)
+        self._size = MicroBatchSize(options.micro_batch, objective.places_at_a_time(self._placement.device.type))
+        self._opened: _Opened | None = None
+        self._accumulated: list[_Part] = []
+        self._has_gradient = False
+
+    @property
+    def parameters(self) -> Mapping[str, Float32Array]:
+        return _HostCopies(self._placement, self._tensors, lambda one: one)
+
+    @property
+    def inner_state(self) -> InnerState:
+        return NO_INNER_STATE if self._opened is None else self._opened.optimizer.state
+
+    @property
+    def gradient(self) -> Mapping[str, Float32Array]:
+        return _HostCopies(
+            self._placement, self._tensors, lambda one: torch.zeros_like(one) if one.grad is None else one.grad
+        )
+
+    def load(self, parameters: Mapping[str, Float32Array], inner_state: InnerState = NO_INNER_STATE) -> None:
+        with self._giving_back(), self._placement.reporting():
+            opened = self._opened = self._opened or self._open()
+            for name, one in opened.parameters.items():
+                copy_in(one, parameters[name])
+            opened.optimizer.load(inner_state)
+        self.discard()
+
+    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+        part = _Part(examples, options, self._objective.sizes(examples))
+        with self._placement.reporting():
+            found = self._fitted(part, backward=True)
+        if found.token_count:
+            self._accumulated.append(part)
+            self._has_gradient = True
+        return found
+
+    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+        part = _Part(examples, options, self._objective.sizes(examples))
+        with self._placement.reporting(), torch.no_grad():
+            return self._fitted(part, backward=False)
+
+    def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
+        with self._placement.reporting():
+            for name, one in self._tensors.items():
+                if one.requires_grad:
+                    one.grad = torch.empty_like(one, requires_grad=False)
+                    copy_in(one.grad, gradient[name])
+        self._accumulated, self._has_gradient = [], True
+
+    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> SupportsFloat | None:
+        if not self._has_gradient or self._opened is None:
+            return None
+        with self._giving_back(), self._placement.reporting(), torch.no_grad():
+            norm = self._opened.optimizer.step(optimizer, learning_rate, divisor)
+        self.discard()
+        return DeviceNumber(norm, self._placement)
+
+    def discard(self) -> None:
+        self._clear_gradient()
+        self._accumulated, self._has_gradient = [], False
+
+    @property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {} if self._opened is None else self._opened.parameters
+
+    def _open(self) -> _Opened:
+        module = self._build(self._placement.device)
+        module.train()
+        parameters = dict(sorted(module.named_parameters()))
+        if self._compiles:
+            module.compile()
+        return _Opened(module, parameters, FusedAdamW(parameters))
+
+    @contextlib.contextmanager
+    def _giving_back(self) -> Iterator[None]:
+        """Give the module back if the block fails: only some parameters may have changed, or the device is gone."""
+        try:
+            yield
+        except TrainerFailed:
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        self._opened = None
+        self._accumulated, self._has_gradient = [], False
+        with contextlib.suppress(RuntimeError):  # of a device that is gone
+            self._placement.free()
+
+    def _clear_gradient(self) -> None:
+        for one in self._tensors.values():
+            one.grad = None
+
+    def _fitted(self, part: _Part, *, backward: bool) -> Loss:
+        """Compute the loss in micro-batches that fit into memory: while they do not, repeat with half of their rows."""
+        if not any(part.sizes):
+            return Loss(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in part.examples])
+        longest = max(part.sizes)
+        rows = self._size.rows(part.sizes)
+        is_repeated = False
+        while True:
+            try:
+                if is_repeated and backward:  # a backward pass that failed has added a part of its gradient
+                    self._clear_gradient()
+                    for before in self._accumulated:
+                        self._loss(before, rows * longest, backward=True)
+                return self._loss(part, rows * longest, backward=backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    self._give_back()
+                    raise
+                self._check_halving(rows, longest, error)
+            # The error is gone here, and with its traceback the tensors of the micro-batch that did not fit.
+            rows = self._size.halve(rows, longest)
+            log.warning("micro_batch_halved", extra={"device": str(self._placement.device), "rows": rows})
+            is_repeated = True
+            self._placement.free()
+
+    def _check_halving(self, rows: int, longest: int, error: BaseException) -> None:
+        """Raise `TrainerFailed` unless a smaller micro-batch can help and the gradient can be computed again."""
+        device = self._placement.device
+        if rows == 1:
+            raise TrainerFailed(
+                f"out of memory on {device} with a micro-batch of one row of {longest} places; use shorter samples "
+                "(max_seq_len), a smaller model, --precision bf16, or a device with more memory"
+            ) from error
+        if self._has_gradient and not self._accumulated:
+            raise TrainerFailed(
+                f"out of memory on {device} with a micro-batch of {rows} rows, after a gradient was given that cannot "
+                f"be computed again; choose a --micro-batch below {rows}"
+            ) from error
+
+    def _loss(self, part: _Part, places: int, *, backward: bool) -> Loss:
+        """Return the loss, computed in micro-batches of at most `places` places, and add its gradient if `backward`."""
+        assert self._opened is not None, "load first"
+        module, options = self._opened.module, part.options
+        if module.training != backward:
+            module.train(backward)
+        nats: torch.Tensor | float = 0.0
+        token_count = 0
+        wanted = [np.zeros(one.tokens.size, np.float32) for one in part.examples] if options.wants_logprobs else []
+        for positions, batch in self._batches(part, places):
+            with self._placement.computing():
+                found = self._objective.loss(module, batch, wants_logprobs=options.wants_logprobs)
+            if backward:
+                found.nats.backward()
+            nats = nats + found.nats.detach()
+            token_count += found.token_count
+            if found.logprobs is not None:
+                _put_logprobs(wanted, positions, copied_out(found.logprobs))
+        return Loss(nats if isinstance(nats, float) else DeviceNumber(nats, self._placement), token_count, wanted)
+
+    def _batches(self, part: _Part, places: int) -> Iterator[tuple[list[int], TensorBatch]]:
+        """Yield micro-batches on the device, each with the positions of its examples."""
+        weights = part.options.weights
+        for positions in grouped(part.sizes, places):
+            part.options.proceed()
+            batch = self._objective.batch(
+                [part.examples[position] for position in positions],
+                None if weights is None else [weights[position] for position in positions],
+            )
+            yield positions, self._copies.copied(batch)
+
+
+class _HostCopies(Mapping[str, Float32Array]):
+    """Arrays of parameters, or of something of theirs, each copied from its device when it is asked for."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        parameters: Mapping[str, torch.Tensor],
+        part: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._placement = placement
+        self._parameters = parameters
+        self._part = part
+
+    def __getitem__(self, name: str) -> Float32Array:
+        with self._placement.reporting():
+            return copied_out(self._part(self._parameters[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def _put_logprobs(found: Sequence[Float32Array], positions: Sequence[int], rows: Float32Array) -> None:
+    """Copy rows of log-probabilities, each of the token after its place, to the places of these tokens."""
+    for row, position in zip(rows, positions, strict=True):
+        size = found[position].size
+        found[position][1:] = row[: size - 1]

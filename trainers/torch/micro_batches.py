@@ -1,0 +1,53 @@
+"""The sizes of micro-batches: examples grouped by similar length, and as many at a time as fit into memory.
+
+The rule kept here: how a local step is cut changes only its speed. Losses and gradients are sums over tokens, so they
+are the same for every cut, within the rounding of float sums.
+"""
+
+from collections.abc import Sequence
+
+
+class MicroBatchSize:
+    """How many places a micro-batch has. It is halved when memory runs out, and stays what has fitted.
+
+    Args:
+        rows: the most rows of the longest example's size; None for `places`.
+        places: the most places where `rows` is None.
+    """
+
+    def __init__(self, rows: int | None, places: int) -> None:
+        self._rows = rows
+        self._places = places
+        self._fitting: int | None = None
+
+    def rows(self, sizes: Sequence[int]) -> int:
+        """Return how many rows of the longest example's size a micro-batch of these examples may have, at least 1.
+
+        There are never more than the examples fill.
+        """
+        longest = max(sizes)
+        most = self._places // longest if self._rows is None else self._rows
+        if self._fitting is not None:
+            most = min(most, self._fitting // longest)
+        return max(1, min(most, -(-sum(sizes) // longest)))
+
+    def halve(self, rows: int, longest: int) -> int:
+        """Note that `rows` rows of this size did not fit; return half of them, which are tried next."""
+        half = max(1, rows // 2)
+        self._fitting = half * longest
+        return half
+
+
+def grouped(sizes: Sequence[int], places: int) -> list[list[int]]:
+    """Return the positions of all examples in groups, those of size 0 left out.
+
+    The longest come first, and those of equal size in their order. The longest of a group times its number of examples
+    is at most `places`, except where one example alone is larger.
+    """
+    groups: list[list[int]] = []
+    for position in sorted((p for p, size in enumerate(sizes) if size), key=lambda p: -sizes[p]):
+        if groups and (len(groups[-1]) + 1) * sizes[groups[-1][0]] <= places:
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    return groups

@@ -1,0 +1,63 @@
+"""How a client computes with torch. This module imports no torch, so that commands can check options without it."""
+
+import re
+from dataclasses import dataclass
+
+from state.errors import InvalidInput
+
+PRECISIONS = ("auto", "bf16", "float32")
+ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
+_ROWS = re.compile(r"[0-9]{1,6}")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """Where and how torch computes. Clients of one run may choose differently.
+
+    Attributes:
+        device: `auto` (CUDA, else MPS, else CPU), `cpu`, `mps`, `cuda` or `cuda:N`.
+        precision: one of `PRECISIONS`. `bf16` computes under autocast, with parameters, gradients and optimizer in
+            float32; `auto` is `bf16` on CUDA devices that have it, and `float32` elsewhere.
+        attention: one of `ATTENTIONS`; `auto` is torch's `scaled_dot_product_attention`, or the model's own where a
+            model does not support it.
+        compiles: whether the model is compiled by `torch.compile`, which takes minutes at first.
+        micro_batch: the most rows of the longest sample's length that are computed at a time; None for as many as fit.
+
+    Raises:
+        InvalidInput: a value is not allowed; the user's fault.
+    """
+
+    device: str = "auto"
+    precision: str = "auto"
+    attention: str = "auto"
+    compiles: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise InvalidInput(f"device {self.device!r}; allowed: auto, cpu, mps, cuda or cuda:N")
+        for name, value, allowed in (
+            ("precision", self.precision, PRECISIONS),
+            ("attention", self.attention, ATTENTIONS),
+        ):
+            if value not in allowed:
+                raise InvalidInput(f"{name} {value!r}; allowed: {', '.join(allowed)}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise InvalidInput(f"a micro-batch of {self.micro_batch} rows; allowed: at least 1, or auto")
+
+
+DEFAULT_TORCH_OPTIONS = TorchOptions()
+
+
+def parse_micro_batch(text: str) -> int | None:
+    """Return the number of rows that `--micro-batch` names, None for `auto`.
+
+    Raises:
+        InvalidInput: it is neither; the user's fault.
+    """
+    if text == "auto":
+        return None
+    if not _ROWS.fullmatch(text) or not int(text):
+        raise InvalidInput(f"--micro-batch {text}; allowed: auto, or a number of rows from 1")
+    return int(text)
