@@ -19,9 +19,10 @@ from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources import object_store
+from data_providers.sources import bucket_stores, object_store
+from data_providers.sources.bucket_stores import location_of
 from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
-from data_providers.sources.object_store import ObjectStoreSource, location_of
+from data_providers.sources.object_store import ObjectStoreSource
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 from state.intervals import DataIds
@@ -183,7 +184,7 @@ async def test_bucket_without_credentials_is_read_only_where_it_is_public(
     bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upload(bucket, write_dataset(tmp_path / "data"), "data")
-    for name in (*AWS, *object_store._CREDENTIALS["S3"]):
+    for name in (*AWS, *bucket_stores.CREDENTIALS["S3"]):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(Rejected, match=r"s3://tokens/data/.* is refused to this machine"):
         await opened(s3_url, "data")
@@ -256,23 +257,23 @@ def test_every_kind_of_bucket_opens_unsigned_without_credentials(
     bucket: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_module("obstore")
-    for names in object_store._CREDENTIALS.values():
+    for names in bucket_stores.CREDENTIALS.values():
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    for name in object_store.SKIP_SIGNATURE.values():
+    for name in bucket_stores.SKIP_SIGNATURE.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert location_of(bucket) == text
-    assert object_store._store_of(bucket) is not None
-    assert object_store._is_anonymous(bucket.variant)
+    assert bucket_stores.store_of(bucket) is not None
+    assert bucket_stores.is_anonymous(bucket.variant)
 
 
 def test_credentials_in_the_environment_sign_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    assert not object_store._is_anonymous("S3")
+    assert not bucket_stores.is_anonymous("S3")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "false")
-    assert not object_store._is_anonymous("S3")
+    assert not bucket_stores.is_anonymous("S3")
 
 
 async def test_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""Buckets of Google Cloud Storage, Amazon S3 (or a compatible server) and Azure as stores of obstore, and their errors.
+
+obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out. Its stores find
+credentials in the environment; without any, requests are unsigned, as public buckets need them.
+obstore does not have an error type for every refusal (of a listing, say): the HTTP status is read from the message.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from state.config.data_location import S3, Azure, Gcp
+from state.errors import InvalidInput
+
+REQUEST_TIMEOUT = "30s"
+CONNECT_TIMEOUT = "10s"
+MAX_RETRIES = 3
+EXTRA = "pip install 'epochal[object-stores]'"
+SKIP_SIGNATURE = {"S3": "AWS_SKIP_SIGNATURE", "Gcp": "GOOGLE_SKIP_SIGNATURE", "Azure": "AZURE_SKIP_SIGNATURE"}
+"""If the variable is set, obstore decides: "false" on a machine that has a role and no variables, for example."""
+CREDENTIALS = {
+    "S3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ),
+    "Gcp": (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+    ),
+    "Azure": (
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_CLIENT_ID",
+        "AZURE_STORAGE_CLIENT_ID",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_IDENTITY_ENDPOINT",
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_USE_AZURE_CLI",
+    ),
+}
+"""The environment's variables that hold credentials: if one of them is set, requests are signed."""
+_ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZURE_ALLOW_HTTP"}
+"""obstore reads these too, but ignores them if timeouts are set."""
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
+_TRANSIENT_STATUSES = (408, 425, 429)
+_PERMANENT = ("non-partial response when range requested", "incorrectly configured region")
+_GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
+
+Bucket = Gcp | S3 | Azure
+
+
+def location_of(bucket: Bucket) -> str:
+    """Return the URL of the bucket's folder."""
+    if isinstance(bucket, Azure):
+        name = f"az://{bucket.account_name}/{bucket.container_name}"
+    else:
+        name = f"{'s3' if isinstance(bucket, S3) else 'gs'}://{bucket.bucket_name}"
+    folder = bucket.filter_directory.strip("/")
+    return f"{name}/{folder}" if folder else name
+
+
+def obstore() -> Any:
+    """Import and return obstore. Raise `InvalidInput`, which says what to install, if that is not possible."""
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise InvalidInput(f"a bucket needs obstore: {EXTRA}") from error
+    return obstore
+
+
+def store_failures() -> tuple[type[Exception], ...]:
+    """Return the errors that a request to a store may raise."""
+    return (obstore().exceptions.BaseError, OSError)
+
+
+def request_error(error: Exception, place: str) -> SourceUnavailable | Rejected | CorruptData:
+    """Return the error that one of `store_failures` stands for.
+
+    Args:
+        error: raised by a request.
+        place: the object's or folder's URL.
+    """
+    exceptions = obstore().exceptions
+    reason = str(error).partition("\n")[0]
+    if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+        return Rejected(f"{place} does not exist: {reason}", place=place)
+    found = _STATUS.search(str(error))
+    status = int(found["status"]) if found else 0
+    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    if isinstance(error, refused) or status in (401, 403):
+        return Rejected(f"{place} is refused to this machine: {reason}", place=place)
+    if status == 416:
+        return CorruptData(f"{place} changed: it is shorter than it was listed: {reason}", place=place)
+    if 400 <= status < 500 and status not in _TRANSIENT_STATUSES:
+        return Rejected(f"{place} does not exist, or cannot be read like this: {reason}", place=place)
+    is_permanent = isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError)
+    if is_permanent or any(part in reason for part in _PERMANENT):
+        return Rejected(f"{place} cannot be requested: {reason}", place=place)
+    return SourceUnavailable(f"{place} cannot be read: {reason}", place=place)
+
+
+def version_of(meta: Any) -> str:
+    """Return a value that changes with an object's content: its ETag, or the second in which it was written.
+
+    Azure's answers quote an ETag and its listings do not; some listings have milliseconds, answers do not.
+    """
+    if meta["e_tag"]:
+        return str(meta["e_tag"]).removeprefix("W/").strip('"')
+    return str(meta["last_modified"].replace(microsecond=0))
+
+
+def store_of(bucket: Bucket, timeout: str | None = None) -> Any:
+    """Return a bucket as a store of obstore. No request is made.
+
+    Args:
+        bucket: the bucket.
+        timeout: maximum time for one request and its answer; None for `REQUEST_TIMEOUT`.
+
+    Raises:
+        InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
+    """
+    name = getattr(bucket, "bucket_name", None)
+    if name is not None and not _BUCKET_NAME.fullmatch(name):  # obstore panics at some of these
+        location = location_of(bucket)
+        raise InvalidInput(f"{location}: {name!r} is not a valid name of a bucket", location=location)
+    stores = obstore().store
+    client_options: dict[str, Any] = {"timeout": timeout or REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    options: dict[str, Any] = {"retry_config": {"max_retries": MAX_RETRIES}}
+    if is_anonymous(bucket.variant):
+        options["skip_signature"] = True
+    endpoint = getattr(bucket, "endpoint", None)
+    if endpoint is not None:
+        options["endpoint"] = endpoint
+        client_options["allow_http"] = endpoint.startswith("http://")
+    elif os.environ.get(_ALLOW_HTTP[bucket.variant], "").lower() == "true":
+        client_options["allow_http"] = True
+    options["client_options"] = client_options
+    try:
+        if isinstance(bucket, S3):
+            environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            region = bucket.region or environment or "us-east-1"
+            return stores.S3Store(bucket.bucket_name, region=region, **options)
+        if isinstance(bucket, Azure):
+            return stores.AzureStore(container_name=bucket.container_name, account_name=bucket.account_name, **options)
+        return stores.GCSStore(bucket.bucket_name, **options)
+    except (obstore().exceptions.BaseError, ValueError, TypeError) as error:
+        raise InvalidInput(f"{location_of(bucket)}: {str(error).partition(chr(10))[0]}") from error
+
+
+def is_anonymous(kind: str) -> bool:
+    """Return whether requests to this kind of bucket are not signed, because the environment has no credentials."""
+    if SKIP_SIGNATURE[kind] in os.environ or any(os.environ.get(name) for name in CREDENTIALS[kind]):
+        return False
+    return kind != "Gcp" or not _GCLOUD_CREDENTIALS.expanduser().exists()
