@@ -68,7 +68,11 @@ class Backoff:
         self._failed_since_s = 0.0
 
     async def wait(self, error: Exception, at_least_s: float = 0.0) -> None:
-        """Return when it is time for the next attempt.
+        """Return when it is time for the next attempt, and raise as `next_delay_s`."""
+        await self._policy.sleep(self.next_delay_s(error, at_least_s))
+
+    def next_delay_s(self, error: Exception, at_least_s: float = 0.0) -> float:
+        """Count a failure, and return the seconds to wait before the next attempt.
 
         Args:
             error: why the last attempt failed.
@@ -87,7 +91,7 @@ class Backoff:
         if self._failures >= policy.attempts or is_over or now_s + asked_s > self._failed_since_s + policy.bound_s:
             raise error
         doubled = math.ldexp(policy.first_delay_s, min(self._failures - 1, _MAX_DOUBLINGS))
-        await policy.sleep(max(min(doubled, policy.max_delay_s) * (0.5 + policy.jitter() / 2), asked_s))
+        return max(min(doubled, policy.max_delay_s) * (0.5 + policy.jitter() / 2), asked_s)
 
 
 def retry_after_s(header: object, now_s: float) -> float:

@@ -8,6 +8,7 @@ EpochalError
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
 ├── Unsupported             valid, but not supported by this version
 ├── Refused                 the coordinator refuses a message; the run is unchanged (coordinator, wire)
+├── ModelUnavailable        a model's files cannot be read or written now: no answer, or no room on a disk; retry
 ├── DataError               an error of a data provider (data_providers/protocol.py draws the branches)
 ├── CoordinatorUnreachable  no answer within the time limit; retry
 ├── Desync                  a client's step and the run document contradict each other
@@ -113,6 +114,10 @@ class DataError(EpochalError):
 
     kind: ClassVar[str]
     retry: ClassVar[bool]
+
+
+class ModelUnavailable(EpochalError):
+    """A model's files could not be read or written now: a Hub or a bucket does not answer, or a disk is full. Retry."""
 
 
 class CoordinatorUnreachable(EpochalError):

@@ -7,6 +7,7 @@ parameters and the outer momentum (`docs/concepts.md`); inner optimizer state is
 import hashlib
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from state.tensors import (
     Buffer,
     InvalidTensorFile,
     TensorFile,
+    TensorHeader,
     TensorLayout,
     Tensors,
     check_values,
@@ -30,11 +32,12 @@ from state.tensors import (
 
 CHECKPOINT_FORMAT = "epochal/checkpoint"
 CHECKPOINT_VERSION = "1"
+PARAMETERS_PREFIX = "parameters."
+MOMENTUM_PREFIX = "momentum."
+"""Beginnings of the names of a checkpoint's tensors."""
 
 _DIGEST_DOMAIN = b"epochal/replica/v1\0"
-_PARAMETERS = "parameters."
 _MODEL = "model"
-_MOMENTUM = "momentum."
 _METADATA_BOUND_BYTES = 1024
 _MAX_STEP = 2**63 - 1
 
@@ -97,8 +100,8 @@ def checkpoint_bytes(replica: Replica, model: str | None = None) -> bytes:
         replica: what it holds.
         model: the run's model document as text, in the run's first checkpoint.
     """
-    tensors = {_PARAMETERS + name: array for name, array in replica.parameters.items()}
-    tensors |= {_MOMENTUM + name: array for name, array in replica.momentum.items()}
+    tensors = {PARAMETERS_PREFIX + name: array for name, array in replica.parameters.items()}
+    tensors |= {MOMENTUM_PREFIX + name: array for name, array in replica.momentum.items()}
     metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(replica.step)}
     if model is not None:
         metadata[_MODEL] = model
@@ -114,7 +117,7 @@ def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0) -> int:
     """
     return 2 * model_bytes + sum(
         file_size_bound(TensorLayout(tuple((prefix + name, shape) for name, shape in layout.entries)), bound)
-        for prefix, bound in ((_PARAMETERS, _METADATA_BOUND_BYTES), (_MOMENTUM, 0))
+        for prefix, bound in ((PARAMETERS_PREFIX, _METADATA_BOUND_BYTES), (MOMENTUM_PREFIX, 0))
     )
 
 
@@ -126,14 +129,14 @@ def parse_checkpoint(data: Buffer) -> Replica:
             those of `parse_tensor_file`, `format`, `step`, `names`, `finite`.
     """
     file = _tensor_file(data)
-    step, _ = _parse_metadata(file)
+    step, _ = _parse_metadata(file.metadata)
     parameters: Tensors = {}
     momentum: Tensors = {}
     for name, array in file.tensors().items():
-        if name.startswith(_PARAMETERS):
-            parameters[name.removeprefix(_PARAMETERS)] = array
-        elif name.startswith(_MOMENTUM):
-            momentum[name.removeprefix(_MOMENTUM)] = array
+        if name.startswith(PARAMETERS_PREFIX):
+            parameters[name.removeprefix(PARAMETERS_PREFIX)] = array
+        elif name.startswith(MOMENTUM_PREFIX):
+            momentum[name.removeprefix(MOMENTUM_PREFIX)] = array
         else:
             raise InvalidDocument(f"a checkpoint with a tensor {name!a}", rule="names")
     if not parameters or layout_of(parameters) != layout_of(momentum):
@@ -149,7 +152,7 @@ def parse_model_document(data: Buffer) -> str | None:
     Raises:
         InvalidDocument: as `parse_checkpoint`, for the file's form and metadata.
     """
-    return _parse_metadata(_tensor_file(data))[1]
+    return _parse_metadata(_tensor_file(data).metadata)[1]
 
 
 def _tensor_file(data: Buffer) -> TensorFile:
@@ -157,6 +160,24 @@ def _tensor_file(data: Buffer) -> TensorFile:
         return parse_tensor_file(data)
     except InvalidTensorFile as error:
         raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
+
+
+def parse_checkpoint_header(header: TensorHeader) -> tuple[int, TensorLayout]:
+    """Return the step of a checkpoint, and the layout of its parameters.
+
+    A checkpoint's values are its outer momentum's, and then its parameters'; each part has this layout.
+
+    Raises:
+        InvalidDocument: the header is not that of a checkpoint; rules `format`, `step` and `names`.
+    """
+    step, _ = _parse_metadata(header.metadata)
+    momentum, parameters = (
+        tuple((name.removeprefix(prefix), shape) for name, shape in header.layout.entries if name.startswith(prefix))
+        for prefix in (MOMENTUM_PREFIX, PARAMETERS_PREFIX)
+    )
+    if not parameters or momentum != parameters or len(header.layout.entries) != 2 * len(parameters):
+        raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
+    return step, TensorLayout(parameters)
 
 
 def first_replica(step: int, parameters: Tensors) -> Replica:
@@ -189,14 +210,14 @@ def check_first_values(replica: Replica, max_abs: float) -> None:
         raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
 
 
-def _parse_metadata(file: TensorFile) -> tuple[int, str | None]:
+def _parse_metadata(metadata: Mapping[str, str]) -> tuple[int, str | None]:
     """Return the step, and the model document if there is one.
 
     Raises:
         InvalidDocument: format or version is not the one that this module writes.
     """
     expected = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
-    found = dict(file.metadata)
+    found = dict(metadata)
     step, model = found.pop("step", ""), found.pop(_MODEL, None)
     if found != expected:
         raise InvalidDocument(f"a checkpoint of another format than {expected}", rule="format")

@@ -38,6 +38,9 @@ MAX_DIFFERENCES_SHOWN = 3
 MAX_NAME_SHOWN = 64
 """Maximum number of characters of a tensor's name in such a message."""
 
+LENGTH_BYTES = 8
+"""Size of the length with which a tensor file begins."""
+
 _LENGTH = struct.Struct("<Q")
 _METADATA_KEY = "__metadata__"
 _FLOAT32 = "F32"
@@ -74,6 +77,15 @@ class TensorLayout:
     def size_bytes(self) -> int:
         """Size of all values, without any header."""
         return sum(math.prod(shape) for _, shape in self.entries) * _WIRE_DTYPE.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """The header of a tensor file; `size_bytes` is its size with its length, after which the values follow."""
+
+    metadata: dict[str, str]
+    layout: TensorLayout
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +185,47 @@ def parse_tensor_file(data: Buffer) -> TensorFile:
             offsets) or `size` (missing or trailing bytes).
     """
     view = memoryview(data).cast("B").toreadonly()
-    if len(view) < _LENGTH.size:
-        _refuse("size", f"{len(view)} bytes are too few for a tensor file")
-    header_bytes = int(_LENGTH.unpack_from(view)[0])
-    if header_bytes > MAX_HEADER_BYTES or header_bytes % _ALIGNMENT_BYTES:
-        _refuse("header", f"a header of {header_bytes} bytes; allowed: a multiple of 8 up to {MAX_HEADER_BYTES}")
-    body = _LENGTH.size + header_bytes
-    if body > len(view):
-        _refuse("size", f"{len(view)} bytes end inside a header of {header_bytes} bytes")
+    header = parse_tensor_header(view, len(view))
+    values = np.frombuffer(view[header.size_bytes :], dtype=_WIRE_DTYPE)
+    if sys.byteorder == "big":
+        values = values.astype(np.float32)
+    return TensorFile(header.metadata, header.layout, values)
+
+
+def parse_tensor_header(beginning: Buffer, size_bytes: int) -> TensorHeader:
+    """Parse the header of a tensor file of which only the beginning has arrived.
+
+    Args:
+        beginning: the file's first bytes, at least as many as `tensor_header_bytes` says.
+        size_bytes: size of the whole file.
+
+    Raises:
+        InvalidTensorFile: as `parse_tensor_file`.
+    """
+    view = memoryview(beginning).cast("B")
+    body = tensor_header_bytes(view, size_bytes)
     header = _parse_json(bytes(view[_LENGTH.size : body]))
     metadata = _parse_metadata(header.pop(_METADATA_KEY, {}))
     layout = _parse_layout(header)
-    if len(view) - body != layout.size_bytes:
-        _refuse("size", f"{len(view) - body} bytes of values where the header describes {layout.size_bytes}")
-    values = np.frombuffer(view[body:], dtype=_WIRE_DTYPE)
-    if sys.byteorder == "big":
-        values = values.astype(np.float32)
-    return TensorFile(metadata, layout, values)
+    if size_bytes - body != layout.size_bytes:
+        _refuse("size", f"{size_bytes - body} bytes of values where the header describes {layout.size_bytes}")
+    return TensorHeader(metadata, layout, body)
+
+
+def tensor_header_bytes(beginning: Buffer, size_bytes: int) -> int:
+    """Return the size of a tensor file's header with its length, from the first `LENGTH_BYTES` bytes or more.
+
+    Raises:
+        InvalidTensorFile: the length is not valid, or the file of `size_bytes` bytes ends before the header does.
+    """
+    if len(beginning) < LENGTH_BYTES:
+        _refuse("size", f"{len(beginning)} bytes are too few for a tensor file")
+    header_bytes = int(_LENGTH.unpack_from(beginning)[0])
+    if header_bytes > MAX_HEADER_BYTES or header_bytes % _ALIGNMENT_BYTES:
+        _refuse("header", f"a header of {header_bytes} bytes; allowed: a multiple of 8 up to {MAX_HEADER_BYTES}")
+    if LENGTH_BYTES + header_bytes > size_bytes:
+        _refuse("size", f"{size_bytes} bytes end inside a header of {header_bytes} bytes")
+    return LENGTH_BYTES + header_bytes
 
 
 def check_values(values: Float32Array, max_abs: float) -> str | None:

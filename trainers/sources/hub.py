@@ -1,0 +1,214 @@
+"""A model in a repository on the Hugging Face Hub, through `huggingface_hub`: its cache, its tokens, its endpoint.
+
+`huggingface_hub` is an extra (`epochal[hub]`). It reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE.
+The rules kept here: all files are of one commit, that of the first one; a Hub that does not answer is asked again for a
+bounded time, and then the cache is used if it has the file; every refusal has a message of its own.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from runtime.os_errors import Obstacle, obstacle_of, reason_of
+from runtime.retry import RetryPolicy, retry_after_s
+from state.errors import InvalidInput, ModelUnavailable
+from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from trainers.sources.local import LocalFile
+
+HUB_EXTRA = "pip install 'epochal[hub]'"
+MAX_ATTEMPTS = 4
+"""Maximum number of attempts at one file while the Hub does not answer."""
+MAX_RETRY_AFTER_S = 60.0
+"""Longest wait that the Hub may ask for."""
+HUB_RETRIES = RetryPolicy(attempts=MAX_ATTEMPTS, first_delay_s=1.0, max_delay_s=10.0, max_asked_s=MAX_RETRY_AFTER_S)
+_COMMIT_DIGITS = 40
+_HTTP_OK_BELOW = 400
+
+T = TypeVar("T")
+
+
+class HubFolder:
+    """A `ModelFolder` over a repository on the Hub, whose files are downloaded into the Hub's cache.
+
+    Args:
+        repo_id: `ORGANIZATION/NAME`.
+        revision: branch, tag or commit; None for the main branch.
+        retry_policy: how often a Hub that does not answer is asked again.
+    """
+
+    def __init__(self, repo_id: str, revision: str | None, retry_policy: RetryPolicy = HUB_RETRIES) -> None:
+        self._name = f"hf://{repo_id}" + (f"@{revision}" if revision else "")
+        self._repo_id = repo_id
+        self._revision = revision
+        self._retry_policy = retry_policy
+
+    @property
+    def place(self) -> str:
+        return self._name + (" in the Hub's cache (HF_HUB_OFFLINE is set)" if hub().constants.HF_HUB_OFFLINE else "")
+
+    def open(self, name: str) -> LocalFile | None:
+        path = repeated(lambda: self._path_of(name), self._retry_policy)
+        if path is None:
+            return None
+        file = LocalFile(path)
+        file.place = f"{self._name}/{name}"
+        return file
+
+    def names(self) -> Sequence[str]:
+        with suppress(*hub_failures()):
+            return list(hub().HfApi().list_repo_files(self._repo_id, revision=self._revision))
+        return []
+
+    def _path_of(self, name: str) -> Path | None:
+        """Return the file's path in the cache, downloaded if it is not there; None if the repository lacks it."""
+        cached = self._cached(name)
+        if cached is not None and self._is_pinned():
+            return cached
+        if hub().constants.HF_HUB_OFFLINE:
+            self._pin_to_cache()
+            return self._cached(name)
+        try:
+            return self._downloaded(name)
+        except hub_failures() as error:
+            failure = hub_error(error, f"{self._name}/{name}")
+            if isinstance(failure, ModelUnavailable) and cached is not None:
+                return self._pinned_to(cached)
+            if isinstance(failure, ModelUnavailable) and self._is_known_to_lack(name):
+                return None
+            raise failure from error
+
+    def _downloaded(self, name: str) -> Path | None:
+        library = hub()
+        try:
+            url = library.hf_hub_url(self._repo_id, name, revision=self._revision)
+            known = library.get_hf_file_metadata(url, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
+            self._revision = known.commit_hash or self._revision
+        except library.errors.EntryNotFoundError:
+            with suppress(*hub_failures()):  # the library notes in its cache that there is no such file
+                library.hf_hub_download(self._repo_id, name, revision=self._revision)
+            return None
+        return Path(library.hf_hub_download(self._repo_id, name, revision=self._revision))
+
+    def _is_pinned(self) -> bool:
+        revision = self._revision or ""
+        return len(revision) == _COMMIT_DIGITS and all(digit in "0123456789abcdef" for digit in revision)
+
+    def _cached(self, name: str) -> Path | None:
+        found = self._cache_entry(name)
+        return Path(found) if isinstance(found, str) else None
+
+    def _is_known_to_lack(self, name: str) -> bool:
+        """Return whether the cache knows that the repository has no such file."""
+        found = self._cache_entry(name)
+        return found is not None and not isinstance(found, str)
+
+    def _cache_entry(self, name: str) -> object:
+        """Return the path of the file in the cache as a string; a mark if the repository has none; None if unknown."""
+        library = hub()
+        try:
+            return library.try_to_load_from_cache(self._repo_id, name, revision=self._revision)
+        except library.errors.HFValidationError as error:
+            raise hub_error(error, self._name) from error
+
+    def _pin_to_cache(self) -> None:
+        """Keep to the commit whose files are in the cache. Raise `InvalidInput` if there are none."""
+        for name in (CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE):
+            if (found := self._cached(name)) is not None:
+                self._pinned_to(found)
+                return
+        raise InvalidInput(
+            f"{self._name} is not in the Hub's cache, {hub().constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; unset "
+            "it, or download the repository into the cache",
+            place=self._name,
+        )
+
+    def _pinned_to(self, path: Path) -> Path:
+        """Keep to the commit of a file in the cache, `…/snapshots/COMMIT/NAME`, for the files after it."""
+        self._revision = path.parent.name
+        return path
+
+
+def hub() -> Any:
+    """Import and return `huggingface_hub`. Raise `InvalidInput`, which says what to install, if it is not installed."""
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise InvalidInput(f"the Hugging Face Hub needs huggingface_hub: {HUB_EXTRA}") from error
+    return huggingface_hub
+
+
+def hub_failures() -> tuple[type[BaseException], ...]:
+    """Return the errors that a request to the Hub may raise.
+
+    The HTTP library under `huggingface_hub` differs between its versions; its errors' root is a base of the Hub's own.
+    """
+    errors = hub().errors
+    xet = getattr(errors, "XetDownloadError", OSError)
+    return (OSError, xet, errors.EntryNotFoundError, errors.HFValidationError, *errors.HfHubHTTPError.__bases__)
+
+
+def repeated(request: Callable[[], T], policy: RetryPolicy) -> T:
+    """Return the request's answer; make it again, within the policy, while it raises `ModelUnavailable`.
+
+    A disk that is full is not waited for.
+    """
+    backoff = policy.begin()
+    while True:
+        try:
+            return request()
+        except ModelUnavailable as error:
+            if error.context.get("is_full"):
+                raise
+            time.sleep(backoff.next_delay_s(error, error.context.get("asked_s", 0.0)))
+
+
+def hub_error(error: BaseException, place: str) -> InvalidInput | ModelUnavailable:
+    """Return the error that one of `hub_failures` stands for.
+
+    Args:
+        error: raised by a request.
+        place: the repository or file, as `hf://…`.
+    """
+    errors = hub().errors
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, errors.HFValidationError):
+        return InvalidInput(f"{place}: {reason}", place=place)
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InvalidInput(f"{place}: the repository has no such revision", place=place)
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status >= _HTTP_OK_BELOW:
+        return _refusal(error, status, place)
+    if isinstance(error, OSError) and error.errno is not None:
+        obstacle = obstacle_of(error)
+        if obstacle is Obstacle.FULL:
+            cache = hub().constants.HF_HUB_CACHE
+            text = f"no room for {place} in the Hub's cache, {cache}: {reason_of(error)}"
+            return ModelUnavailable(f"{text}; free some, or name another place in HF_HOME", place=place, is_full=True)
+    return ModelUnavailable(f"{place}: the Hub, {hub().constants.ENDPOINT}, does not answer: {reason}", place=place)
+
+
+def _refusal(error: Any, status: int, place: str) -> InvalidInput | ModelUnavailable:
+    """Return the error that an answer of 4xx or 5xx stands for."""
+    errors = hub().errors
+    if isinstance(error, errors.GatedRepoError):
+        message = f"{place}: access to the repository must be granted first, on its page on the Hub (answered {status})"
+        return InvalidInput(f"{message}; then set HF_TOKEN to a token of that account", place=place)
+    if status in (401, 403):
+        which = "needs a token in HF_TOKEN" if status == 401 else "does not allow this token (HF_TOKEN) to do that"
+        return InvalidInput(
+            f"{place}: the Hub {which}, or there is no such repository (answered {status})", place=place
+        )
+    if status == 404 or isinstance(error, errors.RepositoryNotFoundError):
+        return InvalidInput(f"{place}: there is no such repository (answered {status})", place=place)
+    if status == 429:
+        asked_s = retry_after_s(error.response.headers.get("Retry-After"), time.time())
+        message = f"{place}: too many requests to the Hub (answered 429); try again later"
+        return ModelUnavailable(message, place=place, asked_s=asked_s)
+    if status >= 500 or status == 408:
+        return ModelUnavailable(f"{place}: the Hub fails (answered {status}); try again later", place=place)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InvalidInput(f"{place}: the Hub refuses the request (answered {status}): {reason}", place=place)

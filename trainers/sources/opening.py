@@ -1,0 +1,73 @@
+"""Opens the source of a model that a state file's `checkpoint` names."""
+
+from pathlib import Path
+from typing import Any
+
+from data_providers.sources.bucket_stores import Bucket
+from state.config.data_location import S3, Gcp
+from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint
+from state.errors import InternalError, InvalidInput
+from trainers.sources.bucket import BucketFolder
+from trainers.sources.folder_source import FolderSource
+from trainers.sources.hub import HubFolder
+from trainers.sources.local import local_source
+from trainers.sources.protocol import ModelSource
+
+
+def open_source(checkpoint: Checkpoint) -> ModelSource:
+    """Return the source that a state file's `checkpoint` names. No request is made before the first method's.
+
+    `P2P` and `P2PGcs` are read as `Hub` and `Gcs`: where the run's first parameters came from.
+
+    Args:
+        checkpoint: names a file, a folder, a repository or a bucket.
+
+    Raises:
+        InvalidInput: there is no such file, a name is not valid, or the library that reads it is not installed.
+        InternalError: it names no place.
+    """
+    if isinstance(checkpoint, LocalCheckpoint):
+        return local_source(Path(checkpoint.path))
+    if isinstance(checkpoint, Hub):
+        return FolderSource(HubFolder(checkpoint.repo_id, checkpoint.revision))
+    bucket = _bucket_of(checkpoint)
+    if bucket is None:
+        raise InternalError(f'`checkpoint = "{checkpoint.variant}"` names no source of a model')
+    return FolderSource(BucketFolder(bucket))
+
+
+def parse_source(text: str) -> ModelSource:
+    """Return the source at a path, or at `hf://ORGANIZATION/NAME`, `hf://ORGANIZATION/NAME@REVISION`, `s3://…` or `gs://…`.
+
+    Raises:
+        InvalidInput: as `open_source`, or it names none of these.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return local_source(Path(text))
+    if scheme == "hf":
+        repo_id, _, revision = rest.partition("@")
+        return FolderSource(HubFolder(repo_id, revision or None))
+    name, _, folder = rest.partition("/")
+    if scheme not in ("s3", "gs") or not name:
+        raise InvalidInput(f"{text!r} is no source of a model; allowed: a path, hf://…, s3://… or gs://…")
+    kind = S3 if scheme == "s3" else Gcp
+    return FolderSource(BucketFolder(kind(bucket_name=name, filter_directory=folder)))
+
+
+def names_a_source(checkpoint: Checkpoint) -> bool:
+    """Return whether a state file's `checkpoint` names a place from which a model can be read."""
+    return isinstance(checkpoint, LocalCheckpoint | Hub) or _bucket_of(checkpoint) is not None
+
+
+def _bucket_of(checkpoint: Any) -> Bucket | None:
+    if isinstance(checkpoint, Gcs):
+        return Gcp(bucket_name=checkpoint.bucket, filter_directory=checkpoint.prefix or "")
+    if checkpoint.variant == "S3":
+        return S3(
+            bucket_name=checkpoint.bucket,
+            filter_directory=checkpoint.prefix or "",
+            region=checkpoint.region,
+            endpoint=checkpoint.endpoint,
+        )
+    return None

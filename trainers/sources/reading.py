@@ -1,0 +1,165 @@
+"""Reading a model's parameters out of safetensors files, one at a time, as float32.
+
+Theory of operation. `locate` finds the stored tensors of every parameter before any number is read: by the parameter's
+name; by the name under which the file's metadata say that a tied tensor was kept; or as the matrices of single experts.
+What is left over must be a second copy of a parameter, or a constant that older programs stored.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from state.errors import InvalidInput, TrainerFailed
+from state.tensors import MAX_DIFFERENCES_SHOWN, Float32Array, check_values
+from trainers.learner import Shapes
+from trainers.sources.experts import per_expert
+from trainers.sources.float_types import FloatType, float_type_of, to_float32
+from trainers.sources.protocol import ModelFile
+from trainers.sources.weights_file import StoredTensor, WeightsFile, read_bytes
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Bytes of a file that are read at a time."""
+COMPUTED_CONSTANTS = (".rotary_emb.inv_freq",)
+"""Ends of the names of tensors that follow from the config, and that older versions of transformers stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored tensor, by its name and its file."""
+
+    name: str
+    file: ModelFile
+    tensor: StoredTensor
+
+
+Located = dict[str, list[Part]]
+"""The stored tensors of each parameter, whose numbers follow one another in it."""
+
+
+def read_tensors(files: Sequence[WeightsFile], shapes: Shapes, place: str) -> Iterator[tuple[str, Float32Array]]:
+    """Return the parameters in these files as `ModelSource.tensors` does.
+
+    Args:
+        files: all files of the source.
+        shapes: shape of every parameter, by name.
+        place: the source's place.
+    """
+    located = locate(files, shapes, place)
+    return ((name, _read(name, shape, located[name])) for name, shape in shapes.items())
+
+
+def locate(files: Sequence[WeightsFile], shapes: Shapes, place: str) -> Located:
+    """Return where each parameter is stored.
+
+    Raises:
+        InvalidInput: one is missing, doubled, or has another shape or type; or there is a tensor that is no parameter.
+    """
+    stored = _stored_by_name(files)
+    other_names = {name: kept for file in files for name, kept in file.metadata.items()}
+    located: Located = {}
+    wrong: list[str] = []
+    for name, shape in shapes.items():
+        parts, mistakes = _parts_of(name, tuple(shape), stored, other_names)
+        located[name] = parts
+        wrong += mistakes
+    used = {part.name for parts in located.values() for part in parts}
+    left = [part for name, part in stored.items() if name not in used and not name.endswith(COMPUTED_CONSTANTS)]
+    wrong += [
+        f"{part.file.place} has a tensor {part.name!a} that the model lacks"
+        for part in left
+        if not _is_second_copy(part, stored, used)
+    ]
+    if wrong:
+        shown, more = wrong[:MAX_DIFFERENCES_SHOWN], len(wrong) - MAX_DIFFERENCES_SHOWN
+        text = "; ".join(shown) + (f"; and {more} more differences" if more > 0 else "")
+        raise InvalidInput(f"{place} does not hold the weights of the run's model: {text}", place=place)
+    return located
+
+
+def _stored_by_name(files: Sequence[WeightsFile]) -> dict[str, Part]:
+    stored: dict[str, Part] = {}
+    for file in files:
+        for name, tensor in file.tensors.items():
+            if name in stored:
+                raise InvalidInput(f"{file.place}: {name!a} is in {stored[name].file.place} too", place=file.place)
+            stored[name] = Part(name, file.file, tensor)
+    return stored
+
+
+def _parts_of(
+    name: str, shape: tuple[int, ...], stored: Mapping[str, Part], other_names: Mapping[str, str]
+) -> tuple[list[Part], list[str]]:
+    """Return the stored tensors of a parameter, and what is wrong with them."""
+    wanted = [(name, shape)]
+    if name not in stored:
+        if other_names.get(name) in stored:
+            wanted = [(other_names[name], shape)]
+        elif (matrices := per_expert(name, shape)) and any(matrix in stored for matrix, _ in matrices):
+            wanted = matrices
+    parts = [stored[part] for part, _ in wanted if part in stored]
+    wrong = [f"no file has {part!a} of shape {needed}" for part, needed in wanted if part not in stored]
+    for part, needed in wanted:
+        if part not in stored:
+            continue
+        found = stored[part]
+        if found.tensor.shape != needed:
+            text = f"{part!a} has shape {found.tensor.shape} instead of {needed}"
+            wrong.append(f"{text} in {found.file.place}")
+        elif float_type_of(found.tensor.code) is None:
+            allowed = ", ".join(kind.code for kind in FloatType)
+            wrong.append(f"{part!a} has type {found.tensor.code[:32]!a} in {found.file.place}; allowed: {allowed}")
+    return parts, wrong
+
+
+def _is_second_copy(part: Part, stored: Mapping[str, Part], used: set[str]) -> bool:
+    """Return whether a matrix has the same bytes as one that is a parameter: weights that are tied, stored twice."""
+    if len(part.tensor.shape) < 2:
+        return False
+    alike = (stored[name] for name in used)
+    kind = (part.tensor.code, part.tensor.shape)
+    return any((other.tensor.code, other.tensor.shape) == kind and _are_equal(part, other) for other in alike)
+
+
+def _are_equal(one: Part, other: Part) -> bool:
+    size_bytes = one.tensor.stop - one.tensor.start
+    for start in range(0, size_bytes, CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, size_bytes)
+        pieces = [read_bytes(part.file, part.tensor.start + start, part.tensor.start + stop) for part in (one, other)]
+        if pieces[0] != pieces[1]:
+            return False
+    return True
+
+
+def _read(name: str, shape: Sequence[int], parts: Sequence[Part]) -> Float32Array:
+    try:
+        values = np.empty(math.prod(shape), np.float32)
+    except MemoryError as error:
+        raise TrainerFailed(f"parameter {name!a} of shape {tuple(shape)} does not fit into memory") from error
+    offset = 0
+    for part in parts:
+        count = math.prod(part.tensor.shape)
+        _fill(values[offset : offset + count], part)
+        offset += count
+    return values.reshape(tuple(shape))
+
+
+def _fill(values: Float32Array, part: Part) -> None:
+    """Fill a flat array with the numbers of a stored tensor.
+
+    Raises:
+        InvalidInput: one of them is not finite.
+    """
+    kind = float_type_of(part.tensor.code)
+    assert kind is not None, "`locate` has refused other types"
+    step = CHUNK_BYTES // kind.size_bytes
+    raw = np.empty(min(values.size, step) * kind.size_bytes, np.uint8)
+    for start in range(0, values.size, step):
+        chunk = values[start : start + step]
+        into = raw[: chunk.size * kind.size_bytes]
+        part.file.read_into(part.tensor.start + start * kind.size_bytes, into.data)
+        to_float32(into, kind, chunk)
+        if check_values(chunk, math.inf) is not None:
+            place = part.file.place
+            raise InvalidInput(f"{place}: {part.name!a} has values that are not finite", place=place)
