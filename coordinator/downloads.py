@@ -1,8 +1,12 @@
-"""Downloads of blobs by members: bounded in number, for each and for all, and ended with the reader's membership."""
+"""Downloads of blobs by members and the operator: bounded in number, for each and for all.
+
+A member's downloads end with its membership.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from coordinator.auth.admin import OPERATOR
 from coordinator.machine.run import Run
 from coordinator.service import CoordinatorService
 from coordinator.transfers import PlaceCounts, Places, Transfer
@@ -31,7 +35,7 @@ class Downloads:
 
     @asynccontextmanager
     async def place(self, client_id: ClientId) -> AsyncIterator[Transfer]:
-        """Hold a place for a member's download.
+        """Hold a place for a download of a member or of `OPERATOR`.
 
         Raises:
             Refused: `overloaded`.
@@ -43,5 +47,5 @@ class Downloads:
         if run.members is before.members:
             return
         for transfer in self._places.running():
-            if transfer.client_id not in run.members:
+            if transfer.client_id not in run.members and transfer.client_id != OPERATOR:
                 transfer.end(Refused(Refusal.UNAUTHORIZED, f"client {transfer.client_id} has left the run"))

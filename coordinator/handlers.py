@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.auth.admin import AdminToken
+from coordinator.auth.admin import OPERATOR, AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator.downloads import Downloads
@@ -23,7 +23,7 @@ from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
-from state.documents import CheckpointRef, Outcome
+from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
@@ -97,6 +97,11 @@ class Handlers:
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs the admin token (Authorization: Bearer …)")
         self.admin.check(token)
+
+    def blob_reader(self, token: str | None) -> ClientId:
+        """Return who reads a blob: a member, which was heard, or `OPERATOR`. Raise `Refused` as `authenticate`."""
+        self._check_loaded()
+        return OPERATOR if token and self.admin.matches(token) else self.authenticate(token)
 
     def check_run(self, run_id: str) -> None:
         """Raise `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
@@ -235,6 +240,10 @@ class Handlers:
         if found is None:
             raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
+
+    def kept_checkpoints(self) -> KeptCheckpoints:
+        """Return every verified checkpoint that is held."""
+        return KeptCheckpoints(self.service.run.checkpoints)
 
     async def results(
         self, step: int, attempt: int, after: int, wait_s: float, *, is_stranger: bool = False

@@ -1,7 +1,8 @@
 """`CoordinatorClient`: the requests of `coordinator_client/api.py`, and those of an operator, over HTTP."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any, Self
 
 import httpx
@@ -23,7 +24,7 @@ from runtime.http_client import (
 from runtime.retry import RetryPolicy
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef, Outcome, Roster, RunDocument, WorkList
+from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.intervals import BatchId
 from state.messages import (
@@ -223,34 +224,49 @@ class CoordinatorClient:
         answer = await self._request("POST", f"{self._run}/tokens/data-server")
         return parse_document(DataServerToken, answer.content)
 
+    async def checkpoints(self) -> tuple[CheckpointRef, ...]:
+        """Return the verified checkpoints that the coordinator holds, the newest last."""
+        answer = await self._request("GET", f"{self._run}/checkpoints")
+        return parse_document(KeptCheckpoints, answer.content).checkpoints
+
     async def get_blob(self, sha256: Sha256) -> bytes:
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""
-        held = bytearray()
-        for answer in range(1, MAX_BLOB_ANSWERS + 1):
-            before = len(held)
-            try:
-                await self._continue_blob(f"/v1/blobs/{sha256}", held)
-                break
-            except CoordinatorUnreachable:
-                if len(held) <= before or answer == MAX_BLOB_ANSWERS:
-                    raise
-        return bytes(held)
+        return b"".join([piece async for piece in self.blob_pieces(sha256)])
 
-    async def _continue_blob(self, path: str, held: bytearray) -> None:
-        """Append the missing bytes of a blob, as many as arrive."""
+    async def blob_pieces(self, sha256: Sha256) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of `get_blob` as they arrive."""
+        held_bytes = 0
+        for answer in range(1, MAX_BLOB_ANSWERS + 1):
+            before_bytes = held_bytes
+            try:
+                async with aclosing(self._blob_from(f"/v1/blobs/{sha256}", held_bytes)) as pieces:
+                    async for piece in pieces:
+                        held_bytes += len(piece)
+                        yield piece
+                return
+            except CoordinatorUnreachable:
+                if held_bytes <= before_bytes or answer == MAX_BLOB_ANSWERS:
+                    raise
+
+    async def _blob_from(self, path: str, start: int) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a blob from `start` on, as many as arrive."""
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        headers = self._headers | ({"Range": f"bytes={len(held)}-"} if held else {})
+        headers = self._headers | ({"Range": f"bytes={start}-"} if start else {})
         request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
         try:
             async with streamed(self._http, request) as answer:
+                skipped_bytes = 0
                 if answer.status_code == httpx.codes.OK:
-                    held.clear()
+                    skipped_bytes = start  # the whole blob again
                 elif answer.status_code != httpx.codes.PARTIAL_CONTENT:
                     raise _error_of(await read_whole(answer), f"GET {path}")
-                elif not answer.headers.get("Content-Range", "").startswith(f"bytes {len(held)}-"):
-                    raise InvalidDocument(f"GET {path} answered with another range than the one from {len(held)} on")
+                elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                    raise InvalidDocument(f"GET {path} answered with another range than the one from {start} on")
                 async for piece in raw_body(answer):
-                    held += piece
+                    new = piece[skipped_bytes:]
+                    skipped_bytes -= len(piece) - len(new)
+                    if new:
+                        yield new
         except httpx.HTTPError as error:
             raise self._unreachable(f"GET {path}", error) from error
 

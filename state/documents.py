@@ -129,6 +129,13 @@ class CheckpointRef(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptCheckpoints(WireDocument):
+    """The verified checkpoints that the coordinator holds, the newest last."""
+
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunDocument(WireDocument):
     """The run's published state, under `MAX_RUN_DOCUMENT_BYTES` however many clients there are.
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.api.requests import caller, sha256_of
+from coordinator.api.requests import blob_reader, caller, sha256_of
 from coordinator.handlers import Handlers
 from runtime.connections import end_connection
 from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, has_gone
@@ -82,9 +82,11 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         await handlers.receive_blob(client_id, digest, body_pieces(request), content_length(request))
         return Response(status_code=201)
 
-    @router.get("/v1/blobs/{sha256}", summary="A result or checkpoint; ranges are supported")
+    @router.get(
+        "/v1/blobs/{sha256}", summary="A result or checkpoint, for members and the operator; ranges are supported"
+    )
     async def get_blob(sha256: str, request: Request) -> Response:
-        client_id = caller(handlers, request)
+        client_id = blob_reader(handlers, request)
         digest = sha256_of(sha256)
         size = await handlers.service.blobs.size(digest)
         if size is None:

@@ -126,6 +126,7 @@ def _reading_operations() -> Operations:
             (Parameter("attempt", WHOLE, default=0), Parameter("after", WHOLE, default=0), _WAIT_S),
         ),
         ("GET", f"{RUN}/checkpoints/latest"): kept,
+        ("GET", f"{RUN}/checkpoints"): Operation(_OF_RUN),
         ("GET", f"{RUN}/status"): Operation(_OF_RUN),
         ("GET", f"{RUN}/quarantine"): Operation(_OF_RUN),
     }
@@ -151,7 +152,7 @@ def _blob_operations() -> Operations:
     return {
         ("GET", "/v1/blobs/{sha256}"): Operation(
             (*_READS_BLOB, Refusal.RANGE_NOT_SATISFIABLE, Refusal.OVERLOADED),
-            (SESSION,),
+            (SESSION, ADMIN),
             (Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),),
             {200: {"description": "The whole blob", **size}, 206: {"description": "The range", **size}},
         ),

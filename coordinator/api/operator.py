@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from coordinator.api.requests import RUN, sha256_of
+from coordinator.auth.admin import OPERATOR
 from coordinator.handlers import Handlers
 from coordinator.machine.run import Run
 from runtime.connections import vouch_for
@@ -26,9 +27,6 @@ from state.wire import ClientId, canonical_json
 
 MAX_STATUS_AGE_S = 0.25
 """Time for which a status is shown again: listing hundreds of members takes a millisecond."""
-
-OPERATOR = "operator"
-"""Owner of the connections of requests with the admin token."""
 
 
 class StatusBytes:

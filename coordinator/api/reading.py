@@ -17,7 +17,7 @@ from runtime.http_bodies import (
     openapi_answer,
 )
 from runtime.http_parameters import Query, parse_whole
-from state.documents import CheckpointRef, Outcome, Roster, WorkList
+from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
 from state.messages import ResultsPage
 
 
@@ -67,5 +67,14 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     async def latest_checkpoint(run_id: str) -> Response:
         handlers.check_run(run_id)
         return document_response(handlers.latest_checkpoint(), "no-cache")
+
+    @router.get(
+        f"{RUN}/checkpoints",
+        summary="Every verified checkpoint that is held, the newest last",
+        responses=openapi_answer(KeptCheckpoints),
+    )
+    async def kept_checkpoints(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.kept_checkpoints(), "no-cache")
 
     return router

@@ -26,6 +26,13 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
     return client_id
 
 
+def blob_reader(handlers: Handlers, request: Request) -> ClientId:
+    """Return who asks for a blob: a member, or the operator. Raise `Refused` for others."""
+    client_id = handlers.blob_reader(bearer_token(request.headers))
+    vouch_for(request.scope, client_id)
+    return client_id
+
+
 def reader_of(handlers: Handlers, scope: Scope) -> Reader:
     """Return who sends a request that anyone may make. Raise `Refused` if it shows a token that is not valid."""
     host, _ = scope.get("client") or ("", 0)

@@ -7,6 +7,10 @@ import secrets
 from coordinator.store.keys import CoordinatorKeys
 from state.errors import Refused
 from state.refusals import Refusal
+from state.wire import ClientId
+
+OPERATOR = ClientId("operator")
+"""Owner of the connections and downloads of requests with the admin token. It cannot be a client's id."""
 
 
 class AdminToken:
@@ -34,9 +38,13 @@ class AdminToken:
         await keys.keep_admin_token_sha256(digest)
         return cls(digest), token
 
+    def matches(self, token: str) -> bool:
+        """Return whether it is the operator's token; compares in constant time."""
+        return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256)
+
     def check(self, token: str) -> None:
-        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token; compares in constant time."""
-        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._sha256):
+        """Raise `Refused(Refusal.FORBIDDEN)` unless it is the operator's token."""
+        if not self.matches(token):
             raise Refused(
                 Refusal.FORBIDDEN,
                 "this needs the admin token that the coordinator printed at its first start, or at its last start with "

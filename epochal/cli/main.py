@@ -46,6 +46,9 @@ COMMANDS = {
     ),
     "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
     "evaluate:evaluate": "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
+    "export:export": (
+        "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
+    ),
 }
 DATA_COMMANDS = {
     "data:inspect": "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.",

@@ -109,7 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         if path == "/api/repos/create":
             asked = json.loads(body)
-            hub.created.append((f"{asked.get('organization')}/{asked['name']}", asked.get("private", False)))
+            is_private = asked.get("private", False) or asked.get("visibility") == "private"
+            hub.created.append((f"{asked.get('organization')}/{asked['name']}", is_private))
             self._send_json({"url": f"{hub.url}/{REPOSITORY}"})
         elif path.startswith(f"/api/models/{REPOSITORY}/preupload/"):
             files = [

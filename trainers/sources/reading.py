@@ -23,6 +23,8 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes of a file that are read at a time."""
 COMPUTED_CONSTANTS = (".rotary_emb.inv_freq",)
 """Ends of the names of tensors that follow from the config, and that older versions of transformers stored."""
+ZERO_BUFFERS = (".e_score_correction_bias",)
+"""Ends of the names of values that no step trains, and that a run keeps at zero: elsewhere they may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def locate(files: Sequence[WeightsFile], shapes: Shapes, place: str) -> Located:
     wrong += [
         f"{part.file.place} has a tensor {part.name!a} that the model lacks"
         for part in left
-        if not _is_second_copy(part, stored, used)
+        if not (_is_second_copy(part, stored, used) or _is_zero_buffer(part))
     ]
     if wrong:
         shown, more = wrong[:MAX_DIFFERENCES_SHOWN], len(wrong) - MAX_DIFFERENCES_SHOWN
@@ -120,6 +122,13 @@ def _is_second_copy(part: Part, stored: Mapping[str, Part], used: set[str]) -> b
     alike = (stored[name] for name in used)
     kind = (part.tensor.code, part.tensor.shape)
     return any((other.tensor.code, other.tensor.shape) == kind and _are_equal(part, other) for other in alike)
+
+
+def _is_zero_buffer(part: Part) -> bool:
+    """Return whether the tensor is a buffer in which every byte is zero."""
+    if not part.name.endswith(ZERO_BUFFERS) or part.tensor.stop - part.tensor.start > CHUNK_BYTES:
+        return False
+    return not any(read_bytes(part.file, part.tensor.start, part.tensor.stop))
 
 
 def _are_equal(one: Part, other: Part) -> bool:

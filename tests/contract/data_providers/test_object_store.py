@@ -3,10 +3,7 @@
 import asyncio
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,52 +26,22 @@ from state.intervals import DataIds
 from tests.support.data_files import SPEC, assert_serves_the_files, write_dataset
 from tests.support.data_formats import write_mds
 from tests.support.heavy import need_module
-
-START_TIMEOUT_S = 30.0
-BUCKET = "tokens"
-AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
 
 
 @pytest.fixture(scope="module")
 def s3_url() -> Iterator[str]:
     """The URL of a real S3 API on this machine."""
-    need_module("obstore")
-    need_module("moto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | AWS,
-    )
-    try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_s and process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=0.2).close()
-                break
-            except OSError:
-                continue
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
-async def bucket(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An empty bucket, as obstore's store; the environment has the credentials."""
-    import httpx
-    import obstore.store
-
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
-    async with httpx.AsyncClient() as client:
-        await client.post(f"{s3_url}/moto-api/reset")
-        assert (await client.put(f"{s3_url}/{BUCKET}")).status_code == 200
-    return obstore.store.S3Store(BUCKET, region="us-east-1", endpoint=s3_url, client_options={"allow_http": True})
+    return empty_bucket(s3_url)
 
 
 async def upload(store: Any, folder: Path, prefix: str) -> None:

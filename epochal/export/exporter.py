@@ -1,0 +1,158 @@
+"""Exports one checkpoint of a run, or every new one while the run goes on."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from epochal.export.checkpoint_stream import CheckpointStream
+from epochal.export.destinations import Destination, step_in, step_name
+from epochal.export.folder import ExportedModel, making, read_note, reported, write_export
+from epochal.export.runs import ExportedRun, RunView
+from runtime.retry import RetryPolicy
+from state.documents import CheckpointRef
+from state.errors import CoordinatorUnreachable, InvalidInput, ModelUnavailable, Refused, StoreBlocked
+from state.refusals import Refusal, Retry
+from trainers.sources.float_types import FloatType
+
+MAX_MISSED_CHECKPOINTS = 3
+"""Number of times that the newest checkpoint is deleted, because newer ones were made, before its export has ended."""
+PASSING = (CoordinatorUnreachable, ModelUnavailable, StoreBlocked)
+"""Errors after which a followed run is looked at again."""
+
+Say = Callable[[str], None]
+"""Receives a line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What is exported, and where to.
+
+    Attributes:
+        out: the new folder; of a followed run, the folder of a folder for each step.
+        kind: the type of the stored numbers.
+        tokenizer: the tokenizer's files by name.
+        destination: where each folder is uploaded to; None for nowhere.
+        keep: number of checkpoints of a followed run that are kept; None keeps all.
+    """
+
+    out: Path
+    kind: FloatType
+    tokenizer: Mapping[str, bytes]
+    destination: Destination | None = None
+    keep: int | None = None
+
+
+class Exporter:
+    """Exports checkpoints of one run."""
+
+    def __init__(self, run: ExportedRun, options: ExportOptions, say: Say) -> None:
+        self._run = run
+        self._options = options
+        self._say = say
+
+    async def once(self, step: int | None) -> None:
+        """Export the checkpoint of a step, or the newest.
+
+        Raises:
+            InvalidInput: there is no such checkpoint, or the folder exists.
+            ModelUnavailable: a disk is full, or the destination does not answer.
+        """
+        for attempt in range(1, MAX_MISSED_CHECKPOINTS + 1):
+            view = await self._run.now()
+            try:
+                await self._write(view, _checkpoint(view, step), self._options.out)
+                break
+            except Refused as error:
+                is_gone = error.kind is Refusal.NOT_FOUND and step is None
+                if not is_gone or attempt == MAX_MISSED_CHECKPOINTS:
+                    raise
+        note = read_note(self._options.out)
+        assert note is not None, "it was just written"
+        await self._upload(self._options.out, note.step)
+
+    async def follow(self, policy: RetryPolicy) -> None:
+        """Export the newest checkpoint, and every later one, until the run has finished.
+
+        Args:
+            policy: how long to go on when the coordinator, the destination or a disk fails.
+        """
+        backoff = policy.begin()
+        view: RunView | None = None
+        done = -1
+        while view is None or not view.is_finished or _newest_step(view) > done:
+            try:
+                view = await (self._run.now() if view is None else self._run.news(view))
+                for reference in view.checkpoints if done >= 0 else view.checkpoints[-1:]:
+                    if reference.step > done:
+                        await self._follow_one(view, reference)
+                        done = reference.step
+                backoff.reset()
+            except (*PASSING, Refused) as error:
+                if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
+                    if error.kind is not Refusal.NOT_FOUND:
+                        raise
+                    continue  # newer checkpoints have been made meanwhile
+                self._say(f"waiting: {error}")
+                await backoff.wait(error)
+
+    async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
+        folder = self._options.out / step_name(reference.step)
+        found = read_note(folder)
+        model = self._model(view)
+        if found is None:
+            await self._write(view, reference, folder)
+        elif found != model.note(reference):
+            raise InvalidInput(f"{folder} was exported from another run or with other options; name another --out")
+        await self._upload(folder, reference.step)
+        await asyncio.to_thread(self._forget_older, view.state.run_id)
+
+    async def _write(self, view: RunView, reference: CheckpointRef, to: Path) -> None:
+        async with self._run.reading(), contextlib.aclosing(self._run.pieces(reference)) as pieces:
+            with making(to) as folder:
+                stream = CheckpointStream(pieces, reference)
+                await write_export(folder, self._model(view), reference, stream)
+        self._say(f"{view.state.run_id}, replica {reference.step}: {to}")
+
+    def _model(self, view: RunView) -> ExportedModel:
+        return ExportedModel(view.state.run_id, view.spec, self._options.kind, self._options.tokenizer)
+
+    async def _upload(self, folder: Path, step: int) -> None:
+        destination = self._options.destination
+        if destination is not None:
+            self._say(f"uploaded: {await asyncio.to_thread(destination.upload, folder, step)}")
+
+    def _forget_older(self, run_id: str) -> None:
+        """Delete all exported folders of the run but the last ones, here and at the destination."""
+        keep = self._options.keep
+        if keep is None:
+            return
+        with reported(self._options.out):
+            exported = {
+                step: path
+                for path in self._options.out.iterdir()
+                if (step := step_in(path.name)) is not None and (note := read_note(path)) and note.run_id == run_id
+            }
+            kept = sorted(exported)[-keep:]
+            if self._options.destination is not None:
+                self._options.destination.keep(kept)
+            for step in exported.keys() - set(kept):
+                shutil.rmtree(exported[step])
+
+
+def _checkpoint(view: RunView, step: int | None) -> CheckpointRef:
+    if not view.checkpoints:
+        raise InvalidInput(f"run {view.state.run_id} has no checkpoint yet")
+    if step is None:
+        return view.checkpoints[-1]
+    for reference in view.checkpoints:
+        if reference.step == step:
+            return reference
+    held = ", ".join(str(reference.step) for reference in view.checkpoints)
+    raise InvalidInput(f"run {view.state.run_id} holds no checkpoint of step {step}; allowed: {held}")
+
+
+def _newest_step(view: RunView) -> int:
+    return view.checkpoints[-1].step if view.checkpoints else -1

@@ -1,0 +1,129 @@
+"""The run that is exported: in a store, which a coordinator may be serving, or at a coordinator's address."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.machine.records import replay
+from coordinator.store.open import StoreReader
+from coordinator_client.follow import DocumentFeed
+from coordinator_client.http import CoordinatorClient
+from coordinator_client.operator import config_of
+from state.config.model import ModelSpec
+from state.config.state_file import StateFile
+from state.documents import CheckpointRef
+from state.errors import StoreFailed
+from state.phases import RunState
+
+STORE_POLL_S = 5.0
+"""Time between two looks at a store that is followed."""
+NEWS_WAIT_S = 10.0
+"""Maximum time of one request for news of a coordinator that is followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as an export sees it.
+
+    Attributes:
+        checkpoints: those that are held, the newest last.
+        is_finished: whether no further checkpoint is expected.
+    """
+
+    state: StateFile
+    spec: ModelSpec
+    checkpoints: tuple[CheckpointRef, ...]
+    is_finished: bool
+
+
+class ExportedRun(Protocol):
+    """A run whose checkpoints are exported."""
+
+    async def now(self) -> RunView:
+        """Return the run as it is."""
+        ...
+
+    async def news(self, view: RunView) -> RunView:
+        """Return the run after a bounded wait, earlier if it differs from `view`."""
+        ...
+
+    def reading(self) -> AbstractAsyncContextManager[None]:
+        """Hold back the deletion of checkpoints, where that is possible, while the context is entered."""
+        ...
+
+    def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
+        """Yield a checkpoint's bytes. Raise `Refused` (`not-found`) if it is held no longer."""
+        ...
+
+
+class StoredRun:
+    """An `ExportedRun` in a store."""
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+
+    async def now(self) -> RunView:
+        last = None
+        async for segment in self._store.journal.history():
+            last = segment
+        if last is None:
+            raise StoreFailed(f"{self._store.name} holds no journal")
+        run = replay(last).run
+        state = run.state_file
+        return RunView(state, state.model.LLM.spec, run.checkpoints, run.phase is RunState.FINISHED)
+
+    async def news(self, view: RunView) -> RunView:
+        del view  # a store says nothing of its own accord
+        await asyncio.sleep(STORE_POLL_S)
+        return await self.now()
+
+    def reading(self) -> AbstractAsyncContextManager[None]:
+        return self._store.copying()
+
+    async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
+        async for piece in self._store.blobs.stream(reference.blob_sha256, 0, reference.size_bytes):
+            yield piece
+
+
+class ServedRun:
+    """An `ExportedRun` at a coordinator's address.
+
+    Args:
+        client: the coordinator.
+        admin_token: with which checkpoints are read; documents are read without it.
+    """
+
+    def __init__(self, client: CoordinatorClient, admin_token: str) -> None:
+        self._client = client
+        self._admin_token = admin_token
+        self._feed = DocumentFeed(client)
+
+    async def now(self) -> RunView:
+        document, state = await config_of(self._client)
+        is_finished = document.run_state is RunState.FINISHED
+        return RunView(state, state.model.LLM.spec, await self._client.checkpoints(), is_finished)
+
+    async def news(self, view: RunView) -> RunView:
+        newest = view.checkpoints[-1] if view.checkpoints else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_WAIT_S):
+                document = await self._feed.next(NEWS_WAIT_S)
+                while document.checkpoint == newest and document.run_state is not RunState.FINISHED:
+                    document = await self._feed.next(NEWS_WAIT_S)
+        return await self.now()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        yield
+
+    async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
+        self._client.use_token(self._admin_token)
+        try:
+            async with contextlib.aclosing(self._client.blob_pieces(reference.blob_sha256)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._client.use_token(None)

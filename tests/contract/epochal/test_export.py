@@ -1,0 +1,430 @@
+"""Exports of a run's checkpoints: the folder, what `transformers` makes of it, and where it is uploaded to."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from epochal.export import folder as export_folder
+from epochal.export import plan as export_plan
+from epochal.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
+from epochal.export.exporter import Exporter, ExportOptions
+from epochal.export.folder import read_note
+from epochal.export.runs import RunView
+from runtime.retry import RetryPolicy
+from state.config.data_location import S3
+from state.config.model import Architecture, ModelSpec
+from state.documents import CheckpointRef
+from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, ModelUnavailable, Refused
+from state.refusals import Refusal
+from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
+from state.tensors import Tensors
+from state.wire import Sha256, sha256_hex
+from tests.support.heavy import need_module
+from tests.support.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
+from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
+from tests.support.states import state_file
+from trainers.sources.float_types import FloatType
+from trainers.sources.local import local_source
+
+VALUES: Tensors = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3) / np.float32(3),
+    "b": np.array([0.5, -1.25], np.float32),
+}
+SPEC = ModelSpec(architecture=Architecture.HF_LLAMA, hf={"model_type": "llama", "rope_theta": 10000.0})
+STATE = state_file()
+PATIENT = RetryPolicy(first_delay_s=0.0, max_delay_s=0.0, bound_s=60.0)
+
+
+class ListedRun:
+    """An `ExportedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
+
+    def __init__(self, *views: list[Replica], spec: ModelSpec = SPEC) -> None:
+        self._views = [[_kept(replica) for replica in replicas] for replicas in views]
+        self._spec = spec
+        self._at = 0
+        self.failures: list[EpochalError] = []
+        self.damage = b""
+
+    async def now(self) -> RunView:
+        is_last = self._at == len(self._views) - 1
+        return RunView(STATE, self._spec, tuple(ref for ref, _ in self._views[self._at]), is_last)
+
+    async def news(self, view: RunView) -> RunView:
+        if self.failures:
+            raise self.failures.pop()
+        self._at = min(self._at + 1, len(self._views) - 1)
+        return await self.now()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        yield
+
+    async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
+        data = next((data for ref, data in self._views[self._at] if ref == reference), None)
+        if data is None:
+            raise Refused(Refusal.NOT_FOUND, "gone")
+        data += self.damage
+        for start in range(0, len(data), 7):
+            yield data[start : start + 7]
+
+
+def _kept(replica: Replica) -> tuple[CheckpointRef, bytes]:
+    data = checkpoint_bytes(replica)
+    return CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica))), data
+
+
+def at_step(step: int) -> Replica:
+    return replace(first_replica(step, VALUES), momentum={name: values + step for name, values in VALUES.items()})
+
+
+def options(out: Path, **changes: Any) -> ExportOptions:
+    return replace(ExportOptions(out, FloatType.FLOAT32, {"tokenizer.json": b"{}"}), **changes)
+
+
+async def exported(run: ListedRun, chosen: ExportOptions, step: int | None = None) -> None:
+    await Exporter(run, chosen, lambda _: None).once(step)
+
+
+async def followed(run: ListedRun, chosen: ExportOptions) -> list[str]:
+    said: list[str] = []
+    await Exporter(run, chosen, said.append).follow(PATIENT)
+    return said
+
+
+def values_in(folder: Path) -> dict[str, list[float]]:
+    shapes = {name: values.shape for name, values in VALUES.items()}
+    return {name: values.reshape(-1).tolist() for name, values in local_source(folder).tensors(shapes)}
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def json_of(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def time_of(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
+EXPECTED = {name: values.reshape(-1).tolist() for name, values in VALUES.items()}
+
+
+def partial_of_another(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "mine").write_text("x")
+    return folder
+
+
+async def test_export_is_a_folder_that_a_run_can_start_from(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    await exported(ListedRun([at_step(2), at_step(7)]), options(out))
+    assert names_of(out) == [
+        "config.json",
+        "epochal.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert values_in(out) == EXPECTED
+    config = json_of(out / "config.json")
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["torch_dtype"], config["rope_theta"]) == ("float32", 10000.0)
+    note = read_note(out)
+    assert note is not None
+    assert (note.run_id, note.step, note.dtype) == ("test-run", 7, "float32")
+    assert names_of(tmp_path) == ["model"]
+    await exported(ListedRun([at_step(2), at_step(7)]), options(tmp_path / "earlier"), step=2)
+    with pytest.raises(InvalidInput, match=r"holds no checkpoint of step 3; allowed: 2, 7"):
+        await exported(ListedRun([at_step(2), at_step(7)]), options(tmp_path / "none"), step=3)
+
+
+@pytest.mark.parametrize("kind", FloatType)
+async def test_shards_have_an_index_and_the_type_that_was_asked_for(
+    tmp_path: Path, kind: FloatType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_folder, "CHUNK_NUMBERS", 2)
+    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 6 * kind.size_bytes)
+    out = tmp_path / "model"
+    await exported(ListedRun([at_step(7)]), options(out, kind=kind))
+    index = json_of(out / "model.safetensors.index.json")
+    assert sorted(set(index["weight_map"].values())) == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert index["metadata"] == {"total_size": 8 * kind.size_bytes, "total_parameters": 8}
+    for name, values in values_in(out).items():
+        assert np.allclose(values, EXPECTED[name], rtol=2.0**-8)
+        assert (values == EXPECTED[name]) == (kind is FloatType.FLOAT32 or name == "b")
+
+
+async def test_number_that_does_not_fit_the_type_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    large = first_replica(1, {"a": np.array([1.0, 70_000.0], np.float32)})
+    with pytest.raises(InvalidInput, match=r"parameter 'a' has values above 65504, the largest of float16"):
+        await exported(ListedRun([large]), options(tmp_path / "model", kind=FloatType.FLOAT16))
+    assert names_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", [b"x", b"\0" * 64])
+async def test_damaged_checkpoint_leaves_nothing(tmp_path: Path, damage: bytes) -> None:
+    run = ListedRun([at_step(1)])
+    run.damage = damage
+    with pytest.raises(InvalidDocument, match="checkpoint of step 1 is damaged"):
+        await exported(run, options(tmp_path / "model"))
+    assert names_of(tmp_path) == []
+
+
+async def test_folder_that_exists_or_is_someone_elses_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    out.mkdir()
+    await exported(ListedRun([at_step(1)]), options(out))
+    with pytest.raises(InvalidInput, match=r"model exists; allowed: a new folder"):
+        await exported(ListedRun([at_step(1)]), options(out))
+    other = partial_of_another(tmp_path / "other.partial")
+    with pytest.raises(InvalidInput, match=r"other\.partial exists, and no export wrote it"):
+        await exported(ListedRun([at_step(1)]), options(tmp_path / "other"))
+    assert names_of(other) == ["mine"]
+    (other / "incomplete-export").touch()  # as a killed export leaves it
+    await exported(ListedRun([at_step(1)]), options(tmp_path / "other"))
+    assert values_in(tmp_path / "other") == EXPECTED
+
+
+async def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="run test-run has no checkpoint yet"):
+        await exported(ListedRun([]), options(tmp_path / "model"))
+
+
+async def test_run_of_another_architecture_exports_words_instead_of_a_config(tmp_path: Path) -> None:
+    spec = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
+    await exported(ListedRun([at_step(1)], spec=spec), options(tmp_path / "model"))
+    config = json_of(tmp_path / "model" / "config.json")
+    assert config["model_type"] == "epochal-epochalngram"
+    assert "transformers has no class for it" in config["about"]
+    assert config["spec"]["ngram"]["context"] == 8
+    assert values_in(tmp_path / "model") == EXPECTED
+
+
+async def test_follow_exports_every_new_checkpoint_and_keeps_the_last(tmp_path: Path) -> None:
+    run = ListedRun([], [at_step(1), at_step(2)], [at_step(3), at_step(4)], [at_step(3), at_step(4)])
+    run.failures = [CoordinatorUnreachable("no answer"), Refused(Refusal.OVERLOADED, "full")]
+    said = await followed(run, options(tmp_path, keep=2))
+    assert names_of(tmp_path) == [step_name(3), step_name(4)]
+    assert [line.partition(":")[0] for line in said] == [
+        "waiting",
+        "waiting",
+        *(f"test-run, replica {step}" for step in (2, 3, 4)),
+    ]
+    written = time_of(tmp_path / step_name(4) / "model.safetensors")
+    await followed(ListedRun([at_step(4)]), options(tmp_path, keep=2))
+    assert time_of(tmp_path / step_name(4) / "model.safetensors") == written, "it is not exported again"
+    with pytest.raises(InvalidInput, match="exported from another run or with other options"):
+        await followed(ListedRun([at_step(4)]), options(tmp_path, kind=FloatType.BFLOAT16))
+
+
+async def test_follow_gives_up_after_its_bound(tmp_path: Path) -> None:
+    run = ListedRun([], [])
+    run.failures = [CoordinatorUnreachable("no answer")]
+    with pytest.raises(CoordinatorUnreachable):
+        await Exporter(run, options(tmp_path), lambda _: None).follow(RetryPolicy(attempts=1))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
+async def test_transformers_loads_the_export_with_the_same_loss(
+    tmp_path: Path, tied: bool, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("torch")
+    need_module("transformers")
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    hf = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    hf |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{k: v for k, v in hf.items() if k != "model_type"}))
+    replica = first_replica(5, {name: values.detach().numpy() for name, values in model.named_parameters()})
+    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", shard_bytes)
+    spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=hf)
+    await exported(ListedRun([replica], spec=spec), options(tmp_path / "model"))
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(report.values()), report
+    tokens = torch.arange(40).reshape(2, 20) % 64
+    with torch.no_grad():
+        assert float(loaded(tokens, labels=tokens).loss) == float(model(tokens, labels=tokens).loss)
+    loaded.save_pretrained(tmp_path / "again")
+    shapes = {name: tuple(values.shape) for name, values in model.named_parameters()}
+    for name, values in local_source(tmp_path / "again").tensors(shapes):
+        assert np.array_equal(values, replica.parameters[name])
+
+
+@pytest.mark.parametrize("kind", [FloatType.FLOAT32, FloatType.BFLOAT16])
+async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, kind: FloatType) -> None:
+    need_module("torch")
+    need_module("transformers")
+    import torch
+    from transformers import AutoModelForCausalLM, DeepseekV3Config
+
+    hf = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n_routed_experts": 4}
+    hf |= {"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    hf |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16}
+    hf |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "max_position_embeddings": 64}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(DeepseekV3Config(**hf))
+    replica = first_replica(5, {name: values.detach().numpy() for name, values in model.named_parameters()})
+    spec = ModelSpec(architecture=Architecture.HF_DEEPSEEK, hf={"model_type": "deepseek_v3", **hf})
+    await exported(ListedRun([replica], spec=spec), options(tmp_path / "model", kind=kind))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    found = dict(loaded.named_parameters())
+    for name, values in replica.parameters.items():
+        rounded = torch.from_numpy(values.copy()).to(getattr(torch, kind.value)).float()
+        assert torch.equal(found[name], rounded), name
+    tokens = torch.arange(40).reshape(2, 20) % 64
+    if kind is FloatType.FLOAT32:
+        with torch.no_grad():
+            assert float(loaded(tokens, labels=tokens).loss) == float(model(tokens, labels=tokens).loss)
+    model.save_pretrained(tmp_path / "theirs")
+    shapes = {name: values.shape for name, values in replica.parameters.items()}
+    for name, read in local_source(tmp_path / "theirs").tensors(shapes):
+        assert np.array_equal(read, replica.parameters[name])
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    return empty_bucket(s3_url)
+
+
+def names_in(store: Any) -> list[str]:
+    import obstore
+
+    return sorted(meta["path"] for chunk in obstore.list(store) for meta in chunk)
+
+
+def in_bucket(url: str, by_step: bool = False) -> BucketDestination:
+    return BucketDestination(S3(bucket_name=BUCKET, filter_directory="models/m", endpoint=url), by_step)
+
+
+async def test_upload_to_a_bucket_replaces_an_earlier_one_and_no_other_files(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 24)
+    await exported(ListedRun([at_step(1)]), options(tmp_path / "one", destination=in_bucket(s3_url)))
+    shards = [f"models/m/model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    rest = ["models/m/config.json", "models/m/epochal.json"]
+    assert names_in(bucket) == sorted(
+        [*rest, *shards, "models/m/model.safetensors.index.json", "models/m/tokenizer.json"]
+    )
+    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 10**9)
+    await exported(ListedRun([at_step(2)]), options(tmp_path / "two", destination=in_bucket(s3_url), tokenizer={}))
+    assert names_in(bucket) == [*rest, "models/m/model.safetensors"]
+    obstore.delete(bucket, "models/m/epochal.json")
+    with pytest.raises(InvalidInput, match=r"s3://tokens/models/m holds other files"):
+        await exported(ListedRun([at_step(3)]), options(tmp_path / "three", destination=in_bucket(s3_url)))
+
+
+async def test_manifest_is_the_last_that_appears_and_the_first_that_goes(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 24)
+    done: list[tuple[str, str]] = []
+    put, delete = obstore.put, obstore.delete
+
+    def noted_put(store: Any, path: str, file: Path, **more: Any) -> None:
+        done.append(("put", path))
+        put(store, path, file, **more)
+
+    def noted_delete(store: Any, path: str) -> None:
+        done.append(("delete", path))
+        delete(store, path)
+
+    monkeypatch.setattr(obstore, "put", noted_put)
+    monkeypatch.setattr(obstore, "delete", noted_delete)
+    for step in (1, 2):
+        out = tmp_path / str(step)
+        await exported(ListedRun([at_step(step)]), options(out, destination=in_bucket(s3_url)))
+    names = [(action, path.rpartition("/")[2]) for action, path in done]
+    upload = [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "epochal.json",
+        "tokenizer.json",
+        "config.json",
+        "model.safetensors.index.json",
+    ]
+    uploads = [("put", name) for name in upload]
+    assert names == [*uploads, ("delete", "model.safetensors.index.json"), ("delete", "config.json"), *uploads]
+
+
+async def test_follow_keeps_the_last_in_the_bucket_too(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    run = ListedRun([at_step(1)], [at_step(2)], [at_step(3)])
+    await followed(run, options(tmp_path, destination=in_bucket(s3_url, by_step=True), keep=2))
+    assert {path.split("/")[2] for path in names_in(bucket)} == {step_name(2), step_name(3)}
+
+
+async def test_bucket_that_does_not_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("obstore")
+    destination = in_bucket("http://127.0.0.1:9")
+    failures: list[Exception] = [ModelUnavailable("no answer")]
+
+    def upload(folder: Path, step: int) -> str:
+        if failures:
+            raise failures.pop()
+        return "uploaded"
+
+    monkeypatch.setattr(destination, "upload", upload)
+    said = await followed(ListedRun([at_step(1)]), options(tmp_path, destination=destination))
+    assert said[-1] == "uploaded: uploaded"
+    assert "waiting: no answer" in said
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    need_module("huggingface_hub")
+    with fake_hub() as hub:
+        point_at(hub, tmp_path / "cache", monkeypatch)
+        yield hub
+
+
+async def test_upload_to_the_hub_is_one_commit_without_the_shards_before(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    hub.files = {"model-00001-of-00002.safetensors": b"old", "README.md": b"mine"}
+    destination = HubDestination(REPOSITORY, RetryPolicy(attempts=2, first_delay_s=0.0))
+    await exported(ListedRun([at_step(3)]), options(tmp_path / "model", destination=destination))
+    assert hub.created == [(REPOSITORY, True)]
+    assert [(commit["summary"], commit["deleted"]) for commit in hub.commits] == [
+        ("Step 3", ["model-00001-of-00002.safetensors"])
+    ]
+    assert sorted(hub.files) == ["README.md", "config.json", "epochal.json", "model.safetensors", "tokenizer.json"]
+    hub.token = "another"
+    with pytest.raises(InvalidInput, match=r"hf://org/model: the Hub needs a token in HF_TOKEN"):
+        await exported(ListedRun([at_step(4)]), options(tmp_path / "refused", destination=destination))
+    hub.fail_with(503)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(ModelUnavailable, match="the Hub fails"):
+        await asyncio.wait_for(
+            exported(ListedRun([at_step(4)]), options(tmp_path / "failed", destination=destination)), 60
+        )
+
+
+@pytest.mark.parametrize("text", ["", "model", "hf://", "hf://org", "hf://a/b/c", "s3://", "ftp://x/y"])
+def test_destination_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--to"):
+        parse_destination(text, by_step=False)

@@ -1,0 +1,97 @@
+"""A model in a bucket: obstore against a real S3 API."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from state.config.data_location import S3, Gcp
+from state.config.model import Gcs
+from state.errors import InvalidInput, ModelUnavailable
+from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.model_files import CONFIG, write_model
+from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
+from trainers.sources import reading
+from trainers.sources.bucket import BucketFolder
+from trainers.sources.folder_source import FolderSource
+from trainers.sources.opening import names_a_source, open_source
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+B = np.array([0.5, -1.25], np.float32)
+SHAPES = {"a": (2, 3), "b": (2,)}
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    return empty_bucket(s3_url)
+
+
+def upload(store: Any, folder: Path, prefix: str) -> None:
+    import obstore
+
+    for path in folder.iterdir():
+        obstore.put(store, f"{prefix}/{path.name}", path.read_bytes())
+
+
+def source(url: str, folder: str) -> FolderSource:
+    return FolderSource(BucketFolder(S3(bucket_name=BUCKET, filter_directory=folder, endpoint=url)))
+
+
+def test_folder_of_a_bucket_gives_config_and_tensors_by_ranges(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 8)
+    upload(bucket, write_model(tmp_path / "m", {"a": A}, {"b": B}, code="BF16"), "models/m")
+    upload(bucket, write_model(tmp_path / "other", {"c": B}), "models/mm")
+    found = source(s3_url, "models/m/")
+    assert found.config() == CONFIG
+    assert {name: values.tolist() for name, values in found.tensors(SHAPES)} == {"a": A.tolist(), "b": B.tolist()}
+    assert list(found.tokenizer_files()) == []
+
+
+def test_file_that_changes_while_it_is_read_is_refused(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    import obstore
+
+    upload(bucket, write_model(tmp_path, {"a": A, "b": B}), "m")
+    tensors = source(s3_url, "m").tensors(SHAPES)
+    next(tensors)
+    path = tmp_path / "model.safetensors"
+    obstore.put(bucket, "m/model.safetensors", path.read_bytes()[:-1] + b"x")
+    with pytest.raises(InvalidInput, match=r"s3://tokens/m/model\.safetensors changed while it was read"):
+        next(tensors)
+
+
+def test_folder_or_bucket_that_is_not_there_is_named(bucket: Any, s3_url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"s3://tokens/nothing holds no config\.json"):
+        source(s3_url, "nothing").config()
+    with pytest.raises(InvalidInput, match=r"s3://gone/x does not exist"):
+        FolderSource(BucketFolder(S3(bucket_name="gone", filter_directory="x", endpoint=s3_url))).config()
+
+
+async def test_bucket_that_fails_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        return HttpReply(503)
+
+    async with http_server(answer) as url:
+        found = source(url, "m")
+        with pytest.raises(ModelUnavailable, match=r"s3://tokens/m cannot be read"):
+            await asyncio.to_thread(found.config)
+
+
+def test_state_file_names_a_bucket_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Gcs(bucket="b", prefix="models/m")
+    assert names_a_source(checkpoint)
+    assert open_source(checkpoint).place == "gs://b/models/m"
+    assert BucketFolder(Gcp(bucket_name="b", filter_directory="")).place == "gs://b"
