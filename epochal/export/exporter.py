@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What is exported, and where to.
+    """The choices for an export: what is written, and where to.
 
     Attributes:
         out: the new folder; of a followed run, the folder of a folder for each step.

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from epochal.export.checkpoint_stream import CheckpointStream
-from epochal.export.plan import Shard, plan_export
+from epochal.export.plan import WeightsShard, plan_export
 from runtime.durable_files import make_folder, sync_folder
 from runtime.os_errors import Obstacle, obstacle_of, reason_of
 from state.config.model import ModelSpec
@@ -74,7 +74,7 @@ class ExportNote:
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What an export writes beside the weights.
+    """The content of an export beside the weights.
 
     Attributes:
         run_id: the run.
@@ -124,7 +124,7 @@ async def write_export(folder: Path, model: ExportedModel, reference: Checkpoint
             file.write(data)
 
 
-async def _write_shard(file: BinaryIO, shard: Shard, kind: FloatType, stream: CheckpointStream) -> None:
+async def _write_shard(file: BinaryIO, shard: WeightsShard, kind: FloatType, stream: CheckpointStream) -> None:
     file.write(shard.header)
     for name, shape in shard.parameters:
         left = math.prod(shape)

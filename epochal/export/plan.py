@@ -20,7 +20,7 @@ _ALIGNMENT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class WeightsShard:
     """One file of weights.
 
     Attributes:
@@ -45,7 +45,7 @@ class ExportPlan:
     """
 
     kind: FloatType
-    shards: tuple[Shard, ...]
+    shards: tuple[WeightsShard, ...]
     index: bytes | None
 
 
@@ -65,7 +65,7 @@ def plan_export(
     for number, group in enumerate(groups, start=1):
         name = WEIGHTS_FILE if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         stored = tuple(part for parameter in group for part in _stored(parameter, model_type))
-        shards.append(Shard(name, group, stored, _header(stored, kind)))
+        shards.append(WeightsShard(name, group, stored, _header(stored, kind)))
     return ExportPlan(kind, tuple(shards), None if len(shards) == 1 else _index(shards, kind))
 
 
@@ -104,7 +104,7 @@ def _header(stored: Sequence[NamedShape], kind: FloatType) -> bytes:
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _index(shards: Sequence[Shard], kind: FloatType) -> bytes:
+def _index(shards: Sequence[WeightsShard], kind: FloatType) -> bytes:
     count = sum(count_of(shard.stored) for shard in shards)
     weight_map = {name: shard.name for shard in shards for name, _ in shard.stored}
     found = {

@@ -29,6 +29,7 @@ class RunView:
     """A run as an export sees it.
 
     Attributes:
+        spec: the run's model, complete once there is a checkpoint.
         checkpoints: those that are held, the newest last.
         is_finished: whether no further checkpoint is expected.
     """
@@ -73,7 +74,7 @@ class StoredRun:
             raise StoreFailed(f"{self._store.name} holds no journal")
         run = replay(last).run
         state = run.state_file
-        return RunView(state, state.model.LLM.spec, run.checkpoints, run.phase is RunState.FINISHED)
+        return RunView(state, run.model or state.model.LLM.spec, run.checkpoints, run.phase is RunState.FINISHED)
 
     async def news(self, view: RunView) -> RunView:
         del view  # a store says nothing of its own accord
@@ -103,8 +104,9 @@ class ServedRun:
 
     async def now(self) -> RunView:
         document, state = await config_of(self._client)
-        is_finished = document.run_state is RunState.FINISHED
-        return RunView(state, state.model.LLM.spec, await self._client.checkpoints(), is_finished)
+        digest, is_finished = document.model_sha256, document.run_state is RunState.FINISHED
+        spec = state.model.LLM.spec if digest is None else await self._client.model(digest)
+        return RunView(state, spec, await self._client.checkpoints(), is_finished)
 
     async def news(self, view: RunView) -> RunView:
         newest = view.checkpoints[-1] if view.checkpoints else None

@@ -1,11 +1,10 @@
 """Opens the source of a model that a state file's `checkpoint` names."""
 
 from pathlib import Path
-from typing import Any
 
 from data_providers.sources.bucket_stores import Bucket
 from state.config.data_location import S3, Gcp
-from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint
+from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
 from state.errors import InternalError, InvalidInput
 from trainers.sources.bucket import BucketFolder
 from trainers.sources.folder_source import FolderSource
@@ -60,10 +59,10 @@ def names_a_source(checkpoint: Checkpoint) -> bool:
     return isinstance(checkpoint, LocalCheckpoint | Hub) or _bucket_of(checkpoint) is not None
 
 
-def _bucket_of(checkpoint: Any) -> Bucket | None:
+def _bucket_of(checkpoint: Checkpoint) -> Bucket | None:
     if isinstance(checkpoint, Gcs):
         return Gcp(bucket_name=checkpoint.bucket, filter_directory=checkpoint.prefix or "")
-    if checkpoint.variant == "S3":
+    if isinstance(checkpoint, S3Checkpoint):
         return S3(
             bucket_name=checkpoint.bucket,
             filter_directory=checkpoint.prefix or "",

@@ -28,7 +28,7 @@ ZERO_BUFFERS = (".e_score_correction_bias",)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """A stored tensor, by its name and its file."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     tensor: StoredTensor
 
 
-Located = dict[str, list[Part]]
+Located = dict[str, list[StoredPart]]
 """The stored tensors of each parameter, whose numbers follow one another in it."""
 
 
@@ -80,19 +80,19 @@ def locate(files: Sequence[WeightsFile], shapes: Shapes, place: str) -> Located:
     return located
 
 
-def _stored_by_name(files: Sequence[WeightsFile]) -> dict[str, Part]:
-    stored: dict[str, Part] = {}
+def _stored_by_name(files: Sequence[WeightsFile]) -> dict[str, StoredPart]:
+    stored: dict[str, StoredPart] = {}
     for file in files:
         for name, tensor in file.tensors.items():
             if name in stored:
                 raise InvalidInput(f"{file.place}: {name!a} is in {stored[name].file.place} too", place=file.place)
-            stored[name] = Part(name, file.file, tensor)
+            stored[name] = StoredPart(name, file.file, tensor)
     return stored
 
 
 def _parts_of(
-    name: str, shape: tuple[int, ...], stored: Mapping[str, Part], other_names: Mapping[str, str]
-) -> tuple[list[Part], list[str]]:
+    name: str, shape: tuple[int, ...], stored: Mapping[str, StoredPart], other_names: Mapping[str, str]
+) -> tuple[list[StoredPart], list[str]]:
     """Return the stored tensors of a parameter, and what is wrong with them."""
     wanted = [(name, shape)]
     if name not in stored:
@@ -115,7 +115,7 @@ def _parts_of(
     return parts, wrong
 
 
-def _is_second_copy(part: Part, stored: Mapping[str, Part], used: set[str]) -> bool:
+def _is_second_copy(part: StoredPart, stored: Mapping[str, StoredPart], used: set[str]) -> bool:
     """Return whether a matrix has the same bytes as one that is a parameter: weights that are tied, stored twice."""
     if len(part.tensor.shape) < 2:
         return False
@@ -124,14 +124,14 @@ def _is_second_copy(part: Part, stored: Mapping[str, Part], used: set[str]) -> b
     return any((other.tensor.code, other.tensor.shape) == kind and _are_equal(part, other) for other in alike)
 
 
-def _is_zero_buffer(part: Part) -> bool:
+def _is_zero_buffer(part: StoredPart) -> bool:
     """Return whether the tensor is a buffer in which every byte is zero."""
     if not part.name.endswith(ZERO_BUFFERS) or part.tensor.stop - part.tensor.start > CHUNK_BYTES:
         return False
     return not any(read_bytes(part.file, part.tensor.start, part.tensor.stop))
 
 
-def _are_equal(one: Part, other: Part) -> bool:
+def _are_equal(one: StoredPart, other: StoredPart) -> bool:
     size_bytes = one.tensor.stop - one.tensor.start
     for start in range(0, size_bytes, CHUNK_BYTES):
         stop = min(start + CHUNK_BYTES, size_bytes)
@@ -141,7 +141,7 @@ def _are_equal(one: Part, other: Part) -> bool:
     return True
 
 
-def _read(name: str, shape: Sequence[int], parts: Sequence[Part]) -> Float32Array:
+def _read(name: str, shape: Sequence[int], parts: Sequence[StoredPart]) -> Float32Array:
     try:
         values = np.empty(math.prod(shape), np.float32)
     except MemoryError as error:
@@ -154,7 +154,7 @@ def _read(name: str, shape: Sequence[int], parts: Sequence[Part]) -> Float32Arra
     return values.reshape(tuple(shape))
 
 
-def _fill(values: Float32Array, part: Part) -> None:
+def _fill(values: Float32Array, part: StoredPart) -> None:
     """Fill a flat array with the numbers of a stored tensor.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from state.config.data_location import S3, Gcp
-from state.config.model import Gcs
+from state.config.model import Gcs, S3Checkpoint
 from state.errors import InvalidInput, ModelUnavailable
 from tests.support.data_http import HttpReply, HttpRequest, http_server
 from tests.support.model_files import CONFIG, write_model
@@ -90,8 +90,10 @@ async def test_bucket_that_fails_is_unavailable(monkeypatch: pytest.MonkeyPatch)
             await asyncio.to_thread(found.config)
 
 
-def test_state_file_names_a_bucket_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_names_buckets(bucket: Any, s3_url: str, tmp_path: Path) -> None:
     checkpoint = Gcs(bucket="b", prefix="models/m")
     assert names_a_source(checkpoint)
     assert open_source(checkpoint).place == "gs://b/models/m"
     assert BucketFolder(Gcp(bucket_name="b", filter_directory="")).place == "gs://b"
+    upload(bucket, write_model(tmp_path, {"a": A, "b": B}), "m")
+    assert open_source(S3Checkpoint(bucket=BUCKET, prefix="m", endpoint=s3_url)).config() == CONFIG
