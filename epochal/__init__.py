@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     from data_providers.ranged import RangedDataProvider as RangedDataProvider
     from data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
     from runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
+    from state.config.model import ModelSpec as ModelSpec
     from state.config.state_file import (
         PackingConfig as PackingConfig, StateFile as StateFile, parse_state as parse_state,
     )
@@ -71,6 +72,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     from trainers.learner import (
         InnerState as InnerState, Learner as Learner, Loss as Loss, LossOptions as LossOptions, Model as Model,
     )
+    from trainers.packages import TrainerSetup as TrainerSetup
     from trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
     # fmt: on
 
@@ -99,11 +101,13 @@ _EXPORTS = {
     "batching.chunking.columns": "ColumnChunk chunk_columns",
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
+    "trainers.packages": "TrainerSetup",
     "trainers.learner": "Learner Model Loss LossOptions InnerState",
     "batching.micro_batches": "Example",
     "coordinator_client.http": "CoordinatorClient",
     "runtime.retry": "RetryPolicy system_jitter",
     "state.config.state_file": "StateFile PackingConfig parse_state",
+    "state.config.model": "ModelSpec",
     "state.intervals": "BatchId DataIds",
     "state.errors": (
         "EpochalError InvalidInput InvalidConfig Mistake InvalidDocument InvalidResult Unsupported Refused "

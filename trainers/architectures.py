@@ -60,11 +60,20 @@ def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
 
 _TRANSFORMERS = (("torch", "transformers"), "torch")
 
+
+def _open_custom(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
+    del options
+    from trainers.packages import open_custom_model
+
+    return open_custom_model(spec)
+
+
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
     Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
     Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
     Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
     Architecture.HF_AUTO: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
+    Architecture.CUSTOM: ArchitectureEntry(_open_custom),
 }
 
 
@@ -79,6 +88,7 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
     Raises:
         Unsupported: this version does not train the architecture, its config is missing or wrong, or libraries that it
             needs are not installed; the message says which line to change, or what to install.
+        InvalidInput: the model belongs to a trainer of another package that cannot be imported here.
     """
     if spec.dummy:
         from trainers.null import DummyModel

@@ -6,15 +6,24 @@ from dataclasses import dataclass
 from batching.chunking.policies import POLICIES
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
-from state.config.model import AdamW, DataType, DummyOptimizer, ModelSpec
+from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, Mistake, Unsupported
+from state.messages import MAX_NAME_CHARS
 from trainers.architectures import NUMPY, TORCH, check_trainer, open_model
 from trainers.learner import Model
 from trainers.learner_trainer import LearnerTrainer
 from trainers.mesh.options import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
 from trainers.null import NullTrainer
+from trainers.packages import (
+    TrainerSetup,
+    installed_trainers,
+    open_packaged_trainer,
+    place_of_trainer,
+    trainer_class,
+    trainer_of,
+)
 from trainers.protocol import Trainer
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer
@@ -61,18 +70,21 @@ def open_trainer(
     """Open the trainer of this name for the run that the state file describes.
 
     Args:
-        name: one of `TRAINERS`.
+        name: one of `TRAINERS`, or the trainer of a package: its entry point, or `module:Class`.
         state: the run's state file.
         spec: the run's model, complete.
         worker: runs the trainer's arithmetic; closed by the trainer.
         options: for the trainers that have some.
 
     Raises:
-        InvalidInput: no trainer has this name; the user's fault, the message lists the names. Or this machine lacks a
-            device or a package that the trainer needs.
+        InvalidInput: no trainer has this name, or the run is trained by another one; the user's fault, the message says
+            which names there are. Or this machine lacks a device or a package that the trainer needs.
         Unsupported: the trainer cannot train what the file asks for; the message names the lines to change.
     """
     check_trainer_name(name)
+    _check_is_the_runs(name, spec)
+    if name not in TRAINERS:
+        return open_packaged_trainer(TrainerSetup(name, state, spec, worker))
     if name == REMOTE:
         return _open_remote(state, spec, worker, options.remote)
     if name == NULL:
@@ -96,9 +108,11 @@ async def open_mesh_trainer(
         worker: as in `open_trainer`.
 
     Raises:
+        InvalidInput: the run is trained by a trainer of another package.
         Unsupported: the trainer cannot train what the file asks for.
         MeshBroken: the processes did not start.
     """
+    _check_is_the_runs(NUMPY, spec)
     _optimizer_of(NUMPY, state)
     check_trainer(NUMPY, spec.architecture)
     _model_of(NUMPY, spec)
@@ -108,9 +122,26 @@ async def open_mesh_trainer(
 
 
 def check_trainer_name(name: str) -> None:
-    """Raise `InvalidInput` unless there is a trainer of this name."""
-    if name not in TRAINERS:
-        raise InvalidInput(f"there is no trainer {name!r}; allowed: {', '.join(TRAINERS)}", trainer=name)
+    """Raise `InvalidInput` unless there is a trainer of this name; one of another package is imported."""
+    if name in TRAINERS:
+        return
+    if place_of_trainer(name) is None:
+        known = ", ".join((*TRAINERS, *installed_trainers()))
+        message = f"there is no trainer {name!r}; allowed: {known}; or module:Class, a class of a package"
+        raise InvalidInput(message, trainer=name)
+    if len(name) > MAX_NAME_CHARS:
+        message = f"trainer {name!r} has a name of more than {MAX_NAME_CHARS} characters; register it as an entry point"
+        raise InvalidInput(message, trainer=name)
+    trainer_class(name, f"trainer {name!r}")
+
+
+def _check_is_the_runs(name: str, spec: ModelSpec) -> None:
+    """Raise `InvalidInput` if the run's model belongs to another trainer; `null` goes with every model."""
+    if spec.architecture is not Architecture.CUSTOM or spec.dummy or name == NULL:
+        return
+    wanted = trainer_of(spec)
+    if name in TRAINERS or (name != wanted and place_of_trainer(name) != place_of_trainer(wanted)):
+        raise InvalidInput(f"the run has a model of the trainer {wanted!r}; allowed: --trainer {wanted}", trainer=name)
 
 
 def _open_remote(state: StateFile, spec: ModelSpec, worker: Worker, remote: RemoteOptions | None) -> RemoteTrainer:

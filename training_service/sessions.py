@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from batching.micro_batches import Example
 from runtime.clock import Clock
-from state.config.model import ModelSpec
+from state.config.model import Architecture, ModelSpec
 from state.errors import Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
@@ -148,6 +148,9 @@ def open_served_model(spec: ModelSpec) -> Model:
         Refused: `invalid-body` for an architecture that is not trained here; `body-too-large` for parameters that do
             not fit in a message.
     """
+    if spec.architecture is Architecture.CUSTOM:  # it would import what a stranger names
+        message = f"architecture {spec.architecture} is trained by clients themselves, not by a training service"
+        raise Refused(Refusal.INVALID_BODY, message)
     try:
         model = open_model(spec)
     except Unsupported as error:

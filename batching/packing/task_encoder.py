@@ -9,7 +9,6 @@ stage's name and the sample's index, so that every client, and a restored packer
 """
 
 import hashlib
-import importlib
 import json
 import random  # noqa: TID251 (what users' encoders draw from, seeded for each sample)
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -25,6 +23,7 @@ import numpy.typing as npt
 
 from batching.packing.samples import EncodedSample, Labels, RawSample, packed_row
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from runtime.import_by_name import import_by_name
 from state.errors import InvalidInput
 
 STATELESS = "__epochal_stateless__"
@@ -202,17 +201,8 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
     """Make the task encoder `module:Class`, by default a `TaskEncoder`; `InvalidInput` says why it cannot be made."""
     if place is None:
         return TaskEncoder(context)
-    module_name, _, class_name = place.partition(":")
     shown = f"packing.task_encoder {place!r}"
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in class_name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # the module is the user's own and may raise anything
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            hint = f"; {_where_to_find(error.name)}"
-        raise InvalidInput(f"{shown} cannot be imported: {type(error).__name__}: {error}{hint}", place=place) from error
+    found = import_by_name(place, shown)
     if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
         raise InvalidInput(f"{shown} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place)
     try:
@@ -224,14 +214,6 @@ def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
             f"{shown} has no context; allowed: an __init__(context) that calls TaskEncoder's", place=place
         )
     return encoder
-
-
-def _where_to_find(module: str) -> str:
-    """Return what to do about a module that is not found; commands do not look in the folder that they start in."""
-    here = Path.cwd()
-    if (here / f"{module}.py").is_file() or (here / module).is_dir():
-        return f"{here} holds it: set PYTHONPATH={here}"
-    return f"install its package, or set PYTHONPATH to the folder that holds {module}.py (this one does not: {here})"
 
 
 def _encoded_record(record: Any, index: int) -> EncodedSample:

@@ -21,7 +21,7 @@ from state.config.data_location import DummyData, Local, Preprocessed, Server, W
 from state.config.model import DataType, LocalCheckpoint, ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
-from state.errors import EpochalError, Unsupported
+from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
 from trainers.genesis import make_first_model
 
@@ -29,7 +29,7 @@ DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
 _LLM = ("model", "LLM")
 _DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
-_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf"))
+_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf", "custom"))
 _CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
 LOOK_TIMEOUT_S = 60.0
 """Seconds for the answer of each place that is looked at in the files of a `data.toml`."""
@@ -130,11 +130,11 @@ def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = (
     """Return the number of tokens of the run's model, as far as it is known on this machine.
 
     It is None if the model's part of the file is wrong, its config is at its checkpoint, this version or what is
-    installed here does not train it, or it takes every token.
+    installed here (a library, a trainer's package) does not train it, or it takes every token.
     """
     if _MODEL_PARTS.intersection(wrong_parts):
         return None
-    with contextlib.suppress(Unsupported):
+    with contextlib.suppress(InvalidInput, Unsupported):
         return _vocabulary(state.model.LLM.spec)
     return None
 

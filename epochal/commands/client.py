@@ -107,7 +107,8 @@ TrainerOption = Annotated[
     str,
     typer.Option(
         help="What computes: numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
-        " remote (a training service), or null (nothing; for tests)."
+        " remote (a training service), null (nothing; for tests), or the trainer of a package, by its name or as"
+        " module:Class."
     ),
 ]
 TrainerUrlOption = Annotated[

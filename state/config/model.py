@@ -1,17 +1,21 @@
 """The model's part of `state.toml`, `[model.LLM]`: architecture, checkpoint, learning rate and optimizer."""
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from state.config.data_location import DataLocation, Url
+from state.config.free_table import check_free_table
 from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
 MAX_HF_CONFIG_BYTES = 256 * 1024
 """Maximum size of a Hugging Face config as JSON."""
+MAX_CUSTOM_BYTES = 64 * 1024
+"""Maximum size of the table of a custom model as JSON."""
+TRAINER = "trainer"
+"""The key in the table of a custom model that names the trainer to which the model belongs."""
 
 OptionalText = Annotated[str | None, Field(min_length=1, description="a string that is not empty, or no such line")]
 ClipNorm = Annotated[float | None, Field(gt=0, description="a number above 0, or no such line")]
@@ -24,9 +28,7 @@ def _check_hf_config(config: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if not isinstance(config.get("model_type"), str):
         raise ValueError("no model_type")
-    text = json.dumps(config, allow_nan=False)
-    if len(text) > MAX_HF_CONFIG_BYTES:
-        raise ValueError("too long")
+    check_free_table(config, MAX_HF_CONFIG_BYTES)
     return config
 
 
@@ -40,14 +42,37 @@ HfConfig = Annotated[
 ]
 
 
+def _check_custom(table: dict[str, Any] | None) -> dict[str, Any] | None:
+    if table is None:
+        return None
+    if not isinstance(table.get(TRAINER), str) or not table[TRAINER]:
+        raise ValueError("no trainer")
+    check_free_table(table, MAX_CUSTOM_BYTES)
+    return table
+
+
+CustomTable = Annotated[
+    dict[str, Any] | None,
+    AfterValidator(_check_custom),
+    Field(
+        description="a table with a `trainer`, the name of an entry point or `module:Class`, and with values of that "
+        f"trainer's own, at most {MAX_CUSTOM_BYTES} bytes as JSON"
+    ),
+]
+
+
 class Architecture(StrEnum):
-    """The kinds of models. `EpochalNgram` is Epochal's embedded one, the others are Psyche's."""
+    """The kinds of models.
+
+    `EpochalNgram` is Epochal's embedded one, `Custom` that of a trainer from another package; the others are Psyche's.
+    """
 
     EPOCHAL_NGRAM = "EpochalNgram"
     HF_LLAMA = "HfLlama"
     HF_DEEPSEEK = "HfDeepseek"
     HF_AUTO = "HfAuto"
     TORCHTITAN = "Torchtitan"
+    CUSTOM = "Custom"
 
 
 HF_ARCHITECTURES = frozenset({Architecture.HF_LLAMA, Architecture.HF_DEEPSEEK, Architecture.HF_AUTO})
@@ -222,12 +247,14 @@ class ModelSpec(Section):
     Attributes:
         ngram: the size, if the architecture is `EpochalNgram`.
         hf: the Hugging Face config, if the architecture is one of `HF_ARCHITECTURES`; None if it is not known yet.
+        custom: the table of the trainer to which the model belongs, if the architecture is `Custom`.
         dummy: whether the model is Psyche's without arithmetic (`checkpoint = "Dummy"`), whatever the architecture.
     """
 
     architecture: Annotated[Architecture, Field(strict=False)]
     ngram: NgramConfig = NgramConfig()
     hf: HfConfig = None
+    custom: CustomTable = None
     dummy: bool = False
 
     @property
@@ -263,12 +290,14 @@ class LlmConfig(Section):
     optimizer: Optimizer
     ngram: NgramConfig = NgramConfig()
     hf: HfConfig = None
+    custom: CustomTable = None
 
     @property
     def spec(self) -> ModelSpec:
         """The part that describes the model, as far as the file does; `checkpoint` may name where the rest is."""
         is_dummy = isinstance(self.checkpoint, DummyCheckpoint)
-        return ModelSpec(architecture=self.architecture, ngram=self.ngram, hf=self.hf, dummy=is_dummy)
+        kind = self.architecture
+        return ModelSpec(architecture=kind, ngram=self.ngram, hf=self.hf, custom=self.custom, dummy=is_dummy)
 
     @property
     def is_made_from_seed(self) -> bool:

@@ -35,6 +35,13 @@ _STAND_INS: Mapping[tuple[str, ...], Any] = {
 }
 """Valid values for the parts of a file that have no default, to stand in for parts that are wrong."""
 Part = tuple[str, ...]
+_RULED: tuple[frozenset[Part], ...] = (
+    frozenset({("config",)}),
+    frozenset({("progress",), ("packing",), ("access",), (*_LLM, "cold_start_warmup_steps")}),
+    frozenset({(*_LLM, "hf")}),
+    frozenset({(*_LLM, "architecture"), (*_LLM, "custom")}),
+)
+"""The parts that have rules over several fields, which have no place of their own; they are replaced in turn."""
 
 
 def valid_part(tree: Mapping[str, Any]) -> tuple[StateFile | None, frozenset[Part]]:
@@ -48,14 +55,9 @@ def valid_part(tree: Mapping[str, Any]) -> tuple[StateFile | None, frozenset[Par
             return StateFile.model_validate(_with_stand_ins(tree, replaced)), replaced
         except ValidationError as error:
             found = {_part_of(problem["loc"]) for problem in error.errors(include_url=False, include_input=False)}
-        # A broken rule over several fields has no place: the parts that have such rules are replaced in turn.
-        wrong = frozenset(part if part else ("config",) for part in found) - replaced
-        if not wrong:
-            wrong = (
-                frozenset({("progress",), ("packing",), ("access",), (*_LLM, "cold_start_warmup_steps"), (*_LLM, "hf")})
-                - replaced
-            )
-        if not wrong:
+        broken = frozenset(part for part in found if part) - replaced
+        wrong = next(filter(None, (broken, *(parts - replaced for parts in _RULED))), None)
+        if wrong is None:
             return None, replaced
         replaced |= wrong
 

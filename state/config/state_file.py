@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from state.config.mistakes import Rule, broken_rules, parse_file
-from state.config.model import HF_ARCHITECTURES, DataType, LlmConfig
+from state.config.model import HF_ARCHITECTURES, Architecture, DataType, LlmConfig
 from state.config.schema import Duration, Natural, Positive, Section, known_places
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -222,6 +222,16 @@ RULES = (
         ("model.LLM.hf", "model.LLM.architecture"),
         lambda config, kind: config is None or kind in HF_ARCHITECTURES,
         "no such table where model.LLM.architecture is {1}; it is the config of an `Hf…` one",
+    ),
+    Rule(
+        ("model.LLM.architecture", "model.LLM.custom"),
+        lambda kind, custom: kind != Architecture.CUSTOM or custom is not None,
+        '"Custom" only with a table `[model.LLM.custom]`, whose `trainer` names the trainer',
+    ),
+    Rule(
+        ("model.LLM.custom", "model.LLM.architecture"),
+        lambda custom, kind: custom is None or kind == Architecture.CUSTOM,
+        'no such table where model.LLM.architecture is {1}; only "Custom" has one',
     ),
     Rule(
         ("packing.task_encoder", "model.LLM.data_type"),

@@ -119,6 +119,17 @@ optimizers = st.one_of(
 )
 
 
+custom_tables = st.fixed_dictionaries(
+    {"trainer": text},
+    optional={
+        "name": text,
+        "sizes": st.lists(naturals),
+        "rate": numbers,
+        "layer": st.dictionaries(text, st.booleans()),
+    },
+)
+
+
 @st.composite
 def accesses(draw: st.DrawFn) -> dict[str, Any]:
     mode = draw(st.sampled_from(["open", "keys", "invitations"]))
@@ -158,6 +169,8 @@ def state_files(draw: st.DrawFn) -> StateFile:
         "lr_schedule": draw(schedules),
         "optimizer": draw(optimizers),
     }
+    if tables["model"]["LLM"]["architecture"] == "Custom":
+        tables["model"]["LLM"]["custom"] = draw(custom_tables)
     tables["access"] = draw(accesses())
     tables["packing"] = {
         "pool_size": draw(st.integers(1, 65_536)),

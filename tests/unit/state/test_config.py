@@ -34,6 +34,7 @@ from state.config.model import (
     Gcs,
     Hub,
     LocalCheckpoint,
+    ModelSpec,
     NgramConfig,
     P2PGcs,
 )
@@ -285,3 +286,10 @@ def test_data_file_for_a_run_without_data_server_is_refused() -> None:
     assert (where.path, length.path) == ("", "seq_len")
     assert "model.LLM.data_location in state.toml" in where.allowed
     assert (length.value, length.allowed) == ("8", "16, as model.LLM.max_seq_len in state.toml")
+
+
+def test_table_of_a_custom_model_keeps_its_values() -> None:
+    table = {"trainer": "lab", "layers": [{"width": 3, "rate": 0.5}], "bias": True}
+    state = state_file(model__LLM__architecture="Custom", model__LLM__custom=table)
+    assert state.model.LLM.spec == ModelSpec(architecture=Architecture.CUSTOM, custom=table)
+    assert parse_state(dump_state(state), "state.toml") == state

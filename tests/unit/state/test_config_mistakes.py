@@ -1,5 +1,7 @@
 """A mistake names its path, the value, what is allowed and the nearest known key; all of a file come together."""
 
+import math
+from datetime import date
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.config.data_file import parse_data_config
+from state.config.model import MAX_CUSTOM_BYTES
 from state.config.state_file import parse_state
 from state.errors import InvalidConfig, Mistake
 from tests.support.states import state_file, state_tables
@@ -89,6 +92,13 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("model__LLM__checkpoint", 5),
         ("model__LLM__optimizer", ["Dummy"]),
         ("model__LLM__ngram__context", 0),
+        ("model__LLM__custom", "lab"),
+        ("model__LLM__custom", {"width": 3}),
+        ("model__LLM__custom", {"trainer": ""}),
+        ("model__LLM__custom", {"trainer": "lab", "since": date(2024, 1, 1)}),
+        ("model__LLM__custom", {"trainer": "lab", "rate": math.inf}),
+        ("model__LLM__custom", {"trainer": "lab", "name": "x" * MAX_CUSTOM_BYTES}),
+        ("model__LLM__hf", {"model_type": "llama", "since": date(2024, 1, 1)}),
         ("access__mode", "closed"),
         ("access__keys", ["AB" * 32]),
         ("merge__local_steps", 0),
@@ -217,6 +227,8 @@ def test_empty_file_misses_each_required_part_once() -> None:
         ),
         ({"model__LLM__cold_start_warmup_steps": 10}, "model.LLM.cold_start_warmup_steps"),
         ({"model__LLM__hf": {"model_type": "llama"}}, "model.LLM.hf"),
+        ({"model__LLM__architecture": "Custom"}, "model.LLM.architecture"),
+        ({"model__LLM__custom": {"trainer": "lab"}}, "model.LLM.custom"),
         ({"access__mode": "keys"}, "access.keys"),
         ({"access__keys": ["ab" * 32]}, "access.keys"),
         ({"access__mode": "invitations"}, "access.invitations"),
@@ -292,7 +304,7 @@ json_like = st.recursive(
     max_leaves=8,
 )
 PATHS = """run_id run_state config config__warmup_time progress model model__LLM model__LLM__data_location
-    model__LLM__optimizer model__LLM__lr_schedule access access__keys"""
+    model__LLM__optimizer model__LLM__lr_schedule model__LLM__custom access access__keys"""
 
 
 def paths_of_mistakes(text: str) -> list[str]:

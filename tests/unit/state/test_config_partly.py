@@ -31,6 +31,8 @@ def test_valid_file_is_taken_as_it_is() -> None:
         ({"model__LLM__optimizer": "Adam"}, (*LLM, "optimizer")),
         ({"model__LLM__data_location": {"Locl": "x"}}, (*LLM, "data_location")),
         ({"packing__task_encoder": "a:B"}, ("packing",)),
+        ({"model__LLM__architecture": "Custom"}, (*LLM, "architecture")),
+        ({"model__LLM__custom": {"width": 3}}, (*LLM, "custom")),
     ],
 )
 def test_only_the_part_that_is_wrong_is_replaced(overrides: dict[str, Any], part: tuple[str, ...]) -> None:

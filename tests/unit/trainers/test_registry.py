@@ -18,7 +18,7 @@ def test_registry_with_an_unknown_trainer_names_those_that_there_are() -> None:
 @pytest.mark.parametrize("name", ["numpy", "null", "torch"])
 def test_registry_with_an_unknown_architecture_names_the_line_to_change(name: str) -> None:
     state = state_file(model__LLM__architecture="Torchtitan")
-    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is Torchtitan; allowed: EpochalNgram or Hf"):
+    with pytest.raises(Unsupported, match=r"model\.LLM\.architecture is Torchtitan; allowed: Custom or EpochalNgram"):
         open_trainer(name, state, state.model.LLM.spec, InlineWorker())
 
 

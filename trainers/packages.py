@@ -1,0 +1,171 @@
+"""Trainers from other packages: a class that `--trainer` or a state file names, imported when it is asked for.
+
+A package registers its class in the entry point group `epochal.trainers`; a class without an entry point is named as
+`module:Class`. The class has `open(setup)`, which returns the trainer of a client, and, if its model is one of its own
+(`architecture = "Custom"`), `open_model(spec)`.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+from runtime.import_by_name import import_by_name
+from runtime.worker_thread import Worker
+from state.config.model import TRAINER, ModelSpec
+from state.config.state_file import StateFile
+from state.errors import EpochalError, InvalidInput
+from trainers.learner import Model
+from trainers.protocol import Trainer
+
+ENTRY_POINT_GROUP = "epochal.trainers"
+_TRAINER_PARTS = (
+    *("name", "vocabulary", "loads_data", "initial_parameters", "train"),
+    *("commit_inner_state", "roll_back_inner_state", "aclose"),
+)
+_MODEL_PARTS = ("vocabulary", "shapes", "initial_parameters", "learner")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSetup:
+    """The facts with which a client's trainer is opened.
+
+    Attributes:
+        name: the name by which the user asked for the trainer; it becomes the trainer's `name`.
+        state: the run's state file.
+        spec: the run's model; `spec.custom` is the table `[model.LLM.custom]`.
+        worker: runs the trainer's arithmetic; the trainer's `aclose` closes it.
+    """
+
+    name: str
+    state: StateFile
+    spec: ModelSpec
+    worker: Worker
+
+
+class TrainerClass(Protocol):
+    """A class, or another object, that a package registers as its trainer."""
+
+    def open(self, setup: TrainerSetup) -> Trainer:
+        """Return a client's trainer. It may connect to services later, in the first `train`.
+
+        Raises:
+            EpochalError: it cannot be opened; any other exception is shown to the user as an `InvalidInput`.
+        """
+        ...
+
+    def open_model(self, spec: ModelSpec) -> Model:
+        """Return the model of `architecture = "Custom"` that `spec.custom` describes; needed for such runs only.
+
+        Its `shapes` and `initial_parameters` are used where the run's first checkpoint is made and checked, also by
+        the coordinator, and its `learner` by `epochal evaluate`.
+        """
+        ...
+
+
+def installed_trainers() -> list[str]:
+    """Return the names of the trainers that installed packages register."""
+    return sorted(entry_points(group=ENTRY_POINT_GROUP).names)
+
+
+def place_of_trainer(name: str) -> str | None:
+    """Return `module:Class` of a trainer by its name, which may be that already; None if no package registers it.
+
+    Raises:
+        InvalidInput: several packages register different classes under the name.
+    """
+    if ":" in name:
+        return name
+    found = {entry.value: entry for entry in entry_points(group=ENTRY_POINT_GROUP, name=name)}
+    if len(found) > 1:
+        registered = " and ".join(f"{entry.value} of {_package_of(entry)}" for entry in found.values())
+        raise InvalidInput(
+            f"several packages register a trainer {name!r}: {registered}; uninstall all but one, or name the class: "
+            "module:Class",
+            trainer=name,
+        )
+    return next(iter(found), None)
+
+
+def trainer_class(name: str, shown: str) -> TrainerClass:
+    """Import and return the class of a trainer.
+
+    Args:
+        name: of an entry point, or `module:Class`.
+        shown: the name as messages show it, with the option or line that names it.
+
+    Raises:
+        InvalidInput: there is no such trainer, several have the name, it cannot be imported, or it is no trainer.
+    """
+    place = place_of_trainer(name)
+    if place is None:
+        raise InvalidInput(
+            f"{shown} is not installed: no package registers it in {ENTRY_POINT_GROUP}; installed: "
+            f"{', '.join(installed_trainers()) or 'none'}; install its package, or name a class: module:Class",
+            trainer=name,
+        )
+    shown = shown if place == name else f"{shown} ({place})"
+    found = import_by_name(place, shown)
+    if not callable(getattr(found, "open", None)):
+        raise InvalidInput(
+            f"{shown} is {found!r}; allowed: a class with open(setup)",
+            trainer=name,
+        )
+    trainer: TrainerClass = found
+    return trainer
+
+
+def open_packaged_trainer(setup: TrainerSetup) -> Trainer:
+    """Open a package's trainer by the name in the setup.
+
+    Raises:
+        InvalidInput: there is no such trainer, or it cannot be opened.
+        EpochalError: an error that the trainer raises on purpose.
+    """
+    shown = f"trainer {setup.name!r}"
+    trainer = _called(shown, trainer_class(setup.name, shown).open, setup)
+    _check_parts(shown, trainer, _TRAINER_PARTS)
+    opened: Trainer = trainer
+    return opened
+
+
+def open_custom_model(spec: ModelSpec) -> Model:
+    """Open the model of `architecture = "Custom"`. Raises as `open_packaged_trainer` does."""
+    name = trainer_of(spec)
+    shown = f"model.LLM.custom.trainer {name!r}"
+    opener = getattr(trainer_class(name, shown), "open_model", None)
+    if not callable(opener):
+        raise InvalidInput(
+            f'{shown} has no open_model(spec), which architecture = "Custom" needs; allowed: a class with '
+            "both open(setup) and open_model(spec)",
+            trainer=name,
+        )
+    model: Model = _called(shown, opener, spec)
+    _check_parts(shown, model, _MODEL_PARTS)
+    return model
+
+
+def trainer_of(spec: ModelSpec) -> str:
+    """Return the name of the trainer to which a custom model belongs. Raise `InvalidInput` if the spec has no table."""
+    if spec.custom is None:
+        raise InvalidInput('architecture = "Custom" without a table [model.LLM.custom] that names its `trainer`')
+    name: str = spec.custom[TRAINER]
+    return name
+
+
+def _called(shown: str, opener: Any, argument: Any) -> Any:
+    try:
+        return opener(argument)
+    except EpochalError:
+        raise
+    except Exception as error:  # the other package's code may raise anything
+        raise InvalidInput(f"{shown} cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def _check_parts(shown: str, found: Any, parts: tuple[str, ...]) -> None:
+    missing = [part for part in parts if not hasattr(found, part)]
+    if missing:
+        raise InvalidInput(f"{shown} opened a {type(found).__name__} without {', '.join(missing)}")
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
