@@ -7,6 +7,7 @@ spec says the same as the state file as far as that goes, and all of it once the
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,7 +29,10 @@ MAX_FIRST_CHECKPOINT_PERCENT = 25
 """Maximum size of the first checkpoint, in percent of `[blobs] max_total_bytes`; later ones must have its layout."""
 
 LayoutOf: TypeAlias = Callable[[ModelSpec], TensorLayout | None]
-"""Returns names and shapes of the parameters of a model; None if they are not known here. It may take seconds."""
+"""Returns names and shapes of the parameters of a model; None if they are not known here.
+
+It may take seconds, and raises `InvalidDocument` (rule `model`) if there is no such model.
+"""
 
 
 def unknown_layout(_: ModelSpec) -> None:
@@ -78,8 +82,7 @@ class GenesisRules:
 
     def check_size(self, size_bytes: int) -> None:
         """Raise `Refused(Refusal.BLOB_TOO_LARGE)` if a first checkpoint of this size is too large for the run."""
-        layout = self.layout_of(self.spec) if self.spec.is_complete else None
-        bound = None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
+        bound = self._size_bound()
         if bound is not None and size_bytes > bound:
             raise Refused(
                 Refusal.BLOB_TOO_LARGE,
@@ -92,6 +95,14 @@ class GenesisRules:
                 f"a first checkpoint of {size_bytes} bytes; allowed: at most {self.max_bytes}, "
                 f"{MAX_FIRST_CHECKPOINT_PERCENT} % of [blobs] max_total_bytes; it needs `max_total_bytes = {needed}`",
             )
+
+    def _size_bound(self) -> int | None:
+        """Return the maximum size that the run's model implies; None where it is not known."""
+        layout = None
+        if self.spec.is_complete:
+            with suppress(InvalidDocument):  # `check` says why there is no such model
+                layout = self.layout_of(self.spec)
+        return None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
 
     def check(self, data: bytes) -> GenesisProvided:
         """Return the reference of a first checkpoint, and its model.

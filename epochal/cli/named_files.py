@@ -23,7 +23,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import make_first_model
+from trainers.genesis import look_at_source, make_first_model
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
@@ -106,24 +106,39 @@ async def open_what_data_file_names(
 async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, with_network: bool) -> ModelSpec | None:
     """Open the run's first model as `epochal coordinator` would; return its spec, as far as it is known."""
     spec = state.model.LLM.spec
-    if not (with_network or isinstance(state.model.LLM.checkpoint, LocalCheckpoint)):
+    is_local = isinstance(state.model.LLM.checkpoint, LocalCheckpoint)
+    if not (with_network or is_local):
         found.notes.append(f"{place} was not opened: it is on another machine; --network opens it")
         return spec
+    if lacking := _lacking_libraries(spec):
+        found.notes.append(f"{place} was not opened: {lacking}")
+        return spec
     with found.collecting(place):
-        try:
+        if is_local:
             return (await asyncio.to_thread(make_first_model, state, 0)).spec
-        except Unsupported as error:
-            found.notes.append(f"{place} was not opened: {error}")
-    return spec
+        spec = await asyncio.to_thread(look_at_source, state)
+        found.notes.append(f"{place} was opened, but its weights were not read; a start reads them")
+        return spec
+    return None
 
 
 def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int | None:
-    """Return the number of tokens of a model; None if it is not known, with a note if this machine lacks a library."""
-    try:
-        return None if spec is None else _vocabulary(spec)
-    except Unsupported as error:
-        found.notes.append(f"{place} was not opened, and tokens were not compared with its vocabulary: {error}")
+    """Return the number of tokens of a model; None if it is not known, with the reason among what was found."""
+    if spec is None:
         return None
+    if lacking := _lacking_libraries(spec):
+        found.notes.append(f"{place}: tokens were not compared with the vocabulary of the model: {lacking}")
+        return None
+    with found.collecting(place):
+        return _vocabulary(spec)
+    return None
+
+
+def _lacking_libraries(spec: ModelSpec) -> str:
+    """Return which libraries that the model needs are not installed, and what to do; "" if all are there."""
+    entry = ARCHITECTURES[spec.architecture]
+    missing = [] if spec.dummy else entry.missing_modules()
+    return f"not installed: {' and '.join(missing)}; `pip install epochal[{entry.extra}]`" if missing else ""
 
 
 def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:

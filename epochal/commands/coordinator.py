@@ -35,9 +35,10 @@ from runtime.retry import RetryPolicy
 from state.config.data_file import check_together
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
-from state.errors import InvalidInput, Unsupported
+from state.errors import InvalidDocument, InvalidInput, Unsupported
 from state.first_model import FirstModel
 from state.tensors import TensorLayout
+from trainers.architectures import ARCHITECTURES
 from trainers.genesis import make_first_model, model_layout
 
 log = logging.getLogger(__name__)
@@ -123,12 +124,19 @@ def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
 
 
 def _known_layout(spec: ModelSpec) -> TensorLayout | None:
-    """Return the layout of the run's model; None where what is installed here cannot open it."""
+    """Return the layout of the run's model; None where libraries are not installed that open it.
+
+    Raises:
+        InvalidDocument: there is no such model; the fault of whoever made the spec.
+    """
+    missing = [] if spec.dummy else ARCHITECTURES[spec.architecture].missing_modules()
+    if missing:
+        log.warning("first_checkpoint_not_compared_with_its_model", extra={"not_installed": missing})
+        return None
     try:
         return model_layout(spec)
     except (InvalidInput, Unsupported) as error:
-        log.warning("first_checkpoint_not_compared_with_its_model", extra={"reason": error.message})
-        return None
+        raise InvalidDocument(f"a first checkpoint of no model: {error.message}", rule="model") from error
 
 
 async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:

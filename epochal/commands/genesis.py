@@ -1,7 +1,6 @@
 """`epochal genesis`: make the model that a run starts from, and deliver it to its coordinator."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from state.first_model import FirstModel, first_checkpoint_bytes
 from state.replica import replica_digest
 from state.wire import sha256_hex
 from trainers.genesis import make_first_model
+from trainers.sources.opening import parse_source
 
 
 def genesis(
@@ -24,10 +24,10 @@ def genesis(
         int | None, typer.Option(help="Make the parameters with this seed. Default: a seed from the run's id.")
     ] = None,
     file: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="PATH",
-            help="Load the model from this folder (config.json and weights) or safetensors file.",
+            metavar="SOURCE",
+            help="Read the model from this folder or safetensors file, hf://ORG/NAME, s3://… or gs://….",
         ),
     ] = None,
     admin_token: AdminToken = None,
@@ -41,7 +41,8 @@ def genesis(
 
     async def deliver(operator: CoordinatorClient) -> CheckpointRef:
         document, state = await config_of(operator)
-        first = await asyncio.to_thread(make_first_model, state, document.step - 1, seed, file)
+        source = None if file is None else await asyncio.to_thread(parse_source, file)
+        first = await asyncio.to_thread(make_first_model, state, document.step - 1, seed, source)
         operator.use_token(token)
         return await _provide_genesis(operator, first)
 

@@ -18,10 +18,10 @@ from state.config.model import AdamW, NgramConfig
 from state.tensors import Float32Array, Tensors
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
-from trainers.genesis import load_parameters
 from trainers.ngram.adamw import AdamWState, adamw_step
 from trainers.ngram.learner import NgramModel
 from trainers.remote.wire import ServiceLimits
+from trainers.sources.local import local_source
 from training_service.service import TrainingServiceOptions
 from training_service.sessions import SessionBounds
 
@@ -154,8 +154,9 @@ async def test_sdk_trains_in_chunks_as_the_model_does_alone(
     assert loss < found["losses"][0]["loss:sum"]
     (file,) = (tmp_path / "weights").glob("*/after-two.safetensors")
     assert found["saved"] == f"tinker://{file.parent.name.replace('-', ':train:')}/weights/after-two"
-    kept = load_parameters(file)  # as a run's own `checkpoint` would
-    assert {name: array.shape for name, array in kept.items()} == NgramModel(MODEL).shapes
+    shapes = NgramModel(MODEL).shapes
+    kept = dict(local_source(file).tensors(shapes))  # as a run's own `checkpoint` would
+    assert {name: array.shape for name, array in kept.items()} == shapes
     for name, array in parameters.items():
         np.testing.assert_allclose(kept[name], array, rtol=1e-3, atol=1e-5)
 

@@ -9,7 +9,11 @@ import pytest
 
 from epochal.cli.state_files import MAX_CONFIG_BYTES
 from tests.support.cli import Ran, run_main
-from tests.support.states import state_text
+from tests.support.heavy import need_module
+from tests.support.model_files import write_model
+from tests.support.states import state_file, state_text
+from tests.support.tiny_llama import LLAMA
+from trainers.genesis import make_first_model
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
 SERVED = {"model__LLM__data_location": {"Server": "127.0.0.1:9"}}
@@ -166,3 +170,49 @@ def test_check_opens_a_mix_on_this_machine(tmp_path: Path) -> None:
 )
 def test_check_refuses_a_url_where_a_path_is_meant(tmp_path: Path, place: str, overrides: dict[str, Any]) -> None:
     checked(tmp_path, state_text(**overrides)).expect(2, f"model.LLM.{place}", "a path on th")
+
+
+HF_LLAMA = {"model__LLM__architecture": "HfLlama"}
+HUB = {"model__LLM__checkpoint": {"Hub": {"repo_id": "someone/model"}}}
+
+
+def test_check_says_that_a_repository_was_not_opened(tmp_path: Path) -> None:
+    ran = checked(tmp_path, state_text(**HF_LLAMA, **HUB))
+    ran.expect(0, "model.LLM.checkpoint was not opened: it is on another machine; --network opens it", "is valid")
+
+
+def test_check_names_the_config_that_a_hugging_face_model_lacks(tmp_path: Path) -> None:
+    checked(tmp_path, state_text(**HF_LLAMA)).expect(2, "model.LLM.hf is missing", "`[model.LLM.hf]`")
+
+
+def test_check_of_the_dummy_model_needs_nothing(tmp_path: Path) -> None:
+    checked(tmp_path, state_text(**HF_LLAMA, model__LLM__checkpoint="Dummy")).expect(0, "is valid")
+
+
+def test_check_opens_a_folder_of_weights(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", {"evil": np.ones((2, 3), np.float32)})
+    state = state_text(model__LLM__checkpoint={"Local": str(folder)})
+    checked(tmp_path, state).expect(
+        2, "model.LLM.checkpoint", "does not hold the weights of the run's model", "'embedding'"
+    )
+    write_model(folder, make_first_model(state_file(), 0).replica.parameters)
+    checked(tmp_path, state).expect(0, "is valid")
+
+
+def test_check_compares_tokens_with_the_vocabulary_of_a_config(tmp_path: Path) -> None:
+    need_module("transformers")
+    location = {"Local": str(write_tokens(tmp_path / "data", 999))}
+    checked(tmp_path, located(location, **HF_LLAMA, model__LLM__hf=LLAMA)).expect(
+        2, "data index 0 has token 999", "allows 0 to 255"
+    )
+
+
+def test_check_without_the_libraries_of_a_model_says_what_was_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.architectures.find_spec", lambda name: None)
+    ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__hf=LLAMA))
+    ran.expect(0, "tokens were not compared", "not installed: torch and transformers; `pip install epochal[torch]`")
+    folder = write_model(tmp_path / "model", {"w": np.ones((2, 3), np.float32)})
+    ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__checkpoint={"Local": str(folder)}))
+    ran.expect(0, "model.LLM.checkpoint was not opened: not installed: torch and transformers")

@@ -1,0 +1,169 @@
+"""The model that a run starts from: made from a seed, or read from folders and files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from state.config.model import Architecture
+from state.config.state_file import StateFile
+from state.errors import InvalidDocument, InvalidInput, Unsupported
+from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
+from state.tensors import Tensors
+from tests.support.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
+from tests.support.model_files import write_model
+from tests.support.states import state_file
+from trainers.architectures import ARCHITECTURES
+from trainers.genesis import check_trainable, look_at_source, make_first_model, model_layout
+from trainers.sources.local import local_source
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+TINY = state_file(model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8})
+SPEC = TINY.model.LLM.spec
+
+
+def tiny_at(path: Path) -> StateFile:
+    """The state file of `TINY` whose first parameters are at this path."""
+    return state_file(model__LLM__ngram=TINY.model.LLM.ngram.model_dump(), model__LLM__checkpoint={"Local": str(path)})
+
+
+def tiny_parameters() -> Tensors:
+    return make_first_model(TINY, 0, seed=7).replica.parameters
+
+
+def test_first_replica_is_the_same_for_the_same_state_file_and_seed() -> None:
+    default, again, seeded = (replica_digest(make_first_model(TINY, 0, seed).replica) for seed in (None, None, 7))
+    assert default == again
+    assert default != seeded
+    assert seeded == replica_digest(make_first_model(TINY, 0, 7).replica)
+    assert make_first_model(TINY, 4).replica.step == 4
+    assert make_first_model(TINY, 0).replica.layout == model_layout(SPEC)
+    assert make_first_model(TINY, 0).spec == SPEC
+
+
+def test_first_replica_is_read_from_the_file_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "start.safetensors"
+    path.write_bytes(checkpoint_bytes(make_first_model(TINY, 3, seed=7).replica))
+    expected = replica_digest(make_first_model(TINY, 0, seed=7).replica)
+    assert replica_digest(make_first_model(tiny_at(path), 0).replica) == expected
+    assert replica_digest(make_first_model(TINY, 0, source=local_source(path)).replica) == expected
+
+
+def test_first_replica_is_read_from_a_folder(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", tiny_parameters())
+    found = make_first_model(tiny_at(folder), 0)
+    assert replica_digest(found.replica) == replica_digest(make_first_model(TINY, 0, seed=7).replica)
+    assert found.spec == SPEC, "the embedded model's size is in the state file"
+    assert look_at_source(tiny_at(folder)) == SPEC
+
+
+def test_seed_does_not_go_with_parameters_that_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "start.safetensors"
+    save_file(tiny_parameters(), path)
+    with pytest.raises(InvalidInput, match=r"a seed does not go with .*start\.safetensors"):
+        make_first_model(tiny_at(path), 0, seed=7)
+
+
+def enormous() -> Tensors:
+    return {name: np.full(shape, 2e4, np.float32) for name, shape in model_layout(SPEC).entries}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"w": VALUES}, r"does not hold the weights of the run's model: .*'embedding'"),
+        ({**tiny_parameters(), "embedding": VALUES}, r"'embedding' has shape \(2, 3\) instead of"),
+        ({**tiny_parameters(), "more": VALUES}, r"has a tensor 'more' that the model lacks"),
+        (enormous(), r"larger than merge\.max_abs"),
+    ],
+)
+def test_file_of_another_model_or_of_enormous_values_is_refused(tmp_path: Path, tensors: Tensors, words: str) -> None:
+    path = tmp_path / "start.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(InvalidInput, match=rf"start\.safetensors.*{words}"):
+        make_first_model(TINY, 0, source=local_source(path))
+
+
+def test_truncated_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "start.safetensors"
+    save_file(tiny_parameters(), path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InvalidInput, match=r"start\.safetensors: truncated"):
+        make_first_model(tiny_at(path), 0)
+    with pytest.raises(InvalidInput, match=r"absent: No such file"):
+        make_first_model(tiny_at(tmp_path / "absent"), 0)
+
+
+# Models whose config is at the source
+
+
+@pytest.fixture
+def bag(monkeypatch: pytest.MonkeyPatch) -> Tensors:
+    """The parameters of a model whose architecture is HfLlama, and that needs no library."""
+    monkeypatch.setitem(ARCHITECTURES, Architecture.HF_LLAMA, ENTRY)
+    return BagOfBytes().initial_parameters(bytes(32))
+
+
+def llama_at(folder: Path, **overrides: Any) -> StateFile:
+    local = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": {"Local": str(folder)}}
+    return state_file(**(local | overrides))
+
+
+def test_config_comes_from_the_folder_of_the_weights(tmp_path: Path, bag: Tensors) -> None:
+    config = {"model_type": "bag", "rope_theta": 10000.0, "rope_scaling": None}
+    state = llama_at(write_model(tmp_path / "model", bag, config=config))
+    found = make_first_model(state, 0)
+    assert found.spec.hf == config
+    assert found.spec.completes(state.model.LLM.spec)
+    assert found.replica.parameters[WEIGHT].tobytes() == bag[WEIGHT].tobytes()
+    assert look_at_source(state) == found.spec
+
+
+def test_config_in_the_state_file_takes_precedence(tmp_path: Path, bag: Tensors) -> None:
+    mine = {"model_type": "bag", "dropout": 0.5}
+    state = llama_at(write_model(tmp_path / "model", bag), model__LLM__hf=mine)
+    assert make_first_model(state, 0).spec.hf == mine
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": 3}, {"model_type": "bag", "x": "x" * 300_000}])
+def test_config_that_is_none_is_refused_by_the_folders_name(tmp_path: Path, bag: Tensors, config: Any) -> None:
+    state = llama_at(write_model(tmp_path / "model", bag, config=config))
+    with pytest.raises(InvalidInput, match=r"model.*config\.json"):
+        make_first_model(state, 0)
+
+
+def test_one_file_without_a_config_names_what_is_missing(tmp_path: Path, bag: Tensors) -> None:
+    path = tmp_path / "start.safetensors"
+    save_file(bag, path)
+    with pytest.raises(InvalidInput, match=r"has no config\.json.*\[model\.LLM\.hf\]"):
+        make_first_model(llama_at(path), 0)
+    found = make_first_model(llama_at(path, model__LLM__hf={"model_type": "bag"}), 0)
+    assert found.replica.parameters[WEIGHT].tobytes() == bag[WEIGHT].tobytes()
+
+
+def test_model_without_a_config_is_not_made_from_a_seed(bag: Tensors) -> None:
+    with pytest.raises(Unsupported, match=r"model\.LLM\.hf is missing; allowed: a table with the keys"):
+        make_first_model(state_file(model__LLM__architecture="HfLlama"), 0)
+
+
+def test_dummy_model_needs_no_config_and_no_library() -> None:
+    state = state_file(model__LLM__architecture="HfDeepseek", model__LLM__checkpoint={"Dummy": {"repo_id": "a/b"}})
+    found = make_first_model(state, 0)
+    assert found.spec.is_complete
+    assert list(found.replica.parameters) == ["dummy"]
+    check_trainable(state, found.spec, found.replica)
+
+
+def test_client_refuses_a_checkpoint_on_which_nobody_can_train() -> None:
+    honest = make_first_model(TINY, 0).replica
+    check_trainable(TINY, SPEC, honest)
+    huge = {name: np.full_like(values, 3e38) for name, values in honest.parameters.items()}
+    with pytest.raises(InvalidDocument, match=r"step 0 .* larger than merge\.max_abs.*Tell the run's operator"):
+        check_trainable(TINY, SPEC, first_replica(0, huge))
+    check_trainable(TINY, SPEC, first_replica(9, huge))  # later values follow from results, which are bounded
+    with pytest.raises(InvalidDocument, match="another model than the state file describes"):
+        check_trainable(TINY, SPEC, first_replica(9, {"w": VALUES}))
+    with pytest.raises(InvalidDocument, match="momentum is not zero"):
+        check_trainable(TINY, SPEC, Replica(0, honest.parameters, honest.parameters))
