@@ -31,11 +31,17 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
         InvalidInput: the URL, the token or the file is wrong.
         CoordinatorUnreachable: there was no answer.
     """
-    if admin_token is not None and not (admin_token.isascii() and admin_token.isprintable()):
-        raise InvalidInput("not an admin token: a coordinator's consists of letters, digits, - and _")
+    if admin_token is not None:
+        check_admin_token(admin_token)
     client = await CoordinatorClient.connect(url, RetryPolicy(attempts=1), verify)
     client.use_token(admin_token)
     return client
+
+
+def check_admin_token(token: str) -> None:
+    """Raise `InvalidInput` unless a header can carry the token."""
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidInput("not an admin token: a coordinator's consists of letters, digits, - and _")
 
 
 async def config_of(operator: CoordinatorClient) -> tuple[RunDocument, StateFile]:

@@ -11,6 +11,7 @@ import typer
 
 from coordinator.store.open import open_store_reader
 from coordinator_client.http import CoordinatorClient
+from coordinator_client.operator import check_admin_token
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, trusted
 from epochal.cli.run import run_to_end, say
@@ -44,6 +45,7 @@ class RunAddress:
             yield StoredRun(open_store_reader(self.place))
             return
         token = required_token(self.admin_token)
+        check_admin_token(token)
         async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca)) as client:
             yield ServedRun(client, token)
 

@@ -207,6 +207,18 @@ async def test_blob_ranges_are_served(coordinator: Served, header: str, expected
     assert problem(await coordinator.http.get(url)) == "unauthorized"
 
 
+async def test_operator_reads_checkpoints_that_are_held(coordinator: Served) -> None:
+    (client, _) = await training(coordinator)
+    latest = (await client.send("GET", "/checkpoints/latest")).json()
+    held = await coordinator.http.get(f"{coordinator.run_url}/checkpoints")
+    assert held.json() == {"checkpoints": [latest]}
+    url = f"/v1/blobs/{latest['blob_sha256']}"
+    found = await client.send("GET", url, token=ADMIN)
+    assert sha256_hex(found.content) == latest["blob_sha256"]
+    assert problem(await client.send("GET", url, token="a guess")) == "unauthorized"
+    assert problem(await client.send("PUT", url, found.content, token=ADMIN)) == "unauthorized"
+
+
 async def test_blob_that_nobody_announced_or_another_announced_is_refused(coordinator: Served) -> None:
     client, other = await training(coordinator)
     data = client.result(REPLICA, DIFFERENCE)
