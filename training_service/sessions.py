@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from batching.micro_batches import Example
 from runtime.clock import Clock
 from state.config.model import Architecture, ModelSpec
-from state.errors import Refused, TrainerFailed, Unsupported
+from state.errors import InvalidInput, Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
 from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
 from trainers.architectures import open_model
@@ -145,15 +145,17 @@ def open_served_model(spec: ModelSpec) -> Model:
     """Return a model that this service can train.
 
     Raises:
-        Refused: `invalid-body` for an architecture that is not trained here; `body-too-large` for parameters that do
+        Refused: `invalid-body` for a model that is not trained here; `body-too-large` for parameters that do
             not fit in a message.
     """
     if spec.architecture is Architecture.CUSTOM:  # it would import what a stranger names
         message = f"architecture {spec.architecture} is trained by clients themselves, not by a training service"
         raise Refused(Refusal.INVALID_BODY, message)
+    if spec.dummy:
+        raise Refused(Refusal.INVALID_BODY, "a model without arithmetic, which nothing trains")
     try:
         model = open_model(spec)
-    except Unsupported as error:
+    except (InvalidInput, Unsupported) as error:
         raise Refused(Refusal.INVALID_BODY, error.message) from error
     size = 4 * sum(math.prod(shape) for shape in model.shapes.values())
     if size > MAX_PARAMETERS_BYTES:

@@ -169,7 +169,7 @@ async def model_in(run: Served) -> ModelSpec:
     return await client.model(document.model_sha256)
 
 
-async def test_model_document_comes_with_the_first_checkpoint_and_survives_a_restart() -> None:
+async def test_model_document_of_the_first_checkpoint_survives_a_restart() -> None:
     async with served(state_file(**HUB), Genesis(layout_of)) as awaiting:
         assert awaiting.service.published.document.model_sha256 is None
         assert (await deliver(awaiting, delivered(LLAMA))).status_code == 201

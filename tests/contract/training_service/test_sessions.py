@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from runtime import http_bodies
 from runtime.worker_thread import InlineWorker
-from state.config.model import NgramConfig
+from state.config.model import ModelSpec, NgramConfig
 from state.errors import Refused
 from state.refusals import Refusal
 from state.tensors import encode_tensor_file
@@ -24,7 +25,7 @@ from trainers.remote.wire import (
 )
 from training_service.app import create_app
 from training_service.service import TrainingServiceOptions
-from training_service.sessions import SessionBounds
+from training_service.sessions import SessionBounds, open_served_model
 
 ROUND_START = encode_tensor_file(START, {})
 EXAMPLES = encode_examples(rows_of(samples(3)))
@@ -230,3 +231,17 @@ async def test_model_that_no_message_could_carry_is_refused(opened: Opened) -> N
     huge = NgramConfig(context=1, embedding=65536, hidden=65536)
     with pytest.raises(Refused, match=r"a model of 17[0-9]+ bytes; at most 1073741824"):
         await opened[0].open(SessionRequest(SPEC.model_copy(update={"ngram": huge}), ADAMW))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"architecture": "EpochalNgram", "dummy": True}, "a model without arithmetic"),
+        ({"architecture": "Torchtitan"}, "model.LLM.architecture is Torchtitan"),
+        ({"architecture": "HfLlama"}, "model.LLM."),
+    ],
+)
+def test_model_that_the_service_cannot_train_is_refused(spec: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason) as caught:
+        open_served_model(ModelSpec.model_validate(spec))
+    assert caught.value.kind is Refusal.INVALID_BODY

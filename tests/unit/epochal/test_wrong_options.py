@@ -19,6 +19,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "file").touch()
     (tmp_path / "state.toml").write_text(state_text())
     (tmp_path / "unsupported.toml").write_text(state_text(config__verification_percent=5))
+    (tmp_path / "hub.toml").write_text(state_text(model__LLM__checkpoint={"Hub": {"repo_id": "a/b"}}))
     return tmp_path
 
 
@@ -40,6 +41,10 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),
         (("up", "--run-dir", "file"), "--run-dir file cannot be used: File exists"),
         (("coordinator", "unsupported.toml", "--store", "run"), "epochal: unsupported.toml"),
+        (
+            ("coordinator", "hub.toml", "--store", "run", "--seed", "7"),
+            "epochal: --seed does not go with `checkpoint = { Hub = … }`: this start makes no model from a seed",
+        ),
         (
             ("coordinator", "state.toml", "--store", "postgresql://host/db"),
             "epochal: the store postgresql://host/db cannot be opened; allowed: a folder, or file:///PATH/OF/A/FOLDER",
@@ -68,7 +73,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     run_main(*arguments).expect(2, message)
-    assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml"}
+    assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml", "hub.toml"}
 
 
 @pytest.mark.parametrize(
