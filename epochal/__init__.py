@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from trainers.packages import TrainerSetup as TrainerSetup
     from trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
+    from trainers.torch_task import TorchTask as TorchTask
     # fmt: on
 
 __version__ = "0.1.0"
@@ -101,6 +102,7 @@ _EXPORTS = {
     "batching.chunking.columns": "ColumnChunk chunk_columns",
     "batching.round_plan": "RoundPlan",
     "trainers.protocol": "Trainer TrainedRound",
+    "trainers.torch_task": "TorchTask",
     "trainers.packages": "TrainerSetup",
     "trainers.learner": "Learner Model Loss LossOptions InnerState",
     "batching.micro_batches": "Example",

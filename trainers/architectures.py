@@ -30,7 +30,7 @@ class ArchitectureEntry:
         size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
         modules: the libraries that it needs.
         extra: the extra of this package that installs them.
-        trainer: the trainer that computes it on this machine.
+        trainer: the trainer that computes it on this machine; "" if the spec names it.
     """
 
     open: Callable[[ModelSpec, "TorchOptions | None"], "Model"]
@@ -62,10 +62,9 @@ _TRANSFORMERS = (("torch", "transformers"), "torch")
 
 
 def _open_custom(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
-    del options
     from trainers.packages import open_custom_model
 
-    return open_custom_model(spec)
+    return open_custom_model(spec) if options is None else open_custom_model(spec, options)
 
 
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
@@ -73,7 +72,7 @@ ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
     Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
     Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
     Architecture.HF_AUTO: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
-    Architecture.CUSTOM: ArchitectureEntry(_open_custom),
+    Architecture.CUSTOM: ArchitectureEntry(_open_custom, trainer=""),
 }
 
 

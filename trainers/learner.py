@@ -150,8 +150,8 @@ class Model(Protocol):
     """A model's architecture and size, without parameters. `trainers.architectures.open_model` opens one."""
 
     @property
-    def vocabulary(self) -> int:
-        """Number of tokens in the model's vocabulary, numbered from 0."""
+    def vocabulary(self) -> int | None:
+        """Number of tokens in the model's vocabulary, numbered from 0; None if every token is accepted."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 A package registers its class in the entry point group `epochal.trainers`; a class without an entry point is named as
 `module:Class`. The class has `open(setup)`, which returns the trainer of a client, and, if its model is one of its own
-(`architecture = "Custom"`), `open_model(spec)`.
+(`architecture = "Custom"`), `open_model(spec, options)`. A subclass of `epochal.TorchTask` has both.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from runtime.import_by_name import import_by_name
 from runtime.worker_thread import Worker
-from state.config.model import TRAINER, ModelSpec
+from state.config.model import TRAINER, AdamW, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import EpochalError, InvalidInput
 from trainers.learner import Model
 from trainers.protocol import Trainer
+from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 ENTRY_POINT_GROUP = "epochal.trainers"
 _TRAINER_PARTS = (
@@ -33,13 +34,17 @@ class TrainerSetup:
         name: the name by which the user asked for the trainer; it becomes the trainer's `name`.
         state: the run's state file.
         spec: the run's model; `spec.custom` is the table `[model.LLM.custom]`.
+        optimizer: the run's inner optimizer; None for the one that leaves the parameters as they are (`"Dummy"`).
         worker: runs the trainer's arithmetic; the trainer's `aclose` closes it.
+        torch: how the user wants torch to compute, for trainers that use it.
     """
 
     name: str
     state: StateFile
     spec: ModelSpec
+    optimizer: AdamW | None
     worker: Worker
+    torch: TorchOptions = DEFAULT_TORCH_OPTIONS
 
 
 class TrainerClass(Protocol):
@@ -53,11 +58,11 @@ class TrainerClass(Protocol):
         """
         ...
 
-    def open_model(self, spec: ModelSpec) -> Model:
+    def open_model(self, spec: ModelSpec, options: TorchOptions) -> Model:
         """Return the model of `architecture = "Custom"` that `spec.custom` describes; needed for such runs only.
 
         Its `shapes` and `initial_parameters` are used where the run's first checkpoint is made and checked, also by
-        the coordinator, and its `learner` by `epochal evaluate`.
+        the coordinator, and its `learner` by `epochal evaluate`. A class without torch ignores the options.
         """
         ...
 
@@ -107,7 +112,7 @@ def trainer_class(name: str, shown: str) -> TrainerClass:
     found = import_by_name(place, shown)
     if not callable(getattr(found, "open", None)):
         raise InvalidInput(
-            f"{shown} is {found!r}; allowed: a class with open(setup)",
+            f"{shown} is {found!r}; allowed: a subclass of epochal.TorchTask, or a class with open(setup)",
             trainer=name,
         )
     trainer: TrainerClass = found
@@ -128,18 +133,18 @@ def open_packaged_trainer(setup: TrainerSetup) -> Trainer:
     return opened
 
 
-def open_custom_model(spec: ModelSpec) -> Model:
+def open_custom_model(spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> Model:
     """Open the model of `architecture = "Custom"`. Raises as `open_packaged_trainer` does."""
     name = trainer_of(spec)
     shown = f"model.LLM.custom.trainer {name!r}"
     opener = getattr(trainer_class(name, shown), "open_model", None)
     if not callable(opener):
         raise InvalidInput(
-            f'{shown} has no open_model(spec), which architecture = "Custom" needs; allowed: a class with '
-            "both open(setup) and open_model(spec)",
+            f'{shown} has no open_model(spec, options), which architecture = "Custom" needs; allowed: a subclass of '
+            "epochal.TorchTask, or a class with both open(setup) and open_model(spec, options)",
             trainer=name,
         )
-    model: Model = _called(shown, opener, spec)
+    model: Model = _called(shown, opener, spec, options)
     _check_parts(shown, model, _MODEL_PARTS)
     return model
 
@@ -152,9 +157,9 @@ def trainer_of(spec: ModelSpec) -> str:
     return name
 
 
-def _called(shown: str, opener: Any, argument: Any) -> Any:
+def _called(shown: str, opener: Any, *arguments: Any) -> Any:
     try:
-        return opener(argument)
+        return opener(*arguments)
     except EpochalError:
         raise
     except Exception as error:  # the other package's code may raise anything

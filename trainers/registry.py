@@ -84,7 +84,8 @@ def open_trainer(
     check_trainer_name(name)
     _check_is_the_runs(name, spec)
     if name not in TRAINERS:
-        return open_packaged_trainer(TrainerSetup(name, state, spec, worker))
+        optimizer = _optimizer_of(name, state)
+        return open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
     if name == REMOTE:
         return _open_remote(state, spec, worker, options.remote)
     if name == NULL:

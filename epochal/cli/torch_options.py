@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from state.errors import InvalidInput
+from trainers.architectures import TORCH
+from trainers.registry import TRAINERS
 from trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
 
 DeviceOption = Annotated[
@@ -51,7 +53,7 @@ def torch_options(
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
-    """Raise `InvalidInput` if there are options for torch, and another trainer."""
-    if options is not None and trainer != "torch":
+    """Raise `InvalidInput` if there are options for torch, and a trainer of Epochal's that does not use it."""
+    if options is not None and trainer in TRAINERS and trainer != TORCH:
         names = "--device, --precision, --attention, --compile and --micro-batch"
-        raise InvalidInput(f"{names} go with --trainer torch, not with {trainer}")
+        raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")

@@ -35,7 +35,7 @@ class LabTrainer(NullTrainer):
         return cls(setup, LabModel(setup.spec) if setup.spec.custom else None)
 
     @staticmethod
-    def open_model(spec):
+    def open_model(spec, options):
         return LabModel(spec)
 
 class OnlyTrains:

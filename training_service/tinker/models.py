@@ -73,7 +73,9 @@ class TinkerModel:
     @property
     def vocabulary(self) -> int:
         """Number of tokens in the model's vocabulary."""
-        return self._model.vocabulary
+        found = self._model.vocabulary
+        assert found is not None, "models of language are served"
+        return found
 
     def initialise(self, seed: int | None) -> None:
         """Load initial parameters, made from the seed or at random."""

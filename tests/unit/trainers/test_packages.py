@@ -95,7 +95,7 @@ def test_trainer_whose_name_no_message_can_hold_is_refused() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_class_without_a_model_is_refused_where_it_needs_one() -> None:
-    with pytest.raises(InvalidInput, match=r"'lab_trainer:OnlyTrains' has no open_model\(spec\)"):
+    with pytest.raises(InvalidInput, match=r"'lab_trainer:OnlyTrains' has no open_model\(spec, options\)"):
         open_model(SPEC.model_copy(update={"custom": {"trainer": "lab_trainer:OnlyTrains"}}))
 
 
@@ -124,8 +124,8 @@ def test_two_packages_with_trainers_of_one_name_are_both_named(tmp_path: Path, m
         ("import absent_module", r"cannot be imported: ModuleNotFoundError: .*absent_module"),
         ("1 / 0", r"cannot be imported: ZeroDivisionError"),
         ("other = 1", r"cannot be imported: AttributeError"),
-        ("LabTrainer = 7", r"is 7; allowed: a class with open\(setup\)"),
-        ("class LabTrainer:\n    pass", r"is <class .*>; allowed: a class with"),
+        ("LabTrainer = 7", r"is 7; allowed: a subclass of epochal\.TorchTask, or a class with open\(setup\)"),
+        ("class LabTrainer:\n    pass", r"is <class .*>; allowed: a subclass of epochal\.TorchTask, or a class with"),
     ],
 )
 def test_class_that_is_no_trainer_is_named(

@@ -1,0 +1,188 @@
+"""The base class of trainers of one's own in torch: it does everything but the model, its batches and its loss."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.micro_batches import examples_of
+from data_providers.protocol import IGNORED_LABEL, TokenBatch
+from runtime.worker_thread import InlineWorker
+from state.config.model import Architecture, ModelSpec
+from state.errors import InvalidInput, TrainerFailed
+from state.tensors import Tensors
+from tests.support.heavy import need_module
+from tests.support.local_training import SEED, bytes_of, plan_of, rounds
+from tests.support.states import state_file
+from trainers.architectures import open_model
+from trainers.learner import LossOptions, Model
+from trainers.protocol import Trainer
+from trainers.registry import TrainerOptions, open_trainer
+from trainers.torch.options import TorchOptions
+
+SAMPLES = 24
+
+
+@pytest.fixture(autouse=True)
+def torch() -> None:
+    need_module("torch")
+
+
+def table(kind: str, **options: Any) -> dict[str, Any]:
+    return {"trainer": f"tests.support.torch_tasks:{kind}", "width": 5} | options
+
+
+def model_of(kind: str, **options: Any) -> Model:
+    return open_model(ModelSpec(architecture=Architecture.CUSTOM, custom=table(kind, **options)))
+
+
+def task_trainer(kind: str, inner_state: str = "keep", torch: TorchOptions | None = None, **options: Any) -> Trainer:
+    custom = table(kind, **options)
+    state = state_file(model__LLM__architecture="Custom", model__LLM__custom=custom, merge__inner_state=inner_state)
+    chosen = TrainerOptions(torch=torch or TorchOptions(device="cpu"))
+    return open_trainer(custom["trainer"], state, state.model.LLM.spec, InlineWorker(), chosen)
+
+
+async def samples() -> AsyncIterator[TokenBatch]:
+    tokens = np.random.default_rng(1).integers(0, 256, (SAMPLES, 4)).astype(np.uint32)
+    labels = np.full(tokens.shape, IGNORED_LABEL)
+    labels[:, -1] = tokens[:, 0] > 127
+    offsets = np.arange(0, tokens.size + 1, 4, dtype=np.int64)
+    yield TokenBatch(tokens.reshape(-1), offsets, labels.reshape(-1))
+
+
+async def trained(trainer: Trainer, count: int = 1) -> tuple[list[float], Tensors]:
+    """Return the losses of rounds, and the parameters at the end."""
+    start = await trainer.initial_parameters(SEED)
+    found, end = await rounds(trainer, plan_of(SAMPLES, 4, 0.05), start, samples, count)
+    await trainer.aclose()
+    assert {one.token_count for one in found} == {SAMPLES}
+    return [one.loss or 0.0 for one in found], end
+
+
+def assert_close(found: Tensors, wanted: Tensors) -> None:
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-5)
+
+
+async def test_task_learns_and_keeps_its_inner_state() -> None:
+    losses, end = await trained(task_trainer("Sides"), 6)
+    assert losses[0] == pytest.approx(np.log(2), abs=0.2)
+    assert losses[-1] < 0.3 * losses[0]
+    _, afresh = await trained(task_trainer("Sides", inner_state="reset"), 6)
+    assert bytes_of(end) != bytes_of(afresh)
+
+
+@pytest.mark.parametrize("kind", ["Named", "Alone"])
+async def test_batch_may_be_a_dictionary_or_one_tensor(kind: str) -> None:
+    assert_close((await trained(task_trainer(kind)))[1], (await trained(task_trainer("Sides")))[1])
+
+
+async def test_micro_batches_change_nothing_but_the_speed() -> None:
+    losses, end = await trained(task_trainer("Sides"), 2)
+    for rows in (1, 4):
+        options = TorchOptions(device="cpu", micro_batch=rows)
+        found, others = await trained(task_trainer("Sides", torch=options), 2)
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert_close(others, end)
+
+
+async def test_batch_that_does_not_fit_into_memory_is_halved(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = await trained(task_trainer("Small"), 2)
+    assert_close(found[1], (await trained(task_trainer("Sides"), 2))[1])
+    assert [record.__dict__["rows"] for record in caplog.records if record.msg == "micro_batch_halved"] == [3, 1]
+
+
+async def test_bf16_computes_the_same_to_its_precision() -> None:
+    wanted, _ = await trained(task_trainer("Sides"))
+    found, end = await trained(task_trainer("Sides", torch=TorchOptions(device="cpu", precision="bf16")))
+    assert found == pytest.approx(wanted, rel=0.05)
+    assert {values.dtype for values in end.values()} == {np.dtype(np.float32)}
+
+
+def test_first_values_are_a_function_of_the_seed() -> None:
+    import torch
+
+    model, before = model_of("Sides"), torch.get_rng_state()
+    first = bytes_of(model.initial_parameters(SEED))
+    assert bytes_of(model.initial_parameters(SEED)) == first
+    assert bytes_of(model.initial_parameters(bytes(32))) != first
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {name: values.shape for name, values in model.initial_parameters(SEED).items()} == model.shapes
+
+
+def test_model_takes_its_sizes_from_the_table_and_has_a_vocabulary() -> None:
+    assert model_of("Sides", width=9).shapes["0.weight"] == (9, 4)
+    assert model_of("Sides").vocabulary == 256
+    assert task_trainer("Sides").vocabulary == 256
+
+
+async def test_model_of_16_bit_numbers_with_tied_layers_is_shared_in_float32() -> None:
+    assert model_of("Half").shapes == {"0.bias": (4,), "0.weight": (4, 4), "1.bias": (4,)}
+    _, end = await trained(task_trainer("Half"))
+    assert {values.dtype for values in end.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("no module", r"Wrong\.build_model returned a int; allowed: a torch\.nn\.Module"),
+        ("nothing to learn", r"Wrong\.build_model: the model has no parameters"),
+        ("lazy", r"Wrong\.build_model: parameter 'weight' has no shape yet"),
+        ("statistics", r"Wrong\.build_model: 1 \(BatchNorm1d\) keeps running statistics.*GroupNorm or LayerNorm"),
+        ("option", r"Wrong\.build_model failed: KeyError: 'absent'"),
+        ("torch", r"Wrong\.build_model failed: .*shapes"),
+    ],
+)
+def test_model_that_clients_cannot_share_is_refused_by_name(model: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        task_trainer("Wrong", model=model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("Unmade", r"Unmade cannot be made: KeyError: 'hidden'"), ("Unfinished", r"Unfinished cannot be made: TypeError")],
+)
+def test_class_that_cannot_be_made_is_named(kind: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        task_trainer(kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": "list"}, r"batch_of returned \(a int, a int\); allowed: a tensor, or a tuple or a dictionary"),
+        ({"batch": "empty"}, r"batch_of returned \(\); allowed"),
+        ({"batch": "error"}, r"batch_of failed: IndexError"),
+        ({"loss": "alone"}, r"loss returned a tensor of shape \(\); allowed: the summed loss"),
+        ({"loss": "unsummed"}, r"loss returned \(a tensor of shape \(1,\), a int\)"),
+        ({"loss": "tensor"}, r"loss returned \(a tensor of shape \(\), a tensor of shape \(\)\)"),
+        ({"loss": "negative"}, r"loss returned \(a tensor of shape \(\), a int\)"),
+        ({"loss": "error"}, r"Wrong\.loss failed: KeyError: 'absent'"),
+        ({"loss": "torch"}, r"torch failed on cpu: .*shapes"),
+        ({"loss": "nan"}, r"the loss is nan"),
+    ],
+)
+async def test_failure_of_the_tasks_code_fails_the_step_by_name(options: dict[str, Any], message: str) -> None:
+    trainer = task_trainer("Wrong", **options)
+    start = await trainer.initial_parameters(SEED)
+    with pytest.raises(TrainerFailed, match=rf"^step 1, local step 1: .*{message}"):
+        await trainer.train(plan_of(SAMPLES, 4), start, samples())
+
+
+async def test_weights_and_logprobs_of_tokens_are_refused() -> None:
+    learner, batch = model_of("Sides").learner(), await anext(samples())
+    learner.load(model_of("Sides").initial_parameters(SEED))
+    examples = [example for sample in examples_of(batch) for example in sample]
+    with pytest.raises(TrainerFailed, match="no loss for each token"):
+        learner.accumulate(examples, LossOptions(weights=[np.ones(4)] * SAMPLES))
+    with pytest.raises(TrainerFailed, match="no log-probability for each token"):
+        learner.evaluate(examples, LossOptions(wants_logprobs=True))
+
+
+def test_device_that_is_not_there_is_refused_when_the_trainer_is_opened() -> None:
+    with pytest.raises(InvalidInput, match="torch finds no device cuda:99"):
+        task_trainer("Sides", torch=TorchOptions(device="cuda:99"))
