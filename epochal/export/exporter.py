@@ -62,16 +62,21 @@ class Exporter:
         """
         for attempt in range(1, MAX_MISSED_CHECKPOINTS + 1):
             view = await self._run.now()
+            reference = _checkpoint(view, step)
             try:
-                await self._write(view, _checkpoint(view, step), self._options.out)
+                if not self._is_written(view, reference):
+                    await self._write(view, reference, self._options.out)
                 break
             except Refused as error:
                 is_gone = error.kind is Refusal.NOT_FOUND and step is None
                 if not is_gone or attempt == MAX_MISSED_CHECKPOINTS:
                     raise
-        note = read_note(self._options.out)
-        assert note is not None, "it was just written"
-        await self._upload(self._options.out, note.step)
+        await self._upload(self._options.out, reference.step)
+
+    def _is_written(self, view: RunView, reference: CheckpointRef) -> bool:
+        """Return whether an earlier command has written the folder, and its upload did not succeed, perhaps."""
+        wanted = self._model(view).note(reference)
+        return self._options.destination is not None and read_note(self._options.out) == wanted
 
     async def follow(self, policy: RetryPolicy) -> None:
         """Export the newest checkpoint, and every later one, until the run has finished.

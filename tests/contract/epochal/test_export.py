@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
@@ -196,6 +197,52 @@ async def test_folder_that_exists_or_is_someone_elses_is_left_alone(tmp_path: Pa
 async def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="run test-run has no checkpoint yet"):
         await exported(ListedRun([]), options(tmp_path / "model"))
+
+
+async def test_newest_checkpoint_that_is_deleted_meanwhile_gives_way_to_a_newer(tmp_path: Path) -> None:
+    run = ListedRun([at_step(1)], [at_step(2)])
+    first = await run.now()
+    await run.news(first)
+    views = [first, await run.now()]
+    run.now = lambda: asyncio.sleep(0, views.pop(0))  # type: ignore[method-assign]
+    await exported(run, options(tmp_path / "model"))
+    note = read_note(tmp_path / "model")
+    assert note is not None
+    assert note.step == 2
+    views = [first]
+    with pytest.raises(Refused):
+        await exported(run, options(tmp_path / "gone"), step=1)
+
+
+async def test_disk_that_is_full_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(ModelUnavailable, match="model cannot be written: No space left on device"):
+        await exported(ListedRun([at_step(1)]), options(tmp_path / "model"))
+    assert names_of(tmp_path) == []
+
+
+async def test_upload_that_failed_is_repeated_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("obstore")
+    destination, uploads = in_bucket("http://127.0.0.1:9"), [str, None]
+
+    def upload(folder: Path, step: int) -> str:
+        if uploads.pop():
+            return f"{folder.name}, {step}"
+        raise ModelUnavailable("no answer")
+
+    monkeypatch.setattr(destination, "upload", upload)
+    chosen = options(tmp_path / "model", destination=destination)
+    with pytest.raises(ModelUnavailable):
+        await exported(ListedRun([at_step(1)]), chosen)
+    await exported(ListedRun([at_step(1)]), chosen)
+    assert uploads == []
+    with pytest.raises(InvalidInput, match="model exists"):
+        await exported(ListedRun([at_step(2)]), chosen)
 
 
 async def test_run_of_another_architecture_exports_words_instead_of_a_config(tmp_path: Path) -> None:
