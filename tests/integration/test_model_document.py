@@ -8,10 +8,12 @@ from runtime.worker_thread import InlineWorker
 from state.phases import RunState
 from state.replica import replica_digest
 from tests.support.by_hand import joined_by_hand
+from tests.support.heavy import need_module
 from tests.support.local_training import arriving, plan_of, sequences_of
 from tests.support.model_files import write_model
 from tests.support.processes import SMALL_MODEL, in_phase, prepared_run
 from tests.support.states import state_file
+from tests.support.tiny_llama import LLAMA, LLAMA_STATE
 from trainers.genesis import make_first_model
 from trainers.registry import open_trainer
 
@@ -47,3 +49,21 @@ async def test_client_trains_with_nothing_but_the_coordinator(tmp_path: Path) ->
         await run.start_coordinator("--restored")
         assert await run.watch.api.model(document.model_sha256) == FIRST.spec
         (await run.command("evaluate", str(run.run_dir), "--samples", "4")).expect(0, "replica 2: loss")
+
+
+async def test_config_of_a_repository_comes_with_the_delivered_model(tmp_path: Path) -> None:
+    need_module("transformers")
+    llama = state_file(**LLAMA_STATE)
+    folder = write_model(tmp_path / "llama", make_first_model(llama, 0).replica.parameters, config=LLAMA)
+    hub = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": {"Hub": {"repo_id": "nobody/asks"}}}
+    async with prepared_run(tmp_path, config__total_steps=1, model__LLM__ngram={}, **hub) as run:
+        await run.start_coordinator("--no-genesis")
+        client = await run.start_client(trainer="torch")
+        told = await run.command("genesis", run.url, "--file", str(folder), EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        told.expect(0, "the run starts from replica 0, digest")
+        await asyncio.to_thread(shutil.rmtree, folder)
+        assert (await run.finish()).rounds == 1
+        assert run.events(client, "round_trained")
+        document = await run.until(in_phase(RunState.FINISHED))
+        assert document.model_sha256 is not None
+        assert (await run.watch.api.model(document.model_sha256)).hf == LLAMA

@@ -13,8 +13,10 @@ from state.errors import InvalidDocument, InvalidInput, Unsupported
 from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
 from state.tensors import Tensors
 from tests.support.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
+from tests.support.heavy import need_module
 from tests.support.model_files import write_model
 from tests.support.states import state_file
+from tests.support.tiny_llama import LLAMA, plain_llama
 from trainers.architectures import ARCHITECTURES
 from trainers.genesis import check_trainable, look_at_source, make_first_model, model_layout
 from trainers.sources.local import local_source
@@ -167,3 +169,40 @@ def test_client_refuses_a_checkpoint_on_which_nobody_can_train() -> None:
         check_trainable(TINY, SPEC, first_replica(9, {"w": VALUES}))
     with pytest.raises(InvalidDocument, match="momentum is not zero"):
         check_trainable(TINY, SPEC, Replica(0, honest.parameters, honest.parameters))
+
+
+# Models of transformers
+
+
+def saved_llama(folder: Path, **changed: Any) -> Path:
+    """A folder that transformers saved: a tiny Llama with these values in its config."""
+    need_module("transformers")
+    plain_llama(
+        make_first_model(state_file(**llama_state(**changed)), 0).replica.parameters, **changed
+    ).save_pretrained(folder)
+    return folder
+
+
+def llama_state(**changed: Any) -> dict[str, Any]:
+    return {"model__LLM__architecture": "HfLlama", "model__LLM__hf": LLAMA | changed}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_folder_that_transformers_saved_is_the_first_model(tmp_path: Path, is_tied: bool) -> None:
+    folder = saved_llama(tmp_path / "llama", tie_word_embeddings=is_tied)
+    found = make_first_model(llama_at(folder), 0)
+    made = make_first_model(state_file(**llama_state(tie_word_embeddings=is_tied)), 0)
+    assert replica_digest(found.replica) == replica_digest(made.replica)
+    assert found.spec.hf is not None
+    assert found.spec.hf["model_type"] == "llama"
+    assert model_layout(found.spec) == model_layout(made.spec)
+
+
+def test_weights_of_another_config_are_refused_by_the_names_that_differ(tmp_path: Path) -> None:
+    folder = saved_llama(tmp_path / "llama")
+    smaller = llama_at(folder, model__LLM__hf=LLAMA | {"num_hidden_layers": 1})
+    with pytest.raises(InvalidInput, match=r"llama.* has a tensor 'model\.layers\.1\..*' that the model lacks"):
+        make_first_model(smaller, 0)
+    wider = llama_at(folder, model__LLM__hf=LLAMA | {"intermediate_size": 96})
+    with pytest.raises(InvalidInput, match=r"has shape \(64, 32\) instead of \(96, 32\)"):
+        make_first_model(wider, 0)
