@@ -145,7 +145,7 @@ async def _write_shard(file: BinaryIO, shard: WeightsShard, kind: FloatType, str
 
 def config_of(model: ExportedModel) -> dict[str, Any]:
     """Return the content of `config.json`: the model's Hugging Face config, or a description where it has none."""
-    if model.spec.hf is None:
+    if model.spec.hf is None or model.spec.dummy:  # a dummy has none of the config's parameters
         architecture = model.spec.architecture.value
         return {
             "model_type": f"epochal-{architecture.lower()}",

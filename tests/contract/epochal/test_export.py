@@ -246,6 +246,9 @@ async def test_upload_that_failed_is_repeated_by_the_same_command(
 
 
 async def test_run_of_another_architecture_exports_words_instead_of_a_config(tmp_path: Path) -> None:
+    dummy = SPEC.model_copy(update={"dummy": True})
+    await exported(ListedRun([at_step(1)], spec=dummy), options(tmp_path / "dummy"))
+    assert json_of(tmp_path / "dummy" / "config.json")["model_type"] == "epochal-hfllama"
     spec = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
     await exported(ListedRun([at_step(1)], spec=spec), options(tmp_path / "model"))
     config = json_of(tmp_path / "model" / "config.json")
