@@ -12,9 +12,11 @@ from coordinator.genesis import Genesis
 from coordinator.machine.run import current_checkpointer
 from coordinator_client.http import CoordinatorClient
 from state.config.model import Architecture, ModelSpec
+from state.errors import InvalidDocument
 from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, replica_digest
+from state.tensors import TensorLayout
 from state.wire import sha256_hex
 from tests.support.served import ADMIN, GENESIS, REPLICA, SPEC, Served, WireClient, layout_of, phase, problem, served
 from tests.support.states import state_file
@@ -223,3 +225,16 @@ async def test_member_cannot_bring_another_model(electing: Served) -> None:
     assert (await writer.send("POST", "/checkpoints", report)).status_code == 200
     answer = await writer.put_blob(data)
     assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model")
+
+
+async def test_spec_of_no_model_is_refused_by_name() -> None:
+    def no_layout(spec: ModelSpec) -> TensorLayout:
+        raise InvalidDocument("a first checkpoint of no model: 3 heads of 32 numbers", rule="model")
+
+    async with served(state_file(**HUB), Genesis(no_layout)) as awaiting:
+        answer = await deliver(awaiting, delivered(LLAMA))
+        assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model")
+        assert "3 heads" in answer.json()["detail"]
+    async with served(state_file(**HUB, model__LLM__hf={"model_type": "llama"}), Genesis(no_layout)) as awaiting:
+        answer = await deliver(awaiting, FIRST)
+        assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model"), "it has no bound for its size"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.config.data_file import parse_data_config
-from state.config.model import MAX_CUSTOM_BYTES
-from state.config.state_file import parse_state
+from state.config.model import MAX_CUSTOM_BYTES, MAX_HF_CONFIG_BYTES
+from state.config.state_file import dump_state, parse_state
 from state.errors import InvalidConfig, Mistake
 from tests.support.states import state_file, state_tables
 
@@ -99,6 +99,11 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("model__LLM__custom", {"trainer": "lab", "rate": math.inf}),
         ("model__LLM__custom", {"trainer": "lab", "name": "x" * MAX_CUSTOM_BYTES}),
         ("model__LLM__hf", {"model_type": "llama", "since": date(2024, 1, 1)}),
+        ("model__LLM__hf", "llama"),
+        ("model__LLM__hf", {}),
+        ("model__LLM__hf", {"model_type": 3}),
+        ("model__LLM__hf", {"model_type": "llama", "rope_theta": float("inf")}),
+        ("model__LLM__hf", {"model_type": "llama", "vocabulary": "x" * MAX_HF_CONFIG_BYTES}),
         ("access__mode", "closed"),
         ("access__keys", ["AB" * 32]),
         ("merge__local_steps", 0),
@@ -320,3 +325,23 @@ def test_any_value_anywhere_is_read_or_reported_below_its_path(path: str, value:
     dotted = path.replace("__", ".")
     found = paths_of_mistakes(tomli_w.dumps(state_tables(**{path: value})))
     assert all(where.startswith(dotted) for where in found)
+
+
+def test_mistake_in_a_hugging_face_config_says_what_is_allowed() -> None:
+    found = mistakes_of(model__LLM__architecture="HfLlama", model__LLM__hf={"hidden_size": 8})
+    assert (
+        "a table with the keys of a Hugging Face `config.json`, `model_type` among them"
+        in found["model.LLM.hf"].allowed
+    )
+
+
+def test_state_file_with_a_hugging_face_config_is_written_as_it_was_read() -> None:
+    config = {
+        "model_type": "llama",
+        "rope_theta": 10000.0,
+        "layers": [1, 2.5],
+        "rope_scaling": {"factor": 8, "on": True},
+    }
+    state = state_file(model__LLM__architecture="HfLlama", model__LLM__hf=config)
+    assert state.model.LLM.hf == config
+    assert parse_state(dump_state(state), "state.toml") == state
