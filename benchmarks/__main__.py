@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, chunking, data, members, packing, peers, resilience, rounds
+from benchmarks import assignment, chunking, data, members, packing, peers, resilience, rounds, torch_rounds
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -27,10 +27,11 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "chunking": chunking.measure,
     "peers": lambda: _in_folder(peers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
+    "torch": torch_rounds.measure,
 }
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
-APART = ("peers", "resilience")
-"""The peers need an environment of their own, and the attacks ten minutes: each has a page of its own."""
+APART = ("peers", "resilience", "torch")
+"""The peers need an environment of their own, the attacks ten minutes, and transformers its extra: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 
