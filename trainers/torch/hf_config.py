@@ -42,7 +42,8 @@ def hf_config(spec: ModelSpec) -> Any:
         with quiet():
             config = CONFIG_MAPPING[kind].from_dict(named)
     except Exception as error:  # whatever a config class makes of wrong values
-        raise _wrong(CONFIG_PLACE, f"not a config of {kind}: {error}", "the keys of its config.json") from error
+        reason = " ".join(str(error).split())
+        raise _wrong(CONFIG_PLACE, f"not a config of {kind} ({reason})", "the keys of its config.json") from error
     return config
 
 
@@ -82,7 +83,7 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
     allowed = "a causal language model that transformers can build"
     if attention not in ("auto", "sdpa"):
         allowed += f" with --attention {attention}"
-    raise _wrong(CONFIG_PLACE, f"not one ({failure})", allowed) from failure
+    raise _wrong(CONFIG_PLACE, f"refused: {_first_line(failure)}", allowed) from failure
 
 
 def _remote_config(hf: Mapping[str, Any]) -> Any:
@@ -124,6 +125,10 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         hf_logging.set_verbosity(before)
+
+
+def _first_line(error: Exception | None) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:

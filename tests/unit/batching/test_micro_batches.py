@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.micro_batches import micro_batches
+from batching.micro_batches import examples_of, micro_batches
 from batching.round_plan import plan_round
 from data_providers.protocol import TokenBatch
 from state.config.model import Linear
@@ -82,3 +82,13 @@ async def test_pack_that_reaches_the_planned_number_ends_a_micro_batch() -> None
 async def test_packs_of_another_number_of_samples_than_planned_fail(count: int, message: str) -> None:
     with pytest.raises(TrainerFailed, match=message):
         _ = [part async for part in micro_batches(plan_of(12, 4), packs(pack(3, source_count=count)))]
+
+
+def test_examples_carry_positions_only_where_they_do_not_count_from_0() -> None:
+    tokens, positions = np.arange(9, dtype=np.uint16), np.array([0, 1, 2, 3, 0, 1, 7, 8, 9])
+    batch = TokenBatch(tokens, np.array([0, 6, 9]), position_ids=positions, sequence_lengths=np.array([4, 2, 3]))
+    (first, second), (third,) = examples_of(batch)
+    assert (first.position_ids, second.position_ids) == (None, None)
+    assert third.position_ids is not None
+    assert third.position_ids.tolist() == [7, 8, 9]
+    assert examples_of(TokenBatch(tokens, np.array([0, 9])))[0][0].position_ids is None

@@ -8,13 +8,16 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.chunking.columns import Rows
 from batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
+from batching.micro_batches import Example
 from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
 from tests.support.served_training import client_of, rows_of
 from trainers.remote.trainer import limits_of
 from trainers.remote.wire import (
     ChunkAnswer,
     ServiceLimits,
+    batch_of,
     combined,
     decode_examples,
     encode_examples,
@@ -78,6 +81,8 @@ def test_examples_survive_the_wire(shapes: list[tuple[int, bool]]) -> None:
         {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 3])},
         {"tokens": np.zeros((1, 2), "<u2"), "offsets": np.array([0, 2])},
         {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 2]), "labels": np.zeros(3, "<i4")},
+        {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 2]), "positions": np.zeros(3, "<i4")},
+        {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0, 2]), "positions": np.zeros(2, "<f4")},
         {"tokens": np.zeros(2, "<u2"), "offsets": np.array([0.0, 2.0])},
     ],
 )
@@ -109,3 +114,16 @@ def test_examples_are_counted_before_they_are_looked_at() -> None:
 def test_url_of_no_service_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="training service URL"):
         client_of(url)
+
+
+def test_positions_survive_the_wire() -> None:
+    tokens = np.arange(5, dtype="<u2")
+    examples = [Example(tokens), Example(tokens[:3], None, np.array([4, 5, 9]))]
+    batch = batch_of(examples)
+    back = decode_examples(encode_examples([Rows(batch, 0, 2)]))
+    assert back[0].position_ids is None
+    assert back[1].position_ids is not None
+    assert back[1].position_ids.tolist() == [4, 5, 9]
+    (last,) = decode_examples(encode_examples([Rows(batch, 1, 2)]))
+    assert last.position_ids is not None
+    assert decode_examples(encode_examples([Rows(batch_of(examples[:1]), 0, 1)]))[0].position_ids is None

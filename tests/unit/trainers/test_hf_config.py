@@ -1,0 +1,104 @@
+"""Configs of Hugging Face models: which are taken, and what is said of the others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state.config.model import Architecture, ModelSpec
+from state.errors import Unsupported
+from tests.support.heavy import need_module
+from tests.support.local_training import SEED, sequences_of
+from tests.support.tiny_llama import LLAMA, spec_of
+from trainers.architectures import open_model
+from trainers.torch import remote_code
+
+
+@pytest.fixture(autouse=True)
+def transformers() -> None:
+    need_module("torch")
+    need_module("transformers")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            ModelSpec(architecture=Architecture.HF_LLAMA, hf=LLAMA | {"model_type": "mistral"}),
+            "model.LLM.hf.model_type is mistral; allowed: a model_type that begins with llama; architecture HfAuto",
+        ),
+        (
+            ModelSpec(architecture=Architecture.HF_DEEPSEEK, hf=LLAMA),
+            "model.LLM.hf.model_type is llama; allowed: a model_type that begins with deepseek",
+        ),
+        (
+            spec_of(model_type="nonesuch"),
+            "model.LLM.hf.model_type is nonesuch; allowed: a model_type that the installed transformers knows",
+        ),
+        (spec_of(model_type="vit"), "model.LLM.hf is refused: Unrecognized .*; allowed: a causal language model"),
+        (spec_of(num_attention_heads="four"), "model.LLM.hf is not a config of llama"),
+        (spec_of(hidden_size=33), "model.LLM.hf is not "),
+    ],
+)
+def test_config_that_cannot_be_trained_names_the_line(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        open_model(spec)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"quantization_config": {"quant_method": "fp8"}, "auto_map": {"AutoConfig": "x.Y"}, "dtype": "bfloat16"},
+        {"model_type": "deepseek_v2", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+        | {"first_k_dense_replace": 1, "num_key_value_heads": 4},
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+        {"model_type": "gpt_neo", "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    ],
+    ids=["stored in bf16", "deepseek", "gpt2", "attention classes"],
+)
+def test_configs_of_other_models_train_in_float32(changed: dict[str, Any]) -> None:
+    from batching.micro_batches import Example
+    from tests.support.local_training import ADAMW
+
+    model = open_model(spec_of(**changed))
+    learner = model.learner()
+    start = model.initial_parameters(SEED)
+    learner.load(start)
+    loss = learner.accumulate([Example(tokens) for tokens in sequences_of(20, 7)])
+    assert loss.token_count == 25
+    assert 4 < loss.finite_nats() / 25 < 7
+    learner.step(ADAMW, 0.01, 25)
+    assert any((learner.parameters[name] != start[name]).any() for name in start)
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_comes_with_a_config_is_refused_unless_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(remote_code, "_IS_TRUSTED", False)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own_llama.py").write_text(CODE)
+    auto_map = {"AutoConfig": "own_llama.OwnConfig", "AutoModelForCausalLM": "own_llama.OwnModel"}
+    own = spec_of(model_type="own-llama", auto_map=auto_map, _name_or_path=str(folder))
+    with pytest.raises(Unsupported, match=r"auto_map is own_llama\.OwnConfig; .* --trust-remote-code allows"):
+        open_model(own)
+    remote_code.trust_remote_code()
+    assert dict(open_model(own).shapes) == dict(open_model(spec_of()).shapes)
+    assert open_model(own).initial_parameters(SEED).keys() == open_model(spec_of()).shapes.keys()
+    with pytest.raises(Unsupported, match="_name_or_path is missing; allowed: the repository or folder"):
+        open_model(spec_of(model_type="own-llama", auto_map=auto_map))
