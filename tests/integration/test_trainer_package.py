@@ -14,7 +14,7 @@ from tests.support.processes import BOUND_S, prepared_run, run_command
 from tests.support.wheels import built_wheel
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "trainer_package"
-CLIENTS = 2
+CLASS = "epochal_digit_trainer:DigitTrainer"
 CHANCE_LOSS = math.log(10)
 """Loss of a guess among ten digits."""
 
@@ -46,8 +46,8 @@ async def test_run_of_the_packages_trainer_learns_the_digits(
     async with prepared_run(tmp_path) as run:
         shutil.copy(PACKAGE / "state.toml", run.state_path)
         await run.start_coordinator()
-        for _ in range(CLIENTS):
-            await run.start_client("--data", digits, trainer="digits")
+        await run.start_client("--data", digits, trainer="digits")
+        await run.start_client("--data", digits, "--micro-batch", "20", trainer=CLASS)
         report = await run.finish()
         assert (report.quarantined, report.unapplied) == (0, 0)
         ran = await run.command("evaluate", str(run.run_dir), "--data", digits, "--json")
