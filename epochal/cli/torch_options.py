@@ -31,10 +31,6 @@ MicroBatchOption = Annotated[
         help="Rows that --trainer torch computes at a time, at most; halved when memory runs out. Default: auto.",
     ),
 ]
-TrustRemoteCodeOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run code that the model's config names, as transformers may require."),
-]
 
 
 def torch_options(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end
 from epochal.cli.state_files import read_text
 from state.config.data_file import DataConfig, check_together, parse_data_config
@@ -36,11 +37,13 @@ def check(
         bool,
         typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
     ] = False,
+    trust_remote_code: TrustRemoteCodeOption = False,
 ) -> None:
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
 
     Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
     """
+    trust_code(trust_remote_code)
     checked = _Checked()
     checked.read_state_file(state_path)
     if data_config is not None:

@@ -29,6 +29,7 @@ from epochal.cli.options import (
     trainer_token,
     trusted,
 )
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
 from epochal.cli.torch_options import (
@@ -37,7 +38,6 @@ from epochal.cli.torch_options import (
     DeviceOption,
     MicroBatchOption,
     PrecisionOption,
-    TrustRemoteCodeOption,
     check_goes_with_torch,
     torch_options,
 )
@@ -64,7 +64,6 @@ from trainers.registry import (
     open_trainer,
 )
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS
-from trainers.torch.remote_code import trust_remote_code as trust_code_of_models
 
 log = logging.getLogger(__name__)
 
@@ -208,8 +207,7 @@ def client(
     torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
-    if trust_remote_code:
-        trust_code_of_models()
+    trust_code(trust_remote_code)
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(bound_s=reconnect_s),
         new_worker=WorkerThread,

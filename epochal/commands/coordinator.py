@@ -25,6 +25,7 @@ from epochal.cli.options import (
     TlsKeyOption,
     VerboseOption,
 )
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
@@ -81,6 +82,7 @@ def coordinator(
         bool,
         typer.Option("--no-genesis", help="Do not make that model: wait until `epochal genesis` delivers it."),
     ] = False,
+    trust_remote_code: TrustRemoteCodeOption = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -90,6 +92,7 @@ def coordinator(
 ) -> None:
     """Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."""
     start_logging(log_format, verbose=verbose)
+    trust_code(trust_remote_code)
     state = read_supported_state(state_path)
     if data_config is not None:
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))

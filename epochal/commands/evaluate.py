@@ -16,6 +16,7 @@ from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location, run_data
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption, StoreArgument
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
 from runtime.retry import system_jitter
 from runtime.worker_thread import WorkerThread
@@ -76,10 +77,12 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Number of samples to evaluate, from the first one on. Default: all.")
     ] = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the loss of a run's newest checkpoint. The run may continue meanwhile."""
     start_logging(LogFormat.TEXT, verbose=False)
+    trust_code(trust_remote_code)
 
     async def main() -> None:
         found = await loss_of(await _newest_model(open_store_reader(store)), data, split, samples)

@@ -8,6 +8,7 @@ import typer
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import config_of
 from epochal.cli.options import CoordinatorCaOption, UrlArgument
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.commands.operator import AdminToken, ask, required_token
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput
@@ -30,12 +31,14 @@ def genesis(
             help="Read the model from this folder or safetensors file, hf://ORG/NAME, s3://… or gs://….",
         ),
     ] = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."""
     if seed is not None and file is not None:
         raise InvalidInput("give --seed or --file, not both")
+    trust_code(trust_remote_code)
 
     token = required_token(admin_token)
 

@@ -21,6 +21,7 @@ from epochal.cli.options import (
     VerboseOption,
     trainer_token,
 )
+from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.shutdown import interruption
 from runtime.clock import SystemClock
@@ -53,6 +54,7 @@ def trainer_service(
     weights_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the weights that clients of the SDK save.")
     ] = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -66,6 +68,7 @@ def trainer_service(
     Clients of the tinker SDK present it as the API key tml-TOKEN.
     """
     start_logging(log_format, verbose=verbose)
+    trust_code(trust_remote_code)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
     options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions), tinker, weights_dir)

@@ -1,0 +1,86 @@
+"""A transformer goes where every model goes: over a training service, into an evaluation, past the null trainer."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.round_plan import RoundPlan
+from data_providers.opening import open_provider
+from data_providers.protocol import TokenBatch
+from epochal.commands.evaluate import RunModel, loss_of
+from epochal.commands.trainer_service import serving_training
+from runtime.clock import SystemClock
+from runtime.http_server import Endpoint
+from runtime.retry import RetryPolicy
+from runtime.worker_thread import InlineWorker
+from state.config.state_file import StateFile
+from state.intervals import BatchId, DataIds
+from state.replica import first_replica
+from tests.support.heavy import need_module
+from tests.support.local_training import SEED, rounds
+from tests.support.states import state_file
+from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE
+from trainers.protocol import Trainer
+from trainers.registry import RemoteOptions, TrainerOptions, open_trainer
+from trainers.remote.wire import ServiceLimits
+from training_service.service import TrainingServiceOptions
+
+SEQ_LEN = 16
+SAMPLES = 12
+PLAN = RoundPlan(1, (BatchId(0, SAMPLES - 1),), 1, (0.01, 0.01))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateFile:
+    need_module("torch")
+    need_module("transformers")
+    text = b"a byte follows a byte. " * SEQ_LEN * SAMPLES
+    np.frombuffer(text[: SEQ_LEN * SAMPLES], np.uint8).astype("<u2").tofile(tmp_path / "tokens.bin")
+    location = {"Local": str(tmp_path / "tokens.bin")}
+    smooth = {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.0, "eps": 1e-3}}
+    fields = {"model__LLM__data_location": location, "merge__inner_state": "keep", "model__LLM__optimizer": smooth}
+    return state_file(**LLAMA_STATE, **fields)
+
+
+async def samples(state: StateFile) -> AsyncIterator[TokenBatch]:
+    provider = await open_provider(state, lambda: "")
+    yield await provider.get_samples(DataIds(0, SAMPLES - 1))
+    await provider.aclose()
+
+
+def opened(name: str, state: StateFile, remote: RemoteOptions | None = None) -> Trainer:
+    return open_trainer(name, state, LLAMA_SPEC, InlineWorker(), TrainerOptions(remote))
+
+
+async def test_training_service_trains_a_transformer_as_its_client_would(state: StateFile) -> None:
+    trainer = opened("torch", state)
+    start = await trainer.initial_parameters(SEED)
+    wanted, _ = await rounds(trainer, PLAN, start, lambda: samples(state), 2)
+    async with serving_training(Endpoint(port=0), TrainingServiceOptions(ServiceLimits(items=5))) as url:
+        remote = opened("remote", state, RemoteOptions(url, RetryPolicy(SystemClock(), lambda: 0.0, 20.0)))
+        found, _ = await rounds(remote, PLAN, start, lambda: samples(state), 2)
+        await remote.aclose()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_count == other.token_count == SAMPLES * (SEQ_LEN - 1)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        for name, values in other.difference.items():
+            np.testing.assert_allclose(one.difference[name], values, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+async def test_evaluation_of_a_transformer_is_the_loss_before_a_step(state: StateFile) -> None:
+    trainer = opened("torch", state)
+    start = await trainer.initial_parameters(SEED)
+    one_step = RoundPlan(1, PLAN.assignment, 1, (0.01,))
+    trained = await trainer.train(one_step, start, samples(state))
+    evaluated = await loss_of(RunModel(state, LLAMA_SPEC, first_replica(0, start)), None, None, None)
+    assert (evaluated.samples, evaluated.tokens) == (SAMPLES, trained.token_count)
+    assert evaluated.loss == pytest.approx(trained.loss, rel=1e-5)
+
+
+async def test_null_trainer_reads_a_transformer_s_data(state: StateFile) -> None:
+    trainer = opened("null", state)
+    start = await trainer.initial_parameters(SEED)
+    trained = await trainer.train(PLAN, start, samples(state))
+    assert not any(values.any() for values in trained.difference.values())
