@@ -313,3 +313,27 @@ def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
 def test_options_that_are_wrong_name_what_is_allowed(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         TorchOptions(**options)
+
+
+def test_nothing_in_a_local_step_waits_for_the_device(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, whatever reads a tensor's value from Python waits for all the work before it."""
+    import torch
+
+    positions = np.arange(30) + 5
+    examples = [*EXAMPLES, Example(sequences_of(30)[0], None, positions)]
+    learner = loaded(start, micro_batch=2)
+    wanted = float(learner.accumulate(examples).nats)
+    learner.step(ADAMW, 0.01, PREDICTED)
+    learner.load(start)
+
+    def waits(*_: Any, **__: Any) -> None:
+        raise AssertionError("a tensor's value was read")
+
+    with monkeypatch.context() as patched:
+        for name in ("__bool__", "__float__", "__int__", "item", "tolist", "cpu", "numpy", "nonzero"):
+            patched.setattr(torch.Tensor, name, waits)
+        losses = [learner.accumulate(examples) for _ in range(2)]
+        norm = learner.step(ADAMW, 0.01, 2 * PREDICTED)
+    assert [float(loss.nats) for loss in losses] == pytest.approx([wanted, wanted], rel=1e-5)
+    assert norm is not None
+    assert float(norm) > 0
