@@ -23,7 +23,9 @@ async def check_blobs_are_there(run: Run, blobs: BlobReader, store_name: str) ->
     if wrong:
         more = f"\n  and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
         listed = "".join(f"\n  {text}" for text in wrong[:MAX_NAMED])
-        raise StoreFailed(f"{store_name} lacks {len(wrong)} blobs that the run needs; {WHAT_TO_DO}:{listed}{more}")
+        raise StoreFailed(
+            f"{store_name} lacks blobs that the run needs, {len(wrong)} in all; {WHAT_TO_DO}:{listed}{more}"
+        )
 
 
 async def wrong_size(blob: KeptBlob, blobs: BlobReader) -> str | None:

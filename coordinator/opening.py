@@ -13,6 +13,7 @@ from coordinator.machine.stimuli import (
     ConfigChanged,
     CoordinatorKeyReplaced,
     CoordinatorStarted,
+    GenesisProvided,
     RunRestored,
     Stimulus,
 )
@@ -23,6 +24,7 @@ from runtime.clock import Clock
 from state.config.changes import runtime_changes
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreConflict, StoreFailed
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +85,8 @@ async def open_run(
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
             of blobs than are held; there is no run to restore; its first checkpoint cannot be made; or the store is a
             backup, and nobody said so.
-        StoreFailed: the journal is damaged, or was written under other rules; the coordinator's key is not the run's;
-            or blobs are missing.
+        StoreFailed: the journal is gone or damaged, or was written under other rules; the coordinator's key is not the
+            run's; or blobs are missing.
     """
     store = options.store
     journal = await RunJournal.load(store.journal, is_restored=is_restored)
@@ -97,7 +99,9 @@ async def open_run(
             coordinator_key=options.coordinator_key,
             now_s=options.clock.wall_s(),
         )
+        held = await store.blobs.held()
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
+        _check_no_run_is_lost(store.name, held.difference(made.checkpoint.blob_sha256 for made in provided))
         try:
             return await RunJournal.begin(store.journal, run), (CoordinatorStarted(), *provided)
         except StoreConflict:  # another coordinator has begun the run in the meantime
@@ -131,7 +135,19 @@ async def open_run(
     return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
 
 
-async def _provided_genesis(options: ServiceOptions, run: Run, state_file: StateFile) -> tuple[Stimulus, ...]:
+def _check_no_run_is_lost(store_name: str, others: frozenset[Sha256]) -> None:
+    """Raise `StoreFailed` if a store without a journal holds blobs other than the first checkpoint of a new run.
+
+    A new run would delete them. An earlier start that failed may have left its first checkpoint.
+    """
+    if others:
+        raise StoreFailed(
+            f"{store_name} holds {len(others)} blobs of a run, but no journal, which would say what they are. Put the "
+            "journal back (is its volume mounted?), or restore a backup; a new run needs an empty folder"
+        )
+
+
+async def _provided_genesis(options: ServiceOptions, run: Run, state_file: StateFile) -> tuple[GenesisProvided, ...]:
     """Make the run's first checkpoint if it has none and the operator makes it; return what happened."""
     if run.checkpoint is not None or state_file.access.genesis != "operator":
         return ()

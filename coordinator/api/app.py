@@ -39,6 +39,7 @@ def create_app(
         version=version,
         description=SUMMARY,
         openapi_url=None,
+        redirect_slashes=False,  # a redirect would name the host and scheme that the request names
     )
     answer_errors(app)
     polls = LongPolls()

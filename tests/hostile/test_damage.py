@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 from state.documents import RunDocument
@@ -62,6 +63,22 @@ async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_p
         assert f"{newest} is missing" in said
         assert "--restored" in said
         (await run.command("audit", str(run.run_dir))).expect(1, newest.name)
+
+
+async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+        await trained(run)
+        journal, blobs = run.run_dir / "journal", run.run_dir / "blobs"
+        journal.rename(tmp_path / "elsewhere")
+        held = sorted(blobs.rglob("*"))
+        said = await run.refused_start()
+        assert "blobs of a run, but no journal" in said
+        assert "restore a backup" in said
+        assert sorted(blobs.rglob("*")) == held
+        shutil.rmtree(journal, ignore_errors=True)
+        (tmp_path / "elsewhere").rename(journal)
+        await run.start_coordinator()
+        assert (await run.finish()).rounds == 20
 
 
 async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -139,9 +140,10 @@ class DirectoryBlobs:
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
-            return self._path(sha256).stat().st_size
+            found = self._path(sha256).stat()
         except FileNotFoundError:
             return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
         while start < stop:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,8 @@ from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from runtime.durable_files import Disk, open_new_file, sync_folder
 from runtime.worker_thread import WorkerThread
 from state.errors import StoreBlocked, StoreConflict, StoreFailed
+
+log = logging.getLogger(__name__)
 
 JOURNAL_FOLDER = "journal"
 
@@ -137,7 +140,8 @@ class DirectoryJournal(DirectoryHistory):
         if not paths:
             return None
         path, number = paths[-1], _number_of(paths[-1])
-        parsed = _read_segment(path, is_last=True)
+        _warn_of_gaps(paths)
+        parsed = _read_newest(paths)
         if parsed.successor is not None and not is_restored:
             raise _missing(self._run_dir, number, parsed.successor)
         if parsed.is_opening and number:
@@ -279,10 +283,37 @@ def _read_in_order(run_dir: Path, number: int) -> ParsedSegment:
 
 def _missing(run_dir: Path, number: int, successor: int) -> StoreFailed:
     path, missing = _path_of(run_dir, number), _path_of(run_dir, successor)
+    named = f"{missing} is missing: {path.name} names it as the segment that follows. Put it back, or restore a backup"
+    if _number_of(segment_paths(run_dir)[-1]) > successor:
+        return StoreFailed(f"{named}; without it the run goes on, but can be neither audited nor backed up")
     return StoreFailed(
-        f"{missing} is missing: {path.name} names it as the segment that follows. Put it back, or restore a backup; "
-        f"without it the run can only return to the end of {path.name}, by a start with --restored"
+        f"{named}; without it the run can only return to the end of {path.name}, by a start with --restored"
     )
+
+
+def _warn_of_gaps(paths: list[Path]) -> None:
+    """Log which older segments are missing: a start reads the newest one alone."""
+    found = {_number_of(path) for path in paths}
+    missing = [number for number in range(max(found)) if number not in found]
+    if missing:
+        consequence = "the run goes on, but can be neither audited nor backed up; put them back"
+        fields = {"first": _path_of(Path(), missing[0]).name, "count": len(missing), "consequence": consequence}
+        log.warning("journal_segments_missing", extra=fields)
+
+
+def _read_newest(paths: list[Path]) -> ParsedSegment:
+    """Return the newest of these segments. If it is damaged, the error says how the run can go on without it."""
+    try:
+        return _read_segment(paths[-1], is_last=True)
+    except StoreBlocked:
+        raise
+    except StoreFailed as error:
+        if len(paths) == 1:
+            raise
+        raise StoreFailed(
+            f"{error.message}. Without a backup: take {paths[-1].name} away and start with --restored; the run then "
+            f"returns to the end of {paths[-2].name}"
+        ) from error
 
 
 def _read_segment(path: Path, *, is_last: bool) -> ParsedSegment:

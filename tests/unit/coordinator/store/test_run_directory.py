@@ -72,6 +72,45 @@ async def test_newest_segment_that_is_missing_is_named_at_a_start_and_in_reading
         await history(tmp_path)
 
 
+async def test_newest_segment_that_is_damaged_at_its_snapshot_says_how_to_go_on(tmp_path: Path) -> None:
+    _, newest = await two_segments(tmp_path)
+    os.truncate(newest, 30)
+    for is_restored in (False, True):
+        store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+        with pytest.raises(StoreFailed, match=r"take 00000001\.log away and start with --restored.*00000000\.log"):
+            await store.journal.load(is_restored=is_restored)
+        await store.aclose()
+    newest.unlink()
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    assert await store.journal.load(is_restored=True) is not None
+    await store.aclose()
+
+
+async def test_older_segments_that_are_missing_are_told_and_not_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = await two_segments(tmp_path)
+    for is_missing in (False, True):
+        store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+        loaded = await store.journal.load()
+        await store.aclose()
+        assert loaded is not None
+        assert [record.sequence for record in loaded.records] == [2]
+        assert ("journal_segments_missing" in caplog.text) == is_missing
+        first.unlink(missing_ok=True)
+
+
+async def test_middle_segment_that_is_missing_says_what_it_costs(tmp_path: Path) -> None:
+    _, second = await two_segments(tmp_path)
+    store = await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
+    await store.journal.load()
+    await store.journal.open_segment(Snapshot(2, b"a third"))
+    await store.aclose()
+    second.unlink()
+    with pytest.raises(StoreFailed, match=r"00000001\.log is missing.*neither audited nor backed up"):
+        await history(tmp_path)
+
+
 async def test_restored_journal_goes_on_without_a_segment_that_it_names(tmp_path: Path) -> None:
     _, newest = await two_segments(tmp_path)
     newest.unlink()
