@@ -18,6 +18,8 @@ from trainers.sources.protocol import ModelSource
 
 GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
 KEPT_LAYOUTS = 4
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Keys of Hugging Face configs for the number of positions that a model knows."""
 
 
 def model_layout(spec: ModelSpec) -> TensorLayout:
@@ -57,11 +59,13 @@ def make_first_model(
     if source is None and not llm.is_made_from_seed:
         source = open_source(llm.checkpoint)
     if source is None:
+        check_length(state, llm.spec)
         parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
         return FirstModel(llm.spec, first_replica(step, parameters))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
+    check_length(state, spec)
     replica = first_replica(step, dict(source.tensors(dict(model_layout(spec).entries))))
     try:
         check_first_values(replica, state.merge.max_abs)
@@ -79,9 +83,22 @@ def look_at_source(state: StateFile) -> ModelSpec:
     llm = state.model.LLM
     source = open_source(llm.checkpoint)
     spec = _completed(llm.spec, source)
+    check_length(state, spec)
     if spec.architecture not in HF_ARCHITECTURES:
         source.tensors(dict(model_layout(spec).entries))
     return spec
+
+
+def check_length(state: StateFile, spec: ModelSpec) -> None:
+    """Raise `InvalidInput` if the run's samples are longer than the model's positions: no client could train."""
+    config = (spec.hf or {}).get("text_config") or spec.hf or {}
+    for key in POSITION_KEYS:
+        longest = config.get(key) if isinstance(config, dict) else None
+        if type(longest) is int and state.model.LLM.max_seq_len > longest:
+            raise InvalidInput(
+                f"model.LLM.max_seq_len is {state.model.LLM.max_seq_len}; the model's config has {key} = {longest}, so "
+                f"allowed: at most {longest}"
+            )
 
 
 def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:

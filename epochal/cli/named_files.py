@@ -23,7 +23,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import look_at_source, make_first_model
+from trainers.genesis import check_length, look_at_source, make_first_model
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
@@ -74,6 +74,9 @@ async def open_what_state_names(
         spec = llm.spec
         if not (llm.is_made_from_seed or _CHECKPOINT_PARTS.intersection(wrong_parts)):
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
+    if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
+        with found.collecting(source):
+            check_length(state, spec)
     if _DATA_PARTS.intersection(wrong_parts):
         return found
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:

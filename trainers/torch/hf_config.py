@@ -61,6 +61,7 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
     from trainers.torch.attention import RIGHT_PADDED_SDPA, register_attention
+    from trainers.torch.devices import is_out_of_memory
 
     register_attention()
     names = {"auto": (RIGHT_PADDED_SDPA, "sdpa", "eager"), "sdpa": (RIGHT_PADDED_SDPA, "sdpa")}.get(
@@ -78,7 +79,11 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
                     attn_implementation=name,
                     trust_remote_code=is_remote_code_trusted(),
                 )
-        except (ValueError, ImportError, KeyError) as error:  # KeyError: a table of attention classes by name
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a model's class makes of wrong numbers
+            if is_out_of_memory(error):
+                raise
             failure = error
     allowed = "a causal language model that transformers can build"
     if attention not in ("auto", "sdpa"):
@@ -128,7 +133,8 @@ def quiet() -> Iterator[None]:
 
 
 def _first_line(error: Exception | None) -> str:
-    return next(iter(str(error).splitlines()), "")
+    line = next(iter(str(error).splitlines()), "")
+    return line if isinstance(error, ValueError | ImportError) else f"{type(error).__name__} {line}".rstrip()
 
 
 def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:

@@ -15,6 +15,7 @@ import torch
 from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.errors import TrainerFailed
+from trainers.torch.devices import reason_of
 from trainers.torch.objective import BatchLoss, TensorBatch
 
 CPU_PLACES = 4096
@@ -79,7 +80,7 @@ class NextTokenLoss:
             arguments["attention_mask"] = torch.ones_like(tensors[TOKENS])
         if POSITIONS in tensors:
             arguments["position_ids"] = tensors[POSITIONS]
-        logits = module(**arguments).logits
+        logits = _logits(module, arguments)
         flat, targets = logits.flatten(0, 1).float(), tensors[TARGETS].flatten()
         if WEIGHTS not in tensors and not wants_logprobs:
             nats = torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED_LABEL, reduction="sum")
@@ -127,6 +128,17 @@ class NextTokenLoss:
                 f"position ids from {int(positions.min())} to {int(positions.max())}; the model's config has "
                 f"max_position_embeddings = {self._max_positions}"
             )
+
+
+def _logits(module: torch.nn.Module, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the module's logits. Raise `TrainerFailed` if its code fails in another way than torch itself does."""
+    try:
+        logits: torch.Tensor = module(**arguments).logits
+    except (RuntimeError, MemoryError, TrainerFailed):
+        raise
+    except Exception as error:  # the code of any model, which may come from elsewhere
+        raise TrainerFailed(f"the model's own code failed: {type(error).__name__} {reason_of(error)}") from error
+    return logits
 
 
 def _labels(example: Example) -> npt.NDArray[np.integer[Any]]:

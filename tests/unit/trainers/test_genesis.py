@@ -145,6 +145,24 @@ def test_one_file_without_a_config_names_what_is_missing(tmp_path: Path, bag: Te
     assert found.replica.parameters[WEIGHT].tobytes() == bag[WEIGHT].tobytes()
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bag", "max_position_embeddings": 7},
+        {"model_type": "bag", "n_positions": 7},
+        {"model_type": "bag", "text_config": {"max_position_embeddings": 7}},
+    ],
+)
+def test_samples_longer_than_the_models_positions_are_refused(tmp_path: Path, bag: Tensors, config: Any) -> None:
+    message = r"model\.LLM\.max_seq_len is 8; .* = 7, so allowed: at most 7"
+    with pytest.raises(InvalidInput, match=message):
+        make_first_model(llama_at(write_model(tmp_path / "m", bag, config=config), model__LLM__max_seq_len=8), 0)
+    made = {"model__LLM__architecture": "HfLlama", "model__LLM__hf": config}
+    with pytest.raises(InvalidInput, match=message):
+        make_first_model(state_file(**made, model__LLM__max_seq_len=8), 0)
+    assert make_first_model(state_file(**made, model__LLM__max_seq_len=7), 0).spec.hf == config
+
+
 def test_model_without_a_config_is_not_made_from_a_seed(bag: Tensors) -> None:
     with pytest.raises(Unsupported, match=r"model\.LLM\.hf is missing; allowed: a table with the keys"):
         make_first_model(state_file(model__LLM__architecture="HfLlama"), 0)

@@ -38,6 +38,9 @@ def transformers() -> None:
         (spec_of(model_type="vit"), "model.LLM.hf is refused: Unrecognized .*; allowed: a causal language model"),
         (spec_of(num_attention_heads="four"), "model.LLM.hf is not a config of llama"),
         (spec_of(hidden_size=33), "model.LLM.hf is not "),
+        (spec_of(num_key_value_heads=0), "model.LLM.hf is (refused: ZeroDivisionError|not a config of llama)"),
+        (spec_of(intermediate_size=-4), "model.LLM.hf is (refused: RuntimeError|not a config of llama)"),
+        (spec_of(pad_token_id=256), "model.LLM.hf is (refused: AssertionError|not a config of llama)"),
     ],
 )
 def test_config_that_cannot_be_trained_names_the_line(spec: ModelSpec, message: str) -> None:

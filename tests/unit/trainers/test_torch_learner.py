@@ -271,6 +271,22 @@ def test_device_that_vanishes_mid_step_is_said_and_comes_back(start: Tensors, mo
     assert float(learner.accumulate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-6)
 
 
+def test_failure_of_the_models_own_code_is_said(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = loaded(start)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise IndexError("expert 9 of 8")
+
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", broken)
+    with pytest.raises(TrainerFailed, match="the model's own code failed: IndexError expert 9 of 8"):
+        learner.accumulate(EXAMPLES)
+    monkeypatch.undo()
+    learner.discard()
+    assert learner.accumulate(EXAMPLES).token_count == PREDICTED
+
+
 def test_proceed_is_called_before_each_micro_batch_and_may_raise(start: Tensors) -> None:
     learner = loaded(start, micro_batch=1)
     calls: list[int] = []
