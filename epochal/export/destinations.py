@@ -183,9 +183,14 @@ def step_in(name: str) -> int | None:
 
 
 def _in_order(names: Iterable[str]) -> Sequence[str]:
-    """Return the names of an export's files in the order in which they are uploaded."""
+    """Return the names of an export's files in the order in which they are uploaded; they are deleted in the reverse.
+
+    The note comes first: by it an upload that broke off is known as one, and may be repeated or deleted.
+    """
 
     def rank(name: str) -> int:
+        if name == NOTE_FILE:
+            return -1
         if name.endswith(WEIGHTS_SUFFIX):
             return 0
         return {CONFIG_FILE: 2, INDEX_FILE: 3}.get(name, 1)

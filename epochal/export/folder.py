@@ -154,7 +154,10 @@ def config_of(model: ExportedModel) -> dict[str, Any]:
             "dtype": model.kind.value,
             "spec": model.spec.model_dump(mode="json", exclude_none=True),
         }
-    config = {key: value for key, value in model.spec.hf.items() if key != "dtype"}
+    config = {key: value for key, value in model.spec.hf.items() if key not in ("dtype", "quantization_config")}
+    code = config.get("auto_map")
+    if not (isinstance(code, dict) and all("--" in str(value) for value in code.values())):
+        config.pop("auto_map", None)  # code in the model's own folder, which is not exported
     config["torch_dtype"] = model.kind.value  # every version of transformers reads it
     if "architectures" not in config and config["model_type"] in CLASSES:
         config["architectures"] = [CLASSES[config["model_type"]]]

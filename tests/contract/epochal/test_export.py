@@ -125,6 +125,22 @@ def partial_of_another(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("more", "is_kept"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, False),
+        ({"auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "hub/repo--m.M"}}, False),
+        ({"auto_map": {"AutoConfig": "hub/repo--c.C"}}, True),
+    ],
+)
+async def test_config_says_nothing_of_other_weights_and_absent_code(
+    tmp_path: Path, more: dict[str, Any], is_kept: bool
+) -> None:
+    spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf={"model_type": "llama", **more})
+    await exported(ListedRun([at_step(1)], spec=spec), options(tmp_path / "model"))
+    assert (more.items() <= json_of(tmp_path / "model" / "config.json").items()) == is_kept
+
+
 async def test_export_is_a_folder_that_a_run_can_start_from(tmp_path: Path) -> None:
     out = tmp_path / "model"
     await exported(ListedRun([at_step(2), at_step(7)]), options(out))
@@ -409,9 +425,9 @@ async def test_manifest_is_the_last_that_appears_and_the_first_that_goes(
         await exported(ListedRun([at_step(step)]), options(out, destination=in_bucket(s3_url)))
     names = [(action, path.rpartition("/")[2]) for action, path in done]
     upload = [
+        "epochal.json",  # by which an upload that breaks off is known as one
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
-        "epochal.json",
         "tokenizer.json",
         "config.json",
         "model.safetensors.index.json",
