@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,7 @@ from state.intervals import DataIds
 from tests.support.data_files import SPEC, assert_serves_the_files, write_dataset
 from tests.support.data_formats import write_mds
 from tests.support.heavy import need_module
-from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
-
-
-@pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
-    """The URL of a real S3 API on this machine."""
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty bucket, as obstore's store; the environment has the credentials."""
-    for name, value in AWS.items():
-        monkeypatch.setenv(name, value)
-    return empty_bucket(s3_url)
+from tests.support.s3_server import AWS, BUCKET
 
 
 async def upload(store: Any, folder: Path, prefix: str) -> None:

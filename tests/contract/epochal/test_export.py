@@ -29,7 +29,7 @@ from state.tensors import Tensors
 from state.wire import Sha256, sha256_hex
 from tests.support.heavy import need_module
 from tests.support.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
-from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
+from tests.support.s3_server import BUCKET
 from tests.support.states import state_file
 from trainers.sources.float_types import FloatType
 from trainers.sources.local import local_source
@@ -356,19 +356,6 @@ async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, kind: Flo
     shapes = {name: values.shape for name, values in replica.parameters.items()}
     for name, read in local_source(tmp_path / "theirs").tensors(shapes):
         assert np.array_equal(read, replica.parameters[name])
-
-
-@pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in AWS.items():
-        monkeypatch.setenv(name, value)
-    return empty_bucket(s3_url)
 
 
 def names_in(store: Any) -> list[str]:

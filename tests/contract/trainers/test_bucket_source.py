@@ -1,6 +1,5 @@
 """A model in a bucket: obstore against a real S3 API."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from state.config.model import Gcs, S3Checkpoint
 from state.errors import InvalidInput, ModelUnavailable
 from tests.support.data_http import HttpReply, HttpRequest, http_server
 from tests.support.model_files import CONFIG, write_model
-from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
+from tests.support.s3_server import BUCKET
 from trainers.sources import reading
 from trainers.sources.bucket import BucketFolder
 from trainers.sources.folder_source import FolderSource
@@ -21,19 +20,6 @@ from trainers.sources.opening import names_a_source, open_source
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.array([0.5, -1.25], np.float32)
 SHAPES = {"a": (2, 3), "b": (2,)}
-
-
-@pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in AWS.items():
-        monkeypatch.setenv(name, value)
-    return empty_bucket(s3_url)
 
 
 def upload(store: Any, folder: Path, prefix: str) -> None:
