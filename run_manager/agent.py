@@ -14,7 +14,7 @@ from coordinator_client.follow import DocumentFeed
 from coordinator_client.session import ClientProfile, CoordinatorSession
 from run_manager.context import ClientDependencies
 from run_manager.events import DocumentArrived
-from run_manager.run_manager import RunManager
+from run_manager.run_manager import RunManager, read_run
 from run_manager.waiting import WaitingNotice
 from runtime.task_errors import first_error
 from state.documents import RunDocument
@@ -119,10 +119,19 @@ class Agent:
         return ClientEnd(self._reason, step, digest)
 
     async def _take_part(self, manager: RunManager) -> None:
+        await self._check_trainer()
         await self._session.join()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(manager), name="follow")
             group.create_task(self._session.keep_session(), name="session")
+
+    async def _check_trainer(self) -> None:
+        """Read the run as anybody may, and check whether this client can train it: before others count on it."""
+        check = self._dependencies.check_trainer
+        if check is not None:
+            document = await self._session.run_document(None, 0.0)
+            assert document is not None, "a request that names no version is answered at once"
+            await check(*await read_run(self._session, document))
 
     async def _follow(self, manager: RunManager) -> None:
         notice = WaitingNotice()

@@ -55,6 +55,8 @@ class ClientDependencies:
         open_provider: opens the run's data.
         open_trainer: opens the run's trainer, which closes the worker that it is given.
         observer: receives every event.
+        check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
+            state file and model; the model may lack what only the run's first checkpoint says.
     """
 
     retry_policy: RetryPolicy
@@ -62,6 +64,7 @@ class ClientDependencies:
     open_provider: Callable[[RunAccess], Awaitable[DataProvider]]
     open_trainer: Callable[[RunAccess, Worker], Awaitable[Trainer]]
     observer: Observer
+    check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
 
 
 class TentativeState:

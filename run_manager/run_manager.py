@@ -109,8 +109,7 @@ class RunManager:
                 take; the user's fault.
         """
         session, dependencies = self._session, self._dependencies
-        state = await session.config(document.config_sha256)
-        spec = await self._spec_of(document, state)
+        state, spec = await read_run(session, document)
         access = RunAccess(state, spec, session.data_ticket)
         async with AsyncExitStack() as opened:
             worker = dependencies.new_worker("epochal-codec")
@@ -204,12 +203,6 @@ class RunManager:
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
 
-    async def _spec_of(self, document: RunDocument, state: StateFile) -> ModelSpec:
-        """Return the run's model: that of its model document, or of the state file before there is one."""
-        if document.model_sha256 is None:
-            return state.model.LLM.spec
-        return await self._session.model(document.model_sha256)
-
     async def _open_provider(self, access: RunAccess, needs: DataNeeds) -> DataProvider:
         """Open the run's data and look at some of them; wait for a source that does not answer yet."""
         policy = self._dependencies.retry_policy
@@ -225,6 +218,14 @@ class RunManager:
                     fields = {"reason": said, "goes_on_trying_for_s": policy.bound_s}
                     log.warning("data_not_available_yet", extra=fields)
                 await backoff.wait(error)
+
+
+async def read_run(session: CoordinatorSession, document: RunDocument) -> tuple[StateFile, ModelSpec]:
+    """Return the run's configuration and its model: that of its model document, or of the state file without one."""
+    state = await session.config(document.config_sha256)
+    if document.model_sha256 is None:
+        return state, state.model.LLM.spec
+    return state, await session.model(document.model_sha256)
 
 
 async def _fitting(provider: DataProvider, needs: DataNeeds) -> DataProvider:

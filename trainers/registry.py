@@ -82,18 +82,46 @@ def open_trainer(
         Unsupported: the trainer cannot train what the file asks for; the message names the lines to change.
     """
     check_trainer_name(name)
-    _check_is_the_runs(name, spec)
+    optimizer = _check_fits(name, state, spec)
     if name not in TRAINERS:
-        optimizer = _optimizer_of(name, state)
         return open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
     if name == REMOTE:
         return _open_remote(state, spec, worker, options.remote)
-    if name == NULL:
-        return NullTrainer(_model_of(NULL, spec))
-    optimizer = _optimizer_of(name, state)
-    check_trainer(name, spec.architecture)
     model = _model_of(name, spec, options.torch)
+    if name == NULL:
+        return NullTrainer(model)
     return LearnerTrainer(model, optimizer, state.merge.inner_state == "keep", worker, name)
+
+
+def check_trains(
+    name: str, state: StateFile, spec: ModelSpec, options: TrainerOptions = DEFAULT_TRAINER_OPTIONS
+) -> None:
+    """Check whether `open_trainer` can open the trainer, without opening it: before this machine joins the run.
+
+    Args:
+        name: as in `open_trainer`.
+        state: the run's state file.
+        spec: the run's model; one that is not complete is not opened.
+        options: for the trainers that have some.
+
+    Raises:
+        InvalidInput, Unsupported: as `open_trainer`.
+    """
+    check_trainer_name(name)
+    _check_fits(name, state, spec)
+    if spec.is_complete and (name in TRAINERS or spec.architecture is Architecture.CUSTOM):
+        model = _model_of(name, spec, options.torch)
+        if name == TORCH:
+            model.learner()  # asks for the device and the attention, and makes no module yet
+
+
+def check_mesh_trains(state: StateFile, spec: ModelSpec) -> None:
+    """Check whether `open_mesh_trainer` can train the run, before this machine joins it. Raises as that does."""
+    _check_fits(NUMPY, state, spec)
+    if spec.is_complete:
+        _model_of(NUMPY, spec)
+    if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
+        raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
 
 
 async def open_mesh_trainer(
@@ -113,12 +141,7 @@ async def open_mesh_trainer(
         Unsupported: the trainer cannot train what the file asks for.
         MeshBroken: the processes did not start.
     """
-    _check_is_the_runs(NUMPY, spec)
-    _optimizer_of(NUMPY, state)
-    check_trainer(NUMPY, spec.architecture)
-    _model_of(NUMPY, spec)
-    if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
-        raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
+    check_mesh_trains(state, spec)
     return await MeshTrainer.open(options, state, spec, ticket, worker)
 
 
@@ -134,6 +157,17 @@ def check_trainer_name(name: str) -> None:
         message = f"trainer {name!r} has a name of more than {MAX_NAME_CHARS} characters; register it as an entry point"
         raise InvalidInput(message, trainer=name)
     trainer_class(name, f"trainer {name!r}")
+
+
+def _check_fits(name: str, state: StateFile, spec: ModelSpec) -> AdamW | None:
+    """Raise `InvalidInput` or `Unsupported` unless this trainer trains such runs; return the run's inner optimizer."""
+    _check_is_the_runs(name, spec)
+    if name == NULL:
+        return None
+    optimizer = _optimizer_of(name, state)
+    if name in (NUMPY, TORCH):
+        check_trainer(name, spec.architecture)
+    return optimizer
 
 
 def _check_is_the_runs(name: str, spec: ModelSpec) -> None:

@@ -1,13 +1,14 @@
 """The options of `--trainer torch`, shared by the commands that compute with torch."""
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from state.errors import InvalidInput
-from trainers.architectures import TORCH
+from trainers.architectures import ARCHITECTURES, TORCH
 from trainers.registry import TRAINERS
-from trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+from trainers.torch.options import ATTENTIONS, DEFAULT_TORCH_OPTIONS, PRECISIONS, TorchOptions, parse_micro_batch
 
 DeviceOption = Annotated[
     str | None,
@@ -49,7 +50,28 @@ def torch_options(
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
-    """Raise `InvalidInput` if there are options for torch, and a trainer of Epochal's that does not use it."""
+    """Raise `InvalidInput` if the trainer does not take these options, or this machine cannot compute as they say.
+
+    Args:
+        options: for torch; None if not one of them is given.
+        trainer: its name.
+    """
     if options is not None and trainer in TRAINERS and trainer != TORCH:
         names = "--device, --precision, --attention, --compile and --micro-batch"
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
+    if trainer == TORCH:
+        _check_installed()
+    if trainer == TORCH or (options is not None and find_spec("torch") is not None):
+        from trainers.torch.availability import check_available
+
+        check_available(options or DEFAULT_TORCH_OPTIONS)
+
+
+def _check_installed() -> None:
+    missing = {name for entry in ARCHITECTURES.values() if entry.trainer == TORCH for name in entry.missing_modules()}
+    if missing:
+        others = ", ".join(name for name in TRAINERS if name != TORCH)
+        raise InvalidInput(
+            f"--trainer torch needs {' and '.join(sorted(missing))}: `pip install epochal[torch]`; allowed without "
+            f"it: {others}"
+        )

@@ -51,6 +51,8 @@ from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.config.data_location import Local, WeightedHttp
+from state.config.model import ModelSpec
+from state.config.state_file import StateFile
 from state.errors import InvalidInput
 from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
@@ -59,7 +61,9 @@ from trainers.registry import (
     REMOTE,
     RemoteOptions,
     TrainerOptions,
+    check_mesh_trains,
     check_trainer_name,
+    check_trains,
     open_mesh_trainer,
     open_trainer,
 )
@@ -208,14 +212,14 @@ def client(
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
     trust_code(trust_remote_code)
+    mesh_options = _mesh_options(trainer, mesh, processes, batch_size, data_choice)
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(bound_s=reconnect_s),
         new_worker=WorkerThread,
         open_provider=_provider_opener(data_choice),
-        open_trainer=_trainer_opener(
-            trainer, options, _mesh_options(trainer, mesh, processes, batch_size, data_choice)
-        ),
+        open_trainer=_trainer_opener(trainer, options, mesh_options),
         observer=log_event,
+        check_trainer=_trainer_checker(trainer, options, mesh_options),
     )
     profile = ClientProfile(_identity(key, new_key), Capabilities(batches_per_round=share, trainer=trainer), invitation)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
@@ -291,6 +295,18 @@ def _trainer_opener(
         return open_trainer(name, access.state, access.spec, worker, options)
 
     return open_any_trainer
+
+
+def _trainer_checker(
+    name: str, options: TrainerOptions, mesh: MeshOptions | None
+) -> Callable[[StateFile, ModelSpec], Awaitable[None]]:
+    async def check(state: StateFile, spec: ModelSpec) -> None:
+        if mesh is not None:
+            await asyncio.to_thread(check_mesh_trains, state, spec)
+        else:
+            await asyncio.to_thread(check_trains, name, state, spec, options)
+
+    return check
 
 
 async def _run(

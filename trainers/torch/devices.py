@@ -167,5 +167,6 @@ def _device(name: str) -> torch.device:
             + ["mps"] * torch.backends.mps.is_available()
             + [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
         )
-        raise InvalidInput(f"torch finds no device {name} on this machine; there are: {there_are}", device=name)
+        message = f"--device {name}: torch finds no such device on this machine; allowed: auto, {there_are}"
+        raise InvalidInput(message, device=name)
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -86,8 +86,8 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
                 raise
             failure = error
     allowed = "a causal language model that transformers can build"
-    if attention not in ("auto", "sdpa"):
-        allowed += f" with --attention {attention}"
+    if attention != "auto":
+        allowed += f" with --attention {attention}; --attention auto takes what a model has"
     raise _wrong(CONFIG_PLACE, f"refused: {_first_line(failure)}", allowed) from failure
 
 

@@ -70,8 +70,11 @@ class HfModel:
 
         Raises:
             InvalidInput: this machine does not have the device that the options name.
+            Unsupported: the model does not have the attention that they name.
         """
         layout = self._layout
+        if self._options.attention != "auto":
+            _check_attention(self._spec.model_dump_json(), self._options.attention)
         masks = self._options.attention != "flash_attention_2"  # which would look at the mask, and needs none
         objective = NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
         return TorchLearner(partial(_built_on, self._spec, self._options.attention), objective, self._options)
@@ -97,3 +100,10 @@ def _layout_of(spec_json: str) -> _Layout:
     shapes = {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
     longest = getattr(config, "max_position_embeddings", None)
     return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _check_attention(spec_json: str, attention: str) -> None:
+    """Raise `Unsupported` unless the model can be built with this attention."""
+    with torch.device("meta"):
+        build_module(ModelSpec.model_validate_json(spec_json), attention)

@@ -36,15 +36,15 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
-            raise InvalidInput(f"device {self.device!r}; allowed: auto, cpu, mps, cuda or cuda:N")
+            raise InvalidInput(f"--device {self.device}; allowed: auto, cpu, mps, cuda or cuda:N")
         for name, value, allowed in (
             ("precision", self.precision, PRECISIONS),
             ("attention", self.attention, ATTENTIONS),
         ):
             if value not in allowed:
-                raise InvalidInput(f"{name} {value!r}; allowed: {', '.join(allowed)}")
+                raise InvalidInput(f"--{name} {value}; allowed: {', '.join(allowed)}")
         if self.micro_batch is not None and self.micro_batch < 1:
-            raise InvalidInput(f"a micro-batch of {self.micro_batch} rows; allowed: at least 1, or auto")
+            raise InvalidInput(f"--micro-batch {self.micro_batch}; allowed: auto, or a number of rows from 1")
 
 
 DEFAULT_TORCH_OPTIONS = TorchOptions()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import run_main
+from tests.support.heavy import need_module
 from tests.support.states import state_text
 
 CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
@@ -27,6 +28,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ("arguments", "message"),
     [
         ((*CLIENT, "--trainer", "nope"), "there is no trainer 'nope'; allowed: null, numpy"),
+        ((*CLIENT, "--trainer", "absent_lab:Trainer"), "'absent_lab:Trainer' cannot be imported: ModuleNotFoundError"),
+        ((*CLIENT, "--mesh", "data=0"), "mesh 'data=0': 'data=0'; allowed: NAME=SIZE, as in data=2,tensor=2"),
+        ((*CLIENT, "--mesh", "pipe=2"), "a mesh of the axes pipe; one must be a batch axis: data, replica, fsdp"),
         ((*CLIENT, "--data", "tcp://nowhere"), "data location 'tcp://nowhere'"),
         ((*CLIENT, "--data", "../nope.bin"), "--data ../nope.bin: there is no such file or folder (/"),
         ((*CLIENT, "--data", "nope.json"), "--data nope.json: there is no such file or folder"),
@@ -74,6 +78,32 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     run_main(*arguments).expect(2, message)
     assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml", "hub.toml"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "gpu"), "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
+        (("--device", "cuda:77"), "--device cuda:77: torch finds no such device on this machine; allowed: auto, cpu"),
+        (("--precision", "fp8"), "--precision fp8; allowed: auto, bf16, float32"),
+        (("--attention", "flash"), "--attention flash; allowed: auto, sdpa, flash_attention_2, eager"),
+        (
+            ("--device", "cpu", "--attention", "flash_attention_2"),
+            "--attention flash_attention_2 needs a CUDA device, and the device is cpu",
+        ),
+        (("--micro-batch", "0"), "--micro-batch 0; allowed: auto, or a number of rows from 1"),
+    ],
+)
+def test_wrong_option_of_torch_is_named_before_a_coordinator_is_asked(options: tuple[str, ...], message: str) -> None:
+    need_module("torch")
+    need_module("transformers")
+    run_main(*CLIENT, "--trainer", "torch", *options).expect(2, message)
+
+
+def test_options_of_torch_are_refused_where_nothing_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_main(*CLIENT, "--device", "cpu").expect(2, "go with --trainer torch or that of a package, not with numpy")
+    monkeypatch.setattr("trainers.architectures.find_spec", lambda name: None)
+    run_main(*CLIENT, "--trainer", "torch").expect(2, "needs torch and transformers: `pip install epochal[torch]`")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
-from state.errors import InvalidInput, TrainerFailed
+from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.tensors import Tensors
 from tests.support.heavy import need_module
 from tests.support.local_training import ADAMW, SEED, sequences_of
@@ -313,17 +313,26 @@ def test_compiled_model_has_the_same_loss(start: Tensors, monkeypatch: pytest.Mo
 
 def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
     need_module("transformers")
-    with pytest.raises(InvalidInput, match="torch finds no device cuda:77 on this machine; there are: cpu"):
+    with pytest.raises(
+        InvalidInput, match="--device cuda:77: torch finds no such device on this machine; allowed: auto, cpu"
+    ):
         open_model(LLAMA_SPEC, options=TorchOptions(device="cuda:77")).learner()
+
+
+def test_attention_that_the_model_lacks_is_refused_before_a_module_is_made() -> None:
+    need_module("transformers")
+    model = open_model(LLAMA_SPEC, options=TorchOptions(device="cpu", attention="flash_attention_2"))
+    with pytest.raises(Unsupported, match="--attention flash_attention_2; --attention auto takes what a model has"):
+        model.learner()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "device 'gpu'; allowed: auto, cpu, mps, cuda or cuda:N"),
-        ({"precision": "fp8"}, "precision 'fp8'; allowed: auto, bf16, float32"),
-        ({"attention": "flash"}, "attention 'flash'; allowed: auto, sdpa, flash_attention_2, eager"),
-        ({"micro_batch": 0}, "a micro-batch of 0 rows"),
+        ({"device": "gpu"}, "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
+        ({"precision": "fp8"}, "--precision fp8; allowed: auto, bf16, float32"),
+        ({"attention": "flash"}, "--attention flash; allowed: auto, sdpa, flash_attention_2, eager"),
+        ({"micro_batch": 0}, "--micro-batch 0; allowed: auto, or a number of rows from 1"),
     ],
 )
 def test_options_that_are_wrong_name_what_is_allowed(options: dict[str, Any], message: str) -> None:

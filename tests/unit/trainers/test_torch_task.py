@@ -184,5 +184,5 @@ async def test_weights_and_logprobs_of_tokens_are_refused() -> None:
 
 
 def test_device_that_is_not_there_is_refused_when_the_trainer_is_opened() -> None:
-    with pytest.raises(InvalidInput, match="torch finds no device cuda:99"):
+    with pytest.raises(InvalidInput, match="--device cuda:99: torch finds no such device"):
         task_trainer("Sides", torch=TorchOptions(device="cuda:99"))
