@@ -25,6 +25,7 @@ from coordinator.uploads import Uploads
 from state import messages
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
+from state.evaluations import EvaluationHistory, EvaluationReport
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
 from state.replica import checkpoint_size_bound
@@ -325,6 +326,14 @@ class Handlers:
     async def resume(self) -> None:
         """Let the run continue."""
         await self._submit(stimuli.ResumeRequested())
+
+    def evaluations(self) -> EvaluationHistory:
+        """Return the run's evaluations."""
+        return EvaluationHistory(self.service.run.evaluations)
+
+    async def record_evaluation(self, report: EvaluationReport) -> None:
+        """Take an evaluation into the run's history. Raise `Refused` as `coordinator.machine.evaluations.record`."""
+        await self._submit(stimuli.EvaluationReported(report))
 
     def failed_data(self) -> messages.FailedData:
         """Return the quarantined batches and those that wait for another attempt, with reasons."""

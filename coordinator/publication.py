@@ -35,6 +35,7 @@ MAX_ROUND_DOCUMENTS = 32
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
 MAX_FAILED_IN_STATUS = 8
+MAX_EVALUATIONS_IN_STATUS = 64
 PROMPT_STRANGERS = 8
 """Up to this number of waiting strangers are told of news at once."""
 STRANGERS_TOLD_PER_S = 50.0
@@ -272,6 +273,7 @@ def status_of(
         tokens_per_s=round(tokens_per_s, 1),
         loss=run.losses[-1][1] if run.losses else None,
         loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],
+        evaluations=run.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
         carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
         waiting_batches=total_batches(item.batch_id for item in run.suspects),
         quarantined_batches=total_batches(item.batch_id for item in run.quarantined),

@@ -23,6 +23,7 @@ from coordinator.liveness import HasGone, Liveness
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import (
     BatchesQuarantined,
+    EvaluationRecorded,
     Instruction,
     MembershipChanged,
     OutcomeDecided,
@@ -310,6 +311,10 @@ class CoordinatorService:
                 log.info("membership_changed", extra={"client_id": client_id, "change": change})
             case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
                 log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
+            case EvaluationRecorded(evaluation=found):
+                log.info(
+                    "evaluation_recorded", extra={"evaluation": found.name, "step": found.step, "loss": found.loss}
+                )
             case SweepBlobs():
                 self._maintenance.sweep()
             case SegmentEnded(epoch=epoch):

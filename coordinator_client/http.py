@@ -26,6 +26,7 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from state.evaluations import Evaluation, EvaluationHistory, EvaluationReport
 from state.intervals import BatchId
 from state.messages import (
     REPORT_PATHS,
@@ -62,7 +63,7 @@ class CoordinatorClient:
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
     `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
-    `resume`, `eject`, `put_genesis` and `release` need the admin token.
+    `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
@@ -219,6 +220,15 @@ class CoordinatorClient:
         """Release the quarantined batches in these intervals, or all with None; return which."""
         answer = await self._post("/quarantine/release", QuarantineRelease(batches))
         return parse_document(QuarantineRelease, answer).batches or ()
+
+    async def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the run's evaluations in the order in which they were recorded."""
+        answer = await self._request("GET", f"{self._run}/evaluations")
+        return parse_document(EvaluationHistory, answer.content).evaluations
+
+    async def record_evaluation(self, report: EvaluationReport) -> None:
+        """Take an evaluation into the run's history, in place of an earlier one of this name and step."""
+        await self._post("/evaluations", report)
 
     async def data_server_token(self) -> DataServerToken:
         answer = await self._request("POST", f"{self._run}/tokens/data-server")

@@ -1,6 +1,7 @@
 """A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.logs import visible
+from state.evaluations import Evaluation, newest_evaluations
 from state.intervals import counted_batches
 from state.messages import MemberView, RunStatus
 from state.phases import RunState
@@ -17,6 +19,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
 MAX_SHOWN_MEMBERS = 12
 MAX_SHOWN_FAILURES = 3
+MAX_SHOWN_EVALUATIONS = 8
+EVALUATION_CURVE_WIDTH = 20
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -54,6 +58,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     if losses:
         head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
     parts: list[RenderableType] = [head]
+    if status.evaluations:
+        parts.append(_evaluations(status.evaluations))
     if status.store_problem is not None:
         parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
     if status.pausing and status.run_state is not RunState.PAUSED:
@@ -72,6 +78,23 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
     parts.extend(Text(note, style="dim") for note in notes)
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
+    """Return a row for each name: the newest replica's evaluation, and a curve over the replicas."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in ("evaluation", "loss", "replica", "tokens", "recorded", ""):
+        table.add_column(column)
+    newest = newest_evaluations(evaluations)
+    for found in newest[:MAX_SHOWN_EVALUATIONS]:
+        by_step = sorted((one.step, one.loss) for one in evaluations if one.name == found.name)
+        bars = curve([loss for _, loss in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
+        when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        loss, tokens = f"{found.loss:.3f} nats/token", f"{found.tokens:,}"
+        table.add_row(found.name, loss, str(found.step), tokens, when, Text(bars, style="green"))
+    if len(newest) > MAX_SHOWN_EVALUATIONS:
+        table.add_row("… `epochal status --json` shows all")
+    return table
 
 
 def _different_data(status: RunStatus) -> str:
@@ -123,6 +146,8 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
 def status_line(status: RunStatus) -> str:
     """Return the run as one line, for output that cannot be redrawn."""
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
+    for found in newest_evaluations(status.evaluations)[:1]:
+        loss += f" {found.name} {found.loss:.3f} at {found.step}"
     step = min(status.step, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     resting = f" resting {status.resting_count}" if status.resting_count else ""

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
+from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.phases import RunState
 from state.wire_document import WireDocument
@@ -323,6 +324,7 @@ class RunStatus(WireDocument):
         data_fingerprint: of the run's data, as far as they are agreed.
         data_decided_by: who or what decided it.
         datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
+        evaluations: the last ones that were recorded, in their order.
     """
 
     run_id: str
@@ -358,6 +360,7 @@ class RunStatus(WireDocument):
     store_problem: str | None = None
     """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
     pausing: bool = False
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:

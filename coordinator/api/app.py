@@ -8,7 +8,7 @@ from coordinator.api.description import SUMMARY, describe
 from coordinator.api.long_poll import FirstRoute, RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.api.operator import health_routes, operator_routes, origin_routes
+from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
@@ -54,6 +54,7 @@ def create_app(
         blob_routes(handlers),
         operator_routes(handlers),
         origin_routes(handlers),
+        evaluation_routes(handlers),
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)

@@ -26,7 +26,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import documents, messages
+from state import documents, evaluations, messages
 from state.documents import RunDocument
 from state.messages import REPORT_PATHS
 from state.refusals import Refusal
@@ -48,7 +48,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "step": {**WHOLE, "description": "Number of the round's step."},
 }
-_NAMES = vars(documents) | vars(messages)
+_NAMES = vars(documents) | vars(evaluations) | vars(messages)
 DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
 """Every document and message."""
 
@@ -129,6 +129,7 @@ def _reading_operations() -> Operations:
         ("GET", f"{RUN}/checkpoints"): Operation(_OF_RUN),
         ("GET", f"{RUN}/status"): Operation(_OF_RUN),
         ("GET", f"{RUN}/quarantine"): Operation(_OF_RUN),
+        ("GET", f"{RUN}/evaluations"): Operation(_OF_RUN),
     }
 
 
@@ -185,6 +186,11 @@ def _operator_operations() -> Operations:
         ),
         ("POST", f"{RUN}/quarantine/release"): Operation(
             (*_OF_ADMIN, *_ACTS, *EVERY_MESSAGE, Refusal.NOT_FOUND), (ADMIN,)
+        ),
+        ("POST", f"{RUN}/evaluations"): Operation(
+            (*_OF_ADMIN, *_ACTS, *EVERY_MESSAGE, Refusal.NOT_FOUND, Refusal.REPLICA_DIFFERS),
+            (ADMIN,),
+            answers={204: _DONE},
         ),
     }
 

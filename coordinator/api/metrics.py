@@ -12,9 +12,12 @@ from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
 from coordinator.service import CoordinatorService, GroupKept, ServiceEvent
 from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
+from state.evaluations import newest_evaluations
 from state.messages import RunStatus
 from state.phases import RunState
 
+MAX_EVALUATION_NAMES = 16
+"""Maximum number of evaluations' names that are labels: those that were recorded last."""
 GROUP_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -66,6 +69,19 @@ _COUNTERS: _Rows = (
     ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
     ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
 )
+
+
+def _evaluations(seen: _Seen | None) -> tuple[Metric, Metric]:
+    """Return the metrics of the newest replica's evaluation under each name."""
+    losses = GaugeMetricFamily(
+        "epochal_run_evaluation_loss", "Loss of the last replica evaluated, in nats per token.", labels=("name",)
+    )
+    steps = GaugeMetricFamily("epochal_run_evaluation_step", "Step of the last replica evaluated.", labels=("name",))
+    found = () if seen is None else newest_evaluations(seen.status.evaluations)
+    for evaluation in found[:MAX_EVALUATION_NAMES]:
+        losses.add_metric((evaluation.name,), evaluation.loss)
+        steps.add_metric((evaluation.name,), evaluation.step)
+    return losses, steps
 
 
 class CoordinatorMetrics:
@@ -139,7 +155,7 @@ class CoordinatorMetrics:
             run.add_metric((seen.status.run_id,), {})
             for state in RunState:
                 phase.add_metric((state.value,), int(state is seen.status.run_state))
-        yield from (run, phase)
+        yield from (run, phase, *_evaluations(seen))
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, read in rows:
                 yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))

@@ -22,6 +22,7 @@ from runtime.http_bodies import (
     read_message,
 )
 from state.documents import CheckpointRef
+from state.evaluations import EvaluationHistory, EvaluationReport
 from state.messages import DataServerToken, FailedData, FingerprintSetting, QuarantineRelease, RunStatus
 from state.wire import ClientId, canonical_json
 
@@ -101,6 +102,29 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     async def release(run_id: str, request: Request) -> Response:
         check(run_id, request)
         return document_response(await handlers.release(await read_message(request, QuarantineRelease)))
+
+    return router
+
+
+def evaluation_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes of the run's evaluations. Anyone may read them."""
+    router = APIRouter()
+
+    @router.get(f"{RUN}/evaluations", summary="The run's evaluations", responses=openapi_answer(EvaluationHistory))
+    async def evaluations(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.evaluations(), "no-cache")
+
+    @router.post(
+        f"{RUN}/evaluations",
+        summary="Record the loss of a checkpoint (admin token)",
+        status_code=204,
+        openapi_extra=openapi_body(EvaluationReport),
+    )
+    async def record_evaluation(run_id: str, request: Request) -> Response:
+        _check_operator(handlers, run_id, request)
+        await handlers.record_evaluation(await read_message(request, EvaluationReport))
+        return Response(status_code=204)
 
     return router
 

@@ -11,7 +11,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 import hashlib
 from dataclasses import replace
 
-from coordinator.machine import checkpoints, datasets, membership, reports, stimuli
+from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
 from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
@@ -107,6 +107,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
         case stimuli.BatchesReleased():
             return release(run, stimulus)
+        case stimuli.EvaluationReported():
+            return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return run if run.blobs_near_bound else replace(run, blobs_near_bound=True), ()
         case stimuli.ConfigChanged():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from state.documents import Outcome
+from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.phases import RunState
 from state.wire import ClientId
@@ -83,9 +84,16 @@ class SentToRest:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationRecorded:
+    """Log that the run's history has a new evaluation."""
+
+    evaluation: Evaluation
+
+
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged | SentToRest
+    | SweepBlobs | MembershipChanged | SentToRest | EvaluationRecorded
 )
 # fmt: on

@@ -23,6 +23,7 @@ from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
 from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import StoreFailed
+from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
 from state.messages import CheckpointReport
 from state.phases import RunState
@@ -150,6 +151,7 @@ class Run(WireDocument):
         data_pin: the fingerprint that the operator's command pinned.
         data_votes: number of members with each dataset, by fingerprint.
         datasets: descriptions of some of them, by fingerprint.
+        evaluations: those that were reported last, in their order.
     """
 
     state_file: StateFile
@@ -199,6 +201,7 @@ class Run(WireDocument):
     data_votes: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, DatasetDescription] = field(default_factory=dict)
     losses: tuple[tuple[int, float], ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def replica_step(self) -> int:

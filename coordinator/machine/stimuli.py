@@ -1,9 +1,9 @@
 """Everything that can happen to a run, in the past tense.
 
 A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part
-of the journal's format and changes only together with `RULES_VERSION`. A stimulus that a client caused holds the
-client's message as it came. `Stamped` adds the time of the coordinator's clock and fresh random bytes, so that the
-machine reads neither.
+of the journal's format: it changes only together with `RULES_VERSION`, except that a stimulus, or a field with a
+default, may be added. A stimulus that a client caused holds the client's message as it came. `Stamped` adds the time of
+the coordinator's clock and fresh random bytes, so that the machine reads neither.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
+from state.evaluations import EvaluationReport
 from state.intervals import BatchId
 from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
@@ -227,6 +228,14 @@ class BatchesReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationReported:
+    """An operator's command reported the loss of one of the run's checkpoints."""
+
+    report: EvaluationReport
+    type: Literal["evaluation_reported"] = "evaluation_reported"
+
+
+@dataclass(frozen=True, slots=True)
 class BlobsNearedBound:
     """The blobs are near their size limit; a checkpoint should free some."""
 
@@ -248,7 +257,7 @@ Stimulus: TypeAlias = (
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound
-    | ConfigChanged
+    | ConfigChanged | EvaluationReported
 )
 # fmt: on
 

@@ -47,7 +47,7 @@ class RunModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluated:
     """The loss of a replica on some data.
 
     Attributes:
@@ -96,7 +96,7 @@ def evaluate(
     run_to_end(main())
 
 
-async def loss_of(run: RunModel, data: str | None, split: str | None, samples: int | None) -> Evaluation:
+async def loss_of(run: RunModel, data: str | None, split: str | None, samples: int | None) -> Evaluated:
     """Compute a replica's loss on one pass over a split.
 
     Args:
@@ -140,7 +140,7 @@ async def loss_of(run: RunModel, data: str | None, split: str | None, samples: i
             steps = -(-count // SAMPLES_AT_A_TIME)
             plan = RoundPlan(1, assignment, 1, (0.0,) * steps)
             trained: TrainedRound = await trainer.train(plan, run.replica.parameters, batches)
-    return Evaluation(state.run_id, run.replica.step, split, count, trained.token_count, trained.loss)
+    return Evaluated(state.run_id, run.replica.step, split, count, trained.token_count, trained.loss)
 
 
 async def _newest_model(store: StoreReader) -> RunModel:

@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from epochal.status_panel import curve, status_line, status_panel
+from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.messages import FailedBatches, FailedData, MemberView, RunStatus
 from state.phases import RunState
-from state.wire import ClientId
+from state.wire import ClientId, Sha256
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,20 @@ def test_status_shows_the_batches_that_failed_and_why() -> None:
     assert "8 batches failed, waiting for another attempt" in shown
     assert "[40, 47]  rejected: not JSON" in shown
     assert status_line(status).endswith("quarantined 557")
+
+
+def test_status_shows_each_evaluation_s_newest_replica() -> None:
+    found = tuple(
+        Evaluation(name, step, loss, 12345, 10, Sha256("ab" * 32), recorded_s=1.8e9)
+        for name, step, loss in (("validation", 2, 2.25), ("test", 0, 3.5), ("validation", 1, 2.75))
+    )
+    status = replace(status_of(1, 2.5), evaluations=found)
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = [line.strip("│ ").split() for line in console.export_text().splitlines()]
+    assert ["validation", "2.250", "nats/token", "2", "12,345", "2027-01-15", "08:00", "UTC", "█▁"] in shown
+    assert ["test", "3.500", "nats/token", "0", "12,345", "2027-01-15", "08:00", "UTC"] in shown
+    assert status_line(status).endswith("loss 2.500 validation 2.250 at 2")
 
 
 def test_status_shows_why_the_run_waits() -> None:

@@ -1,0 +1,46 @@
+"""The history of a run's evaluations: losses that an operator's commands computed of its checkpoints.
+
+The rules kept here: an evaluation is of a replica that the run has had; under one name a replica has one evaluation,
+the one that was reported last; the history changes nothing else of the run.
+"""
+
+from dataclasses import replace
+
+from coordinator.machine.instructions import EvaluationRecorded
+from coordinator.machine.run import Handled, Run
+from state.errors import Refused
+from state.evaluations import Evaluation, EvaluationReport
+from state.refusals import Refusal
+
+MAX_EVALUATIONS = 1000
+"""Maximum number of evaluations that are kept: those that were reported last."""
+
+
+def record(run: Run, report: EvaluationReport) -> Handled:
+    """Return the run with the evaluation in its history; the same run if it is there.
+
+    Raises:
+        Refused: `not-found` if the run has no such replica yet; `replica-differs` if its checkpoint is another one.
+    """
+    if run.checkpoint is None or report.step > run.replica_step:
+        newest = "it has none yet" if run.checkpoint is None else f"allowed: 0 to {run.replica_step}"
+        raise Refused(Refusal.NOT_FOUND, f"the run has no replica {report.step}; {newest}")
+    held = next((reference for reference in run.checkpoints if reference.step == report.step), None)
+    if held is not None and held.replica_digest != report.replica_digest:
+        message = f"the run's checkpoint of step {report.step} holds another replica"
+        raise Refused(Refusal.REPLICA_DIFFERS, message, expected=held.replica_digest)
+    found = Evaluation(
+        report.name,
+        report.step,
+        report.loss,
+        report.tokens,
+        report.samples,
+        report.data_fingerprint,
+        recorded_s=run.now_s,
+    )
+    earlier = next((one for one in run.evaluations if (one.name, one.step) == (found.name, found.step)), None)
+    if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
+        return run, ()
+    others = tuple(one for one in run.evaluations if one is not earlier)
+    kept = (*others, found)[-MAX_EVALUATIONS:]
+    return replace(run, evaluations=kept), (EvaluationRecorded(found),)

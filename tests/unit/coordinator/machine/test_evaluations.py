@@ -1,0 +1,113 @@
+"""The history of a run's evaluations: what is taken, what is refused, and that it is replayed."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.machine import evaluations, stimuli
+from coordinator.machine.instructions import EvaluationRecorded
+from coordinator.machine.records import encode_record, encode_snapshot, replay
+from coordinator.machine.run import parse_snapshot, snapshot_bytes
+from coordinator.machine.views import document_of
+from coordinator.store.journal import Segment
+from state.evaluations import Evaluation, EvaluationReport, newest_evaluations
+from state.wire import Seed, document_digest
+from tests.support.machine_driver import Driver, digest_of, in_round, refused
+
+DATA = digest_of("held-out data")
+
+
+def report(step: int = 0, loss: float = 2.5, name: str = "validation", **fields: Any) -> EvaluationReport:
+    return replace(EvaluationReport(name, step, digest_of(f"replica {step}"), loss, 640, 10, DATA), **fields)
+
+
+def reported(step: int = 0, loss: float = 2.5, name: str = "validation") -> stimuli.EvaluationReported:
+    return stimuli.EvaluationReported(report(step, loss, name))
+
+
+def kept(driver: Driver) -> list[tuple[str, int, float]]:
+    return [(one.name, one.step, one.loss) for one in driver.run.evaluations]
+
+
+def test_evaluation_of_a_replica_is_kept_with_its_time() -> None:
+    driver = in_round(1, 2)
+    driver.now_s += 7
+    (told,) = driver.send(reported())
+    expected = Evaluation("validation", 0, 2.5, 640, 10, DATA, recorded_s=driver.now_s)
+    assert driver.run.evaluations == (expected,)
+    assert told == EvaluationRecorded(expected)
+
+
+def test_evaluation_publishes_no_new_document() -> None:
+    driver = in_round(1, 2)
+    before = document_of(driver.run, 1)
+    driver.send(reported())
+    assert document_of(driver.run, 1) == before
+
+
+def test_evaluation_of_a_replica_that_does_not_exist_yet_is_refused() -> None:
+    driver = in_round(1, 2)
+    with refused("not-found"):
+        driver.send(reported(step=1))
+    driver.play_round()
+    driver.send(reported(step=1))
+    assert kept(driver) == [("validation", 1, 2.5)]
+
+
+def test_evaluation_of_a_run_without_a_checkpoint_is_refused() -> None:
+    driver = in_round(1, 2)
+    driver.run = replace(driver.run, checkpoints=())
+    with refused("not-found"):
+        driver.send(reported())
+
+
+def test_evaluation_of_another_replica_than_the_checkpoint_is_refused() -> None:
+    driver = in_round(1, 2)
+    with refused("replica-differs"):
+        driver.send(stimuli.EvaluationReported(report(replica_digest=digest_of("another"))))
+
+
+def test_repeated_evaluation_changes_nothing() -> None:
+    driver = in_round(1, 2)
+    driver.send(reported())
+    before = driver.run
+    driver.now_s += 0.001
+    assert driver.send(reported()) == ()
+    assert driver.run is before
+
+
+def test_later_evaluation_under_a_name_replaces_the_one_of_its_step() -> None:
+    driver = in_round(1, 2)
+    driver.play_round()
+    for stimulus in (reported(0, 3.0), reported(1, 2.0), reported(0, 9.0, "test"), reported(0, 3.5)):
+        driver.send(stimulus)
+    assert kept(driver) == [("validation", 1, 2.0), ("test", 0, 9.0), ("validation", 0, 3.5)]
+    newest = newest_evaluations(driver.run.evaluations)
+    assert [(one.name, one.step) for one in newest] == [("validation", 1), ("test", 0)]
+
+
+def test_only_the_last_evaluations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluations, "MAX_EVALUATIONS", 2)
+    driver = in_round(1, 2)
+    for name in ("a", "b", "c"):
+        driver.send(reported(name=name))
+    assert [name for name, _, _ in kept(driver)] == ["b", "c"]
+
+
+def test_journal_replays_to_the_same_history() -> None:
+    driver = in_round(1, 2)
+    run = driver.run
+    digest = document_digest(document_of(run, 1))
+    stamped = stimuli.Stamped(reported(), run.now_s + 3, Seed(digest_of("seed")))
+    record = encode_record(8, 1, digest, (stamped,))
+    found = replay(Segment(0, encode_snapshot(7, 1, digest, run), (record,))).run
+    assert found.evaluations == (Evaluation("validation", 0, 2.5, 640, 10, DATA, recorded_s=run.now_s + 3),)
+
+
+def test_snapshot_of_an_earlier_version_has_no_evaluations() -> None:
+    driver = in_round(1, 2)
+    body = json.loads(snapshot_bytes(driver.run))
+    del body["evaluations"]
+    assert parse_snapshot(json.dumps(body).encode()) == driver.run
