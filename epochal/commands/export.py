@@ -1,25 +1,19 @@
 """`epochal export`: a run's checkpoint as a Hugging Face folder, on this machine, on the Hub or in a bucket."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator.store.open import open_store_reader
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import check_admin_token
+from epochal.cli.admin_token import AdminToken
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import CoordinatorCaOption, trusted
+from epochal.cli.options import CoordinatorCaOption
 from epochal.cli.run import run_to_end, say
-from epochal.commands.operator import AdminToken, required_token
+from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption, RunAddress, RunArgument, following_policy
 from epochal.export.destinations import ALLOWED, parse_destination
 from epochal.export.exporter import Exporter, ExportOptions
-from epochal.export.runs import ExportedRun, ServedRun, StoredRun
-from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from state.config.model import LocalCheckpoint
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, ModelUnavailable
@@ -30,34 +24,8 @@ from trainers.sources.protocol import ModelSource
 NO_TOKENIZER = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class RunAddress:
-    """How to reach the run: a store or a coordinator's URL, and what the latter needs."""
-
-    place: str
-    admin_token: str | None
-    tls_ca: Path | None
-
-    @contextlib.asynccontextmanager
-    async def open(self, policy: RetryPolicy) -> AsyncIterator[ExportedRun]:
-        """Yield the run. `policy` says how long to wait for a coordinator that does not answer yet."""
-        if not self.place.startswith(("http://", "https://")):
-            yield StoredRun(open_store_reader(self.place))
-            return
-        token = required_token(self.admin_token)
-        check_admin_token(token)
-        async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca)) as client:
-            yield ServedRun(client, token)
-
-
 def export(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="STORE|URL",
-            help="Folder that keeps the run (the coordinator's --store), or the coordinator's address.",
-        ),
-    ],
+    run: RunArgument,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder; it appears when it is complete.")],
     step: Annotated[
         int | None, typer.Option(min=0, help="Export the checkpoint of this step. Default: the newest.")
@@ -78,10 +46,7 @@ def export(
             "that of the run's `checkpoint`.",
         ),
     ] = None,
-    reconnect_s: Annotated[
-        float,
-        typer.Option("--reconnect", min=0, help="With --follow: seconds to go on while something does not answer."),
-    ] = DEFAULT_BOUND_S,
+    reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
@@ -92,7 +57,7 @@ def export(
         raise InvalidInput("--keep says how many checkpoints --follow keeps; give both or neither")
     start_logging(LogFormat.TEXT, verbose=False)
     destination = None if to is None else parse_destination(to, by_step=follow)
-    policy = RetryPolicy(bound_s=reconnect_s) if follow else RetryPolicy(attempts=1)
+    policy = following_policy(reconnect_s, follows=follow)
 
     async def main() -> None:
         async with RunAddress(run, admin_token, tls_ca).open(policy) as exported:

@@ -7,9 +7,10 @@ import typer
 
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import config_of
+from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.options import CoordinatorCaOption, UrlArgument
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
-from epochal.commands.operator import AdminToken, ask, required_token
+from epochal.commands.operator import ask
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput
 from state.first_model import FirstModel, first_checkpoint_bytes

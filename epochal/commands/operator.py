@@ -1,7 +1,6 @@
 """`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_client_id, connect_operator, pause_run, resume_run
 from coordinator_client.operator import eject as eject_client
+from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.logs import visible
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
@@ -20,26 +20,9 @@ from state.errors import InvalidInput
 from state.phases import ROUND_PHASES, RunState
 from state.wire import Sha256, canonical_json
 
-ADMIN_TOKEN_VARIABLE = "EPOCHAL_ADMIN_TOKEN"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
-
-AdminToken = Annotated[
-    str | None,
-    typer.Option(
-        "--admin-token",
-        help=f"Token that the coordinator printed at its first start. Better: set {ADMIN_TOKEN_VARIABLE}.",
-    ),
-]
-
-
-def required_token(given: str | None) -> str:
-    """Return the admin token that was given, or that of the environment."""
-    token = given or os.environ.get(ADMIN_TOKEN_VARIABLE)
-    if not token:
-        raise typer.BadParameter(f"give --admin-token or set {ADMIN_TOKEN_VARIABLE}")
-    return token
 
 
 def ask(

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from coordinator.data_server_token import data_server_token_from
+from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.options import CoordinatorCaOption
-from epochal.commands.operator import AdminToken, ask, required_token
+from epochal.commands.operator import ask
 
 
 def data_server(

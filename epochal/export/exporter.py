@@ -3,27 +3,19 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from epochal.export.checkpoint_stream import CheckpointStream
+from epochal.checkpoints.checkpoint_stream import CheckpointStream
+from epochal.checkpoints.following import Say, follow_checkpoints, take_checkpoint
+from epochal.checkpoints.runs import RunView, WatchedRun
 from epochal.export.destinations import Destination, step_in, step_name
 from epochal.export.folder import ExportedModel, making, read_note, reported, write_export
-from epochal.export.runs import ExportedRun, RunView
 from runtime.retry import RetryPolicy
 from state.documents import CheckpointRef
-from state.errors import CoordinatorUnreachable, InvalidInput, ModelUnavailable, Refused, StoreBlocked
-from state.refusals import Refusal, Retry
+from state.errors import InvalidInput
 from trainers.sources.float_types import FloatType
-
-MAX_MISSED_CHECKPOINTS = 3
-"""Number of times that the newest checkpoint is deleted, because newer ones were made, before its export has ended."""
-PASSING = (CoordinatorUnreachable, ModelUnavailable, StoreBlocked)
-"""Errors after which a followed run is looked at again."""
-
-Say = Callable[[str], None]
-"""Receives a line for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class ExportOptions:
 class Exporter:
     """Exports checkpoints of one run."""
 
-    def __init__(self, run: ExportedRun, options: ExportOptions, say: Say) -> None:
+    def __init__(self, run: WatchedRun, options: ExportOptions, say: Say) -> None:
         self._run = run
         self._options = options
         self._say = say
@@ -60,17 +52,12 @@ class Exporter:
             InvalidInput: there is no such checkpoint, or the folder exists.
             ModelUnavailable: a disk is full, or the destination does not answer.
         """
-        for attempt in range(1, MAX_MISSED_CHECKPOINTS + 1):
-            view = await self._run.now()
-            reference = _checkpoint(view, step)
-            try:
-                if not self._is_written(view, reference):
-                    await self._write(view, reference, self._options.out)
-                break
-            except Refused as error:
-                is_gone = error.kind is Refusal.NOT_FOUND and step is None
-                if not is_gone or attempt == MAX_MISSED_CHECKPOINTS:
-                    raise
+
+        async def take(view: RunView, reference: CheckpointRef) -> None:
+            if not self._is_written(view, reference):
+                await self._write(view, reference, self._options.out)
+
+        reference = await take_checkpoint(self._run, step, take)
         await self._upload(self._options.out, reference.step)
 
     def _is_written(self, view: RunView, reference: CheckpointRef) -> bool:
@@ -84,24 +71,7 @@ class Exporter:
         Args:
             policy: how long to go on when the coordinator, the destination or a disk fails.
         """
-        backoff = policy.begin()
-        view: RunView | None = None
-        done = -1
-        while view is None or not view.is_finished or _newest_step(view) > done:
-            try:
-                view = await (self._run.now() if view is None else self._run.news(view))
-                for reference in view.checkpoints if done >= 0 else view.checkpoints[-1:]:
-                    if reference.step > done:
-                        await self._follow_one(view, reference)
-                        done = reference.step
-                backoff.reset()
-            except (*PASSING, Refused) as error:
-                if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
-                    if error.kind is not Refusal.NOT_FOUND:
-                        raise
-                    continue  # newer checkpoints have been made meanwhile
-                self._say(f"waiting: {error}")
-                await backoff.wait(error)
+        await follow_checkpoints(self._run, self._follow_one, policy, self._say)
 
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
         folder = self._options.out / step_name(reference.step)
@@ -145,19 +115,3 @@ class Exporter:
                 self._options.destination.keep(kept)
             for step in exported.keys() - set(kept):
                 shutil.rmtree(exported[step])
-
-
-def _checkpoint(view: RunView, step: int | None) -> CheckpointRef:
-    if not view.checkpoints:
-        raise InvalidInput(f"run {view.state.run_id} has no checkpoint yet")
-    if step is None:
-        return view.checkpoints[-1]
-    for reference in view.checkpoints:
-        if reference.step == step:
-            return reference
-    held = ", ".join(str(reference.step) for reference in view.checkpoints)
-    raise InvalidInput(f"run {view.state.run_id} holds no checkpoint of step {step}; allowed: {held}")
-
-
-def _newest_step(view: RunView) -> int:
-    return view.checkpoints[-1].step if view.checkpoints else -1

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from epochal.export.checkpoint_stream import CheckpointStream
+from epochal.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.export.plan import WeightsShard, plan_export
 from runtime.durable_files import make_folder, sync_folder
 from runtime.os_errors import Obstacle, obstacle_of, reason_of

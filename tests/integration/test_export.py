@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from coordinator.store.open import open_store_reader
+from epochal.checkpoints.runs import StoredRun
 from epochal.export.destinations import step_name
-from epochal.export.runs import StoredRun
 from state.replica import Replica, parse_checkpoint
 from tests.support.heavy import need_module
 from tests.support.processes import prepared_run, real_run

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from epochal.checkpoints.runs import RunView
 from epochal.export import folder as export_folder
 from epochal.export import plan as export_plan
 from epochal.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
 from epochal.export.exporter import Exporter, ExportOptions
 from epochal.export.folder import read_note
-from epochal.export.runs import RunView
 from runtime.retry import RetryPolicy
 from state.config.data_location import S3
 from state.config.model import Architecture, ModelSpec
@@ -44,7 +44,7 @@ PATIENT = RetryPolicy(first_delay_s=0.0, max_delay_s=0.0, bound_s=60.0)
 
 
 class ListedRun:
-    """An `ExportedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
+    """An `WatchedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
 
     def __init__(self, *views: list[Replica], spec: ModelSpec = SPEC) -> None:
         self._views = [[_kept(replica) for replica in replicas] for replicas in views]

@@ -1,4 +1,4 @@
-"""The run that is exported: in a store, which a coordinator may be serving, or at a coordinator's address."""
+"""A run whose checkpoints are read: in a store, which a coordinator may be serving, or at a coordinator's address."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ NEWS_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as an export sees it.
+    """A run as far as its checkpoints go.
 
     Attributes:
         spec: the run's model, complete once there is a checkpoint.
@@ -40,8 +40,8 @@ class RunView:
     is_finished: bool
 
 
-class ExportedRun(Protocol):
-    """A run whose checkpoints are exported."""
+class WatchedRun(Protocol):
+    """A run whose checkpoints are read."""
 
     async def now(self) -> RunView:
         """Return the run as it is."""
@@ -61,7 +61,7 @@ class ExportedRun(Protocol):
 
 
 class StoredRun:
-    """An `ExportedRun` in a store."""
+    """A `WatchedRun` in a store."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class StoredRun:
 
 
 class ServedRun:
-    """An `ExportedRun` at a coordinator's address.
+    """A `WatchedRun` at a coordinator's address.
 
     Args:
         client: the coordinator.
