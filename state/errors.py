@@ -88,11 +88,17 @@ class InvalidResult(InvalidInput):
 
 
 class Unsupported(EpochalError):
-    """A valid file asks for what this version does not support. Carries each place with the line to change."""
+    """A valid file asks for what this version does not support. Carries each place with the line to change.
 
-    def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
+    Args:
+        source: the file, or who asked.
+        mistakes: each place, its value and what is allowed there.
+        verdict: what is said of them all.
+    """
+
+    def __init__(self, source: str, mistakes: tuple[Mistake, ...], verdict: str = "not supported yet") -> None:
         lines = "\n".join(f"  {mistake}" for mistake in mistakes)
-        super().__init__(f"{source}: not supported yet\n{lines}", source=source)
+        super().__init__(f"{source}: {verdict}\n{lines}", source=source)
         self.source = source
         self.mistakes = mistakes
 

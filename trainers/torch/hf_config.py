@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from state.config.model import Architecture, ModelSpec
@@ -13,6 +14,7 @@ from trainers.torch.remote_code import is_remote_code_trusted
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
 """How the `model_type` of an architecture's configs begins; `HfAuto` takes any."""
 CONFIG_PLACE = "model.LLM.hf"
+NOT_TRAINED = "this model cannot be trained"
 _REMOTE_CLASSES = ("AutoConfig", "AutoModelForCausalLM")
 _NEVER_BUILT = ("quantization_config", "auto_map")
 """Keys of a config that say how weights are stored or loaded; parameters here are float32."""
@@ -47,12 +49,13 @@ def hf_config(spec: ModelSpec) -> Any:
     return config
 
 
-def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
+def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str, int] = MappingProxyType({})) -> Any:
     """Return the module on torch's default device with random parameters in float32, for training.
 
     Args:
         spec: the model.
         attention: one of `options.ATTENTIONS`.
+        changed: values of the config that replace others, by name.
 
     Raises:
         Unsupported: as `hf_config`, or the model does not have this attention, or is no causal language model.
@@ -73,6 +76,8 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
         config.use_cache = False
         try:
             with quiet():
+                for key, value in changed.items():
+                    setattr(config, key, value)
                 return AutoModelForCausalLM.from_config(
                     config,
                     dtype=torch.float32,
@@ -138,4 +143,4 @@ def _first_line(error: Exception | None) -> str:
 
 
 def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:
-    return Unsupported("model", (Mistake(path, value, allowed),))
+    return Unsupported("model", (Mistake(path, value, allowed),), NOT_TRAINED)

@@ -12,8 +12,9 @@ from functools import partial
 import torch
 
 from state.config.model import ModelSpec
-from state.errors import TrainerFailed
+from state.errors import TrainerFailed, Unsupported
 from state.tensors import Tensors
+from trainers.torch.causality import check_causal, check_small_twin
 from trainers.torch.hf_config import build_module, hf_config
 from trainers.torch.language import NextTokenLoss
 from trainers.torch.learner import TorchLearner
@@ -61,6 +62,7 @@ class HfModel:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
                 module = build_module(self._spec)
+                check_causal(module, self._spec, self.vocabulary)
         except (MemoryError, RuntimeError) as error:
             raise TrainerFailed(f"no memory for a model of {self._parameter_count} parameters: {error}") from error
         return {name: one.detach().numpy() for name, one in sorted(module.named_parameters())}
@@ -77,17 +79,26 @@ class HfModel:
             _check_attention(self._spec.model_dump_json(), self._options.attention)
         masks = self._options.attention != "flash_attention_2"  # which would look at the mask, and needs none
         objective = NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
-        return TorchLearner(partial(_built_on, self._spec, self._options.attention), objective, self._options)
+        build = partial(_built_on, self._spec, self._options.attention, layout.vocabulary)
+        return TorchLearner(build, objective, self._options)
 
     @property
     def _parameter_count(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
-def _built_on(spec: ModelSpec, attention: str, device: torch.device) -> torch.nn.Module:
-    """Return the module on a device. Torch's random numbers are as before, except on the device."""
+def _built_on(spec: ModelSpec, attention: str, vocabulary: int, device: torch.device) -> torch.nn.Module:
+    """Return the module on a device. Torch's random numbers are as before, except on the device.
+
+    Raises:
+        TrainerFailed: the model predicts tokens that it sees, and is too large to have been tried out before.
+    """
     with torch.random.fork_rng(devices=[]), device:
         module: torch.nn.Module = build_module(spec, attention)
+        try:
+            check_causal(module, spec, vocabulary)
+        except Unsupported as error:
+            raise TrainerFailed(error.message) from error
     return module
 
 
@@ -98,6 +109,7 @@ def _layout_of(spec_json: str) -> _Layout:
     with torch.device("meta"):
         module = build_module(spec)
     shapes = {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
+    check_small_twin(spec)
     longest = getattr(config, "max_position_embeddings", None)
     return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
 

@@ -105,3 +105,24 @@ def test_code_that_comes_with_a_config_is_refused_unless_it_is_trusted(
     assert open_model(own).initial_parameters(SEED).keys() == open_model(spec_of()).shapes.keys()
     with pytest.raises(Unsupported, match="_name_or_path is missing; allowed: the repository or folder"):
         open_model(spec_of(model_type="own-llama", auto_map=auto_map))
+
+
+BERT = {"model_type": "bert", "num_key_value_heads": None}
+
+
+def test_model_that_sees_what_it_predicts_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match=r"cannot be trained\n +model\.LLM\.hf\.is_decoder is false; allowed: true"):
+        open_model(spec_of(**BERT))
+    assert open_model(spec_of(**BERT, is_decoder=True)).shapes
+
+
+def test_model_that_sees_ahead_and_is_too_large_to_try_fails_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from state.errors import TrainerFailed
+    from trainers.torch import causality
+
+    monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", 1000)
+    model = open_model(spec_of(**BERT, vocab_size=257))
+    with pytest.raises(Unsupported, match="sees the tokens after it"):
+        model.initial_parameters(SEED)
+    with pytest.raises(TrainerFailed, match="sees the tokens after it"):
+        model.learner().load({})
