@@ -1,6 +1,8 @@
 """The model that a run starts from: made from a seed, or read from where the state file's `checkpoint` says."""
 
 import hashlib
+import logging
+from collections.abc import Callable
 from functools import lru_cache
 
 from pydantic import ValidationError
@@ -12,14 +14,24 @@ from state.first_model import FirstModel, model_document
 from state.replica import Replica, check_first_values, check_layout, first_replica
 from state.tensors import TensorLayout
 from state.wire import parse_document
-from trainers.architectures import open_model
+from trainers.architectures import ARCHITECTURES, TORCH, open_model
 from trainers.sources.opening import open_source
 from trainers.sources.protocol import ModelSource
+from trainers.sources.tokenizers import check_tokenizer
+
+log = logging.getLogger(__name__)
 
 GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
 KEPT_LAYOUTS = 4
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Keys of Hugging Face configs for the number of positions that a model knows."""
+
+Note = Callable[[str], None]
+"""Receives what a person should know of a model, and what is no mistake."""
+
+
+def _log_note(text: str) -> None:
+    log.warning("first_model_note", extra={"note": text})
 
 
 def model_layout(spec: ModelSpec) -> TensorLayout:
@@ -39,7 +51,7 @@ def _layout_in(document: bytes) -> TensorLayout:
 
 
 def make_first_model(
-    state: StateFile, step: int, seed: int | None = None, source: ModelSource | None = None
+    state: StateFile, step: int, seed: int | None = None, source: ModelSource | None = None, note: Note = _log_note
 ) -> FirstModel:
     """Return the model that the run starts from: the same for the same arguments, on every machine.
 
@@ -48,6 +60,7 @@ def make_first_model(
         step: number of the replica; 0 for a run that starts from its beginning.
         seed: of parameters that are made; None derives one from the run's id.
         source: in place of the one that the state file names.
+        note: receives what is suspicious about the source.
 
     Raises:
         InvalidInput: the source does not hold a model of the run from which it can start; the user's fault.
@@ -59,13 +72,14 @@ def make_first_model(
     if source is None and not llm.is_made_from_seed:
         source = open_source(llm.checkpoint)
     if source is None:
-        check_length(state, llm.spec)
+        check_config(state, llm.spec)
         parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
         return FirstModel(llm.spec, first_replica(step, parameters))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
-    check_length(state, spec)
+    check_config(state, spec)
+    _look_around(spec, source, note)
     replica = first_replica(step, dict(source.tensors(dict(model_layout(spec).entries))))
     try:
         check_first_values(replica, state.merge.max_abs)
@@ -74,8 +88,12 @@ def make_first_model(
     return FirstModel(spec, replica)
 
 
-def look_at_source(state: StateFile) -> ModelSpec:
+def look_at_source(state: StateFile, note: Note = _log_note) -> ModelSpec:
     """Return the spec of the model at the state file's `checkpoint`, without reading its parameters.
+
+    Args:
+        state: the run's state file.
+        note: receives what is suspicious about the source.
 
     Raises:
         InvalidInput, ModelUnavailable, Unsupported: as `make_first_model` does.
@@ -83,14 +101,22 @@ def look_at_source(state: StateFile) -> ModelSpec:
     llm = state.model.LLM
     source = open_source(llm.checkpoint)
     spec = _completed(llm.spec, source)
-    check_length(state, spec)
+    check_config(state, spec)
+    _look_around(spec, source, note)
     if spec.architecture not in HF_ARCHITECTURES:
         source.tensors(dict(model_layout(spec).entries))
     return spec
 
 
-def check_length(state: StateFile, spec: ModelSpec) -> None:
-    """Raise `InvalidInput` if the run's samples are longer than the model's positions: no client could train."""
+def check_config(state: StateFile, spec: ModelSpec) -> None:
+    """Raise `InvalidInput` if the state file's config of the model is not what its author meant.
+
+    That is: the run's samples are longer than the model's positions, or keys are misspelt.
+    """
+    if state.model.LLM.hf is not None and _is_of_transformers(spec):
+        from trainers.torch.config_keys import check_keys
+
+        check_keys(state.model.LLM.hf, "the state file")
     config = (spec.hf or {}).get("text_config") or spec.hf or {}
     for key in POSITION_KEYS:
         longest = config.get(key) if isinstance(config, dict) else None
@@ -99,6 +125,31 @@ def check_length(state: StateFile, spec: ModelSpec) -> None:
                 f"model.LLM.max_seq_len is {state.model.LLM.max_seq_len}; the model's config has {key} = {longest}, so "
                 f"allowed: at most {longest}"
             )
+
+
+def _is_of_transformers(spec: ModelSpec) -> bool:
+    """Return whether transformers makes the model, and is installed."""
+    entry = ARCHITECTURES.get(spec.architecture)
+    is_one = spec.architecture in HF_ARCHITECTURES and not spec.dummy and entry is not None and entry.trainer == TORCH
+    return is_one and entry is not None and not entry.missing_modules()
+
+
+def _look_around(spec: ModelSpec, source: ModelSource, note: Note) -> None:
+    """Compare the source's config with the keys that transformers knows, and its tokenizer with the model.
+
+    Raises:
+        InvalidInput: the tokenizer is another model's.
+    """
+    if spec.architecture not in HF_ARCHITECTURES or spec.dummy:
+        return
+    if _is_of_transformers(spec):
+        from trainers.torch.config_keys import unknown_keys
+
+        if names := ", ".join(one.path.rpartition(".")[2] for one in unknown_keys(spec.hf or {})):
+            note(f"{source.place}: transformers ignores these keys of its config.json: {names}")
+    vocabulary = open_model(spec).vocabulary
+    if vocabulary is not None and (said := check_tokenizer(source, vocabulary)):
+        note(said)
 
 
 def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:

@@ -23,7 +23,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import check_length, look_at_source, make_first_model
+from trainers.genesis import check_config, look_at_source, make_first_model
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
@@ -76,7 +76,7 @@ async def open_what_state_names(
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
     if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
         with found.collecting(source):
-            check_length(state, spec)
+            check_config(state, spec)
     if _DATA_PARTS.intersection(wrong_parts):
         return found
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
@@ -118,8 +118,8 @@ async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, w
         return spec
     with found.collecting(place):
         if is_local:
-            return (await asyncio.to_thread(make_first_model, state, 0)).spec
-        spec = await asyncio.to_thread(look_at_source, state)
+            return (await asyncio.to_thread(make_first_model, state, 0, note=found.notes.append)).spec
+        spec = await asyncio.to_thread(look_at_source, state, found.notes.append)
         found.notes.append(f"{place} was opened, but its weights were not read; a start reads them")
         return spec
     return None

@@ -43,7 +43,7 @@ def check_small_twin(spec: ModelSpec) -> None:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(0)
                 found = looks_ahead(build_module(spec, changed=changed), TWIN_VOCABULARY)
-        except Exception:  # noqa: S112 - of any model's class: the smaller config may be none of its kind
+        except Exception:  # of any model class: the smaller config may be none of its kind
             continue
         if found is not None:
             _refuse(spec, looks=found)

@@ -15,8 +15,11 @@ MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architec
 """How the `model_type` of an architecture's configs begins; `HfAuto` takes any."""
 CONFIG_PLACE = "model.LLM.hf"
 NOT_TRAINED = "this model cannot be trained"
+_SIZES = "head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
+POSITIVE_SIZES = frozenset(f"{_SIZES} num_key_value_heads vocab_size".split())
+"""Sizes that every model has above zero, where its config names them."""
 _REMOTE_CLASSES = ("AutoConfig", "AutoModelForCausalLM")
-_NEVER_BUILT = ("quantization_config", "auto_map")
+NEVER_BUILT = ("quantization_config", "auto_map")
 """Keys of a config that say how weights are stored or loaded; parameters here are float32."""
 
 
@@ -39,7 +42,8 @@ def hf_config(spec: ModelSpec) -> Any:
         raise _wrong(f"{CONFIG_PLACE}.model_type", kind, allowed)
     if kind not in CONFIG_MAPPING:
         return _remote_config(hf)
-    named = {key: value for key, value in hf.items() if key not in _NEVER_BUILT}
+    _check_sizes(hf)
+    named = {key: value for key, value in hf.items() if key not in NEVER_BUILT}
     try:
         with quiet():
             config = CONFIG_MAPPING[kind].from_dict(named)
@@ -94,6 +98,21 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
     if attention != "auto":
         allowed += f" with --attention {attention}; --attention auto takes what a model has"
     raise _wrong(CONFIG_PLACE, f"refused: {_first_line(failure)}", allowed) from failure
+
+
+def _check_sizes(hf: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` if a size is not positive; transformers makes a model of some kind of it, or none."""
+    from transformers import CONFIG_MAPPING
+
+    own_names = CONFIG_MAPPING[hf["model_type"]].attribute_map
+    sizes = POSITIVE_SIZES | {own_names[name] for name in POSITIVE_SIZES if name in own_names}
+    wrong = [
+        Mistake(f"{CONFIG_PLACE}.{key}", str(value), "a whole number above 0")
+        for key, value in hf.items()
+        if key in sizes and type(value) in (int, float) and value <= 0
+    ]
+    if wrong:
+        raise Unsupported("model", tuple(wrong), NOT_TRAINED)
 
 
 def _remote_config(hf: Mapping[str, Any]) -> Any:

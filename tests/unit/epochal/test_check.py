@@ -207,6 +207,17 @@ def test_check_compares_tokens_with_the_vocabulary_of_a_config(tmp_path: Path) -
     )
 
 
+def test_check_compares_samples_to_pack_with_the_vocabulary_of_a_folder_of_weights(tmp_path: Path) -> None:
+    need_module("transformers")
+    parameters = make_first_model(state_file(**HF_LLAMA, model__LLM__hf=LLAMA), 0).replica.parameters
+    folder = write_model(tmp_path / "model", parameters, config=LLAMA)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"input_ids": [7, 256]}\n' * 64)
+    packed = {"model__LLM__data_type": "Finetuning", "model__LLM__checkpoint": {"Local": str(folder)}}
+    state = located({"Local": str(tmp_path / "data")}, **HF_LLAMA, **packed)
+    checked(tmp_path, state).expect(2, "token 256", "0 to 255")
+
+
 def test_check_without_the_libraries_of_a_model_says_what_was_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

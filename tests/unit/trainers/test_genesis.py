@@ -1,5 +1,6 @@
 """The model that a run starts from: made from a seed, or read from folders and files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,46 @@ def test_samples_longer_than_the_models_positions_are_refused(tmp_path: Path, ba
     assert make_first_model(state_file(**made, model__LLM__max_seq_len=7), 0).spec.hf == config
 
 
+TOKENIZER = {"model": {"vocab": {"a": 0, "b": 256}}, "added_tokens": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", TOKENIZER),
+        ("tokenizer.json", {"model": {"vocab": [["a", 0.0]] * 257}}),
+        ("vocab.json", {"a": 0, "b": 256}),
+    ],
+)
+def test_tokenizer_larger_than_the_vocabulary_is_refused_by_name(
+    tmp_path: Path, bag: Tensors, name: str, content: Any
+) -> None:
+    folder = write_model(tmp_path / "model", bag)
+    (folder / name).write_text(json.dumps(content))
+    message = rf"model/{name} is a tokenizer of tokens from 0 to 256; .* vocab_size is 256, so allowed: .* 0 to 255"
+    for opened in (lambda state: make_first_model(state, 0), look_at_source):
+        with pytest.raises(InvalidInput, match=message):
+            opened(llama_at(folder))
+
+
+def test_added_token_outside_the_vocabulary_is_said(tmp_path: Path, bag: Tensors) -> None:
+    folder = write_model(tmp_path / "model", bag)
+    notes: list[str] = []
+    for added in ({"id": 256}, {"id": 255}):
+        text = json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": [added]})
+        (folder / "tokenizer.json").write_text(text)
+        make_first_model(llama_at(folder), 0, note=notes.append)
+    assert len(notes) == 1
+    assert "added token 256, which the model, with vocab_size = 256, does not know" in notes[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {"a": "b"}}}'])
+def test_tokenizer_of_unknown_form_is_no_obstacle(tmp_path: Path, bag: Tensors, text: str) -> None:
+    folder = write_model(tmp_path / "model", bag)
+    (folder / "tokenizer.json").write_text(text)
+    assert look_at_source(llama_at(folder)).is_complete
+
+
 def test_model_without_a_config_is_not_made_from_a_seed(bag: Tensors) -> None:
     with pytest.raises(Unsupported, match=r"model\.LLM\.hf is missing; allowed: a table with the keys"):
         make_first_model(state_file(model__LLM__architecture="HfLlama"), 0)
@@ -214,6 +255,15 @@ def test_folder_that_transformers_saved_is_the_first_model(tmp_path: Path, is_ti
     assert found.spec.hf is not None
     assert found.spec.hf["model_type"] == "llama"
     assert model_layout(found.spec) == model_layout(made.spec)
+
+
+def test_keys_of_a_published_config_that_nothing_reads_are_said(tmp_path: Path) -> None:
+    folder = saved_llama(tmp_path / "llama")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"old_key": 3}))
+    notes: list[str] = []
+    make_first_model(llama_at(folder), 0, note=notes.append)
+    assert notes == [f"{folder}: transformers ignores these keys of its config.json: old_key"]
 
 
 def test_weights_of_another_config_are_refused_by_the_names_that_differ(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from state.config.model import Architecture, ModelSpec
-from state.errors import Unsupported
+from state.errors import InvalidConfig, Unsupported
 from tests.support.heavy import need_module
 from tests.support.local_training import SEED, sequences_of
 from tests.support.tiny_llama import LLAMA, spec_of
@@ -38,8 +38,10 @@ def transformers() -> None:
         (spec_of(model_type="vit"), "model.LLM.hf is refused: Unrecognized .*; allowed: a causal language model"),
         (spec_of(num_attention_heads="four"), "model.LLM.hf is not a config of llama"),
         (spec_of(hidden_size=33), "model.LLM.hf is not "),
-        (spec_of(num_key_value_heads=0), "model.LLM.hf is (refused: ZeroDivisionError|not a config of llama)"),
-        (spec_of(intermediate_size=-4), "model.LLM.hf is (refused: RuntimeError|not a config of llama)"),
+        (spec_of(num_key_value_heads=0), "model.LLM.hf.num_key_value_heads is 0; allowed: a whole number above 0"),
+        (spec_of(intermediate_size=-4), "model.LLM.hf.intermediate_size is -4; allowed: a whole number above 0"),
+        (spec_of(num_hidden_layers=-1), "model.LLM.hf.num_hidden_layers is -1; allowed: a whole number above 0"),
+        (spec_of(model_type="gpt2", n_layer=0), "model.LLM.hf.n_layer is 0; allowed: a whole number above 0"),
         (spec_of(pad_token_id=256), "model.LLM.hf is (refused: AssertionError|not a config of llama)"),
     ],
 )
@@ -126,3 +128,40 @@ def test_model_that_sees_ahead_and_is_too_large_to_try_fails_where_it_is_made(mo
         model.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match="sees the tokens after it"):
         model.learner().load({})
+
+
+# Keys
+
+
+def test_misspelt_key_of_a_state_file_is_a_mistake_with_the_nearest_known_one() -> None:
+    from tests.support.states import state_file
+    from tests.support.tiny_llama import LLAMA_STATE
+    from trainers.genesis import make_first_model
+
+    wrong = LLAMA | {"num_hiden_layers": 7, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "torch_dtype": "bfloat16"}
+    message = r"model\.LLM\.hf\.num_hiden_layers is 7; allowed: the keys .* \(did you mean `num_hidden_layers`\?\)"
+    with pytest.raises(InvalidConfig, match=message) as caught:
+        make_first_model(state_file(**LLAMA_STATE | {"model__LLM__hf": wrong}), 0)
+    assert len(caught.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"model_type": "gpt2", "n_embd": 32, "hidden_size": 32, "max_length": 20, "id2label": {"0": "x"}},
+        {"model_type": "llama", "rope_scaling": None, "architectures": ["L"], "auto_map": {}, "use_cache": True},
+        {"model_type": "gemma3_text", "rope_local_base_freq": 20_000.0, "sliding_window": 8},
+        {"model_type": "own-model", "anything": 1},
+    ],
+)
+def test_keys_that_configs_have_always_had_are_known(extra: dict[str, Any]) -> None:
+    from trainers.torch.config_keys import unknown_keys
+
+    assert unknown_keys(extra) == []
+
+
+def test_unknown_key_inside_a_nested_config_is_named_by_its_path() -> None:
+    from trainers.torch.config_keys import unknown_keys
+
+    found = unknown_keys({"model_type": "gemma3", "text_config": {"hiden_size": 8}})
+    assert [(one.path, one.nearest) for one in found] == [("model.LLM.hf.text_config.hiden_size", "hidden_size")]
