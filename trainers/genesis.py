@@ -15,7 +15,9 @@ from state.replica import Replica, check_first_values, check_layout, first_repli
 from state.tensors import TensorLayout
 from state.wire import parse_document
 from trainers.architectures import ARCHITECTURES, TORCH, open_model
+from trainers.sources.hub import commit_of
 from trainers.sources.opening import open_source
+from trainers.sources.origin import with_origin
 from trainers.sources.protocol import ModelSource
 from trainers.sources.tokenizers import check_tokenizer
 
@@ -156,7 +158,7 @@ def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     """Return the spec with the config of the source, unless it says all."""
     if spec.is_complete:
         return spec
-    config = source.config()
+    config = with_origin(source.config(), source.origin(), commit_of)
     try:
         return ModelSpec.model_validate({**dict(spec), "hf": config})
     except ValidationError as error:

@@ -1,7 +1,6 @@
 """`epochal export`: a run's checkpoint as a Hugging Face folder, on this machine, on the Hub or in a bucket."""
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +13,9 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption, RunAddress, RunArgument, following_policy
 from epochal.export.destinations import ALLOWED, parse_destination
 from epochal.export.exporter import Exporter, ExportOptions
-from state.config.model import LocalCheckpoint
-from state.config.state_file import StateFile
-from state.errors import InvalidInput, ModelUnavailable
+from epochal.export.tokenizer import find_tokenizer
+from state.errors import InvalidInput
 from trainers.sources.float_types import FloatType
-from trainers.sources.opening import names_a_source, open_source, parse_source
-from trainers.sources.protocol import ModelSource
-
-NO_TOKENIZER = "none"
 
 
 def export(
@@ -61,35 +55,10 @@ def export(
 
     async def main() -> None:
         async with RunAddress(run, admin_token, tls_ca).open(policy) as exported:
-            state = (await exported.now()).state
-            files = await asyncio.to_thread(_tokenizer_files, state, tokenizer)
-            exporter = Exporter(exported, ExportOptions(out, dtype, files, destination, keep), say)
+            found = await asyncio.to_thread(find_tokenizer, await exported.now(), tokenizer)
+            if found.said:
+                say(found.said)
+            exporter = Exporter(exported, ExportOptions(out, dtype, found.files, destination, keep), say)
             await (exporter.follow(policy) if follow else exporter.once(step))
 
     run_to_end(main())
-
-
-def _tokenizer_files(state: StateFile, place: str | None) -> Mapping[str, bytes]:
-    """Return the tokenizer's files: those at the place, or those of the source that the run's parameters come from."""
-    source = _tokenizer_source(state, place)
-    if source is None:
-        return {}
-    try:
-        found = dict(source.tokenizer_files())
-    except (InvalidInput, ModelUnavailable) as error:
-        hint = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
-        raise type(error)(f"the tokenizer cannot be read: {error.message}; {hint}") from error
-    if not found and place is not None:
-        raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
-    return found
-
-
-def _tokenizer_source(state: StateFile, place: str | None) -> ModelSource | None:
-    if place == NO_TOKENIZER:
-        return None
-    if place is not None:
-        return parse_source(place)
-    checkpoint = state.model.LLM.checkpoint
-    if isinstance(checkpoint, LocalCheckpoint) and not Path(checkpoint.path).exists():
-        return None  # it is on the machine that made the first checkpoint
-    return open_source(checkpoint) if names_a_source(checkpoint) else None

@@ -36,6 +36,7 @@ from state.tensors import check_values
 from state.wire import parse_document
 from trainers.sources.float_types import FloatType, from_float32
 from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE
+from trainers.sources.origin import COMMIT_KEY
 
 PARTIAL_SUFFIX = ".partial"
 MARK_FILE = "incomplete-export"
@@ -52,6 +53,10 @@ CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """The class that `transformers` loads, by `model_type`, for programs that read it from the config."""
+
+
+_OF_OTHER_WEIGHTS = ("dtype", "quantization_config", COMMIT_KEY)
+"""Keys of a config that speak of the weights from which the run started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ def config_of(model: ExportedModel) -> dict[str, Any]:
             "dtype": model.kind.value,
             "spec": model.spec.model_dump(mode="json", exclude_none=True),
         }
-    config = {key: value for key, value in model.spec.hf.items() if key not in ("dtype", "quantization_config")}
+    config = {key: value for key, value in model.spec.hf.items() if key not in _OF_OTHER_WEIGHTS}
     code = config.get("auto_map")
     if not (isinstance(code, dict) and all("--" in str(value) for value in code.values())):
         config.pop("auto_map", None)  # code in the model's own folder, which is not exported

@@ -54,6 +54,9 @@ class BucketFolder:
         self._store = store_of(bucket, RANGE_TIMEOUT)
         self._listed: dict[str, Mapping[str, Any]] | None = None
 
+    def origin(self) -> None:
+        return None
+
     def open(self, name: str) -> BucketFile | None:
         meta = self._objects().get(name)
         return None if meta is None else BucketFile(self._store, meta, f"{self.place}/{name}")

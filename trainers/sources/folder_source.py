@@ -9,6 +9,7 @@ from state.errors import InvalidInput
 from state.tensors import Float32Array
 from state.wire import unique_keys
 from trainers.learner import Shapes
+from trainers.sources.origin import Origin
 from trainers.sources.protocol import ModelFile, ModelFolder
 from trainers.sources.reading import read_tensors
 from trainers.sources.weights_file import WeightsFile, open_weights, read_bytes
@@ -57,6 +58,9 @@ class FolderSource:
         if file is None:
             raise InvalidInput(f"{self.place} holds no {CONFIG_FILE}", place=self.place)
         return _json_object(file, MAX_HF_CONFIG_BYTES)
+
+    def origin(self) -> Origin | None:
+        return self._folder.origin()
 
     def tensors(self, shapes: Shapes) -> Iterator[tuple[str, Float32Array]]:
         return read_tensors(self._weights(), shapes, self.place)

@@ -16,6 +16,7 @@ from runtime.retry import RetryPolicy, retry_after_s
 from state.errors import InvalidInput, ModelUnavailable
 from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from trainers.sources.local import LocalFile
+from trainers.sources.origin import Origin
 
 HUB_EXTRA = "pip install 'epochal[hub]'"
 MAX_ATTEMPTS = 4
@@ -47,6 +48,9 @@ class HubFolder:
     @property
     def place(self) -> str:
         return self._name + (" in the Hub's cache (HF_HUB_OFFLINE is set)" if hub().constants.HF_HUB_OFFLINE else "")
+
+    def origin(self) -> Origin | None:
+        return Origin(self._repo_id, self._revision or "") if self._is_pinned() else None
 
     def open(self, name: str) -> LocalFile | None:
         path = repeated(lambda: self._path_of(name), self._retry_policy)
@@ -128,6 +132,19 @@ class HubFolder:
         """Keep to the commit of a file in the cache, `…/snapshots/COMMIT/NAME`, for the files after it."""
         self._revision = path.parent.name
         return path
+
+
+def commit_of(repo_id: str, name: str) -> str:
+    """Return the commit of a repository's main branch, which holds a file of this name.
+
+    Raises:
+        InvalidInput, ModelUnavailable: there is no such file, or it cannot be fetched.
+    """
+    folder = HubFolder(repo_id, None)
+    file, origin = folder.open(name), folder.origin()
+    if file is None or origin is None:
+        raise InvalidInput(f"hf://{repo_id} has no {name}, which a config names as its code", place=f"hf://{repo_id}")
+    return origin.commit
 
 
 def hub() -> Any:

@@ -47,6 +47,9 @@ class LocalFolder:
         self._path = path
         self.place = str(path)
 
+    def origin(self) -> None:
+        return None
+
     def open(self, name: str) -> LocalFile | None:
         path = self._path / name
         return LocalFile(path) if path.is_file() else None
@@ -71,6 +74,9 @@ class FileSource:
             "the state file's [model.LLM.hf]",
             place=self.place,
         )
+
+    def origin(self) -> None:
+        return None
 
     def tensors(self, shapes: Shapes) -> Iterator[tuple[str, Float32Array]]:
         if self._path.name.lower().endswith(OTHER_FORMATS):

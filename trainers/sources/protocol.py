@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from state.tensors import Float32Array
 from trainers.learner import Shapes
+from trainers.sources.origin import Origin
 
 
 class ModelSource(Protocol):
@@ -26,6 +27,10 @@ class ModelSource(Protocol):
 
     def config(self) -> dict[str, Any]:
         """Return the model's Hugging Face config."""
+        ...
+
+    def origin(self) -> Origin | None:
+        """Return the commit from which `config` was read; None if it was not, or not from a repository."""
         ...
 
     def tensors(self, shapes: Shapes) -> Iterator[tuple[str, Float32Array]]:
@@ -71,6 +76,10 @@ class ModelFolder(Protocol):
     @property
     def place(self) -> str:
         """The folder's path or URL, for messages."""
+        ...
+
+    def origin(self) -> Origin | None:
+        """Return the commit of the files, once one was opened; None elsewhere than on the Hub."""
         ...
 
     def open(self, name: str) -> ModelFile | None:

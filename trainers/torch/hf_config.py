@@ -9,6 +9,7 @@ from typing import Any
 
 from state.config.model import Architecture, ModelSpec
 from state.errors import Mistake, Unsupported
+from trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
 from trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
@@ -18,8 +19,7 @@ NOT_TRAINED = "this model cannot be trained"
 _SIZES = "head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
 POSITIVE_SIZES = frozenset(f"{_SIZES} num_key_value_heads vocab_size".split())
 """Sizes that every model has above zero, where its config names them."""
-_REMOTE_CLASSES = ("AutoConfig", "AutoModelForCausalLM")
-NEVER_BUILT = ("quantization_config", "auto_map")
+NEVER_BUILT = ("quantization_config", CODE_KEY)
 """Keys of a config that say how weights are stored or loaded; parameters here are float32."""
 
 
@@ -117,26 +117,35 @@ def _check_sizes(hf: Mapping[str, Any]) -> None:
 
 def _remote_config(hf: Mapping[str, Any]) -> Any:
     """Return the config of a model whose code comes with it, if this process trusts such code."""
-    kind, auto_map = hf["model_type"], hf.get("auto_map")
-    if not isinstance(auto_map, dict) or not all(isinstance(auto_map.get(name), str) for name in _REMOTE_CLASSES):
+    kind, auto_map, commit = hf["model_type"], hf.get(CODE_KEY), hf.get(CODE_COMMIT_KEY)
+    if not isinstance(auto_map, dict) or not all(isinstance(auto_map.get(name), str) for name in MODEL_CLASSES):
         raise _wrong(f"{CONFIG_PLACE}.model_type", kind, "a model_type that the installed transformers knows")
     if not is_remote_code_trusted():
+        pinned = f", commit {commit}" if commit else ""
         allowed = (
             "a model_type that the installed transformers knows; this one runs code of its own "
-            f"({auto_map['AutoModelForCausalLM']}), which only --trust-remote-code allows"
+            f"({auto_map['AutoModelForCausalLM']}{pinned}), which only --trust-remote-code allows"
         )
-        raise _wrong(f"{CONFIG_PLACE}.auto_map", str(auto_map["AutoConfig"]), allowed)
+        raise _wrong(f"{CONFIG_PLACE}.{CODE_KEY}", str(auto_map["AutoConfig"]), allowed)
+    from transformers import AutoModelForCausalLM
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    source = hf.get("_name_or_path", "")
-    if not source and not all("--" in auto_map[name] for name in _REMOTE_CLASSES):
-        raise _wrong(f"{CONFIG_PLACE}._name_or_path", None, "the repository or folder with the model's code")
+    source = hf.get(REPOSITORY_KEY, "")
+    if not source and not all("--" in auto_map[name] for name in MODEL_CLASSES):
+        allowed = (
+            "a folder with the model's code, which every client has at this path; or leave it out, and write "
+            '`auto_map = { AutoConfig = "ORG/NAME--module.Class", AutoModelForCausalLM = … }` with code on the Hub'
+        )
+        raise _wrong(f"{CONFIG_PLACE}.{REPOSITORY_KEY}", None, allowed)
     try:
         with quiet():
-            config_class = get_class_from_dynamic_module(auto_map["AutoConfig"], source)
-            config = config_class.from_dict(dict(hf))
+            classes = [
+                get_class_from_dynamic_module(auto_map[one], source, code_revision=commit) for one in MODEL_CLASSES
+            ]
+            AutoModelForCausalLM.register(*classes, exist_ok=True)  # from this commit, and no later one
+            config = classes[0].from_dict(dict(hf))
     except (OSError, ImportError, AttributeError, ValueError) as error:
-        raise _wrong(f"{CONFIG_PLACE}.auto_map", str(error), "code that can be loaded") from error
+        raise _wrong(f"{CONFIG_PLACE}.{CODE_KEY}", str(error), "code that can be loaded") from error
     config._name_or_path = source
     return config
 

@@ -105,7 +105,7 @@ def test_code_that_comes_with_a_config_is_refused_unless_it_is_trusted(
     remote_code.trust_remote_code()
     assert dict(open_model(own).shapes) == dict(open_model(spec_of()).shapes)
     assert open_model(own).initial_parameters(SEED).keys() == open_model(spec_of()).shapes.keys()
-    with pytest.raises(Unsupported, match="_name_or_path is missing; allowed: the repository or folder"):
+    with pytest.raises(Unsupported, match="_name_or_path is missing; allowed: a folder with the model"):
         open_model(spec_of(model_type="own-llama", auto_map=auto_map))
 
 

@@ -1,0 +1,79 @@
+"""Which tokenizer an export copies, and what it says of it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epochal.checkpoints.runs import RunView
+from epochal.export.tokenizer import find_tokenizer
+from state.config.model import ModelSpec
+from state.errors import InvalidInput
+from tests.support.heavy import need_module
+from tests.support.hub_server import COMMIT, REPOSITORY, fake_hub, point_at
+from tests.support.states import state_file
+
+HF = {"model_type": "llama"}
+TOKENIZER = {"tokenizer.json": b"{}"}
+
+
+def view_of(checkpoint: Any, **hf: Any) -> RunView:
+    state = state_file(model__LLM__architecture="HfLlama", model__LLM__checkpoint=checkpoint)
+    return RunView(state, ModelSpec.model_validate({**dict(state.model.LLM.spec), "hf": HF | hf}), (), False)
+
+
+def model_folder(folder: Path, config: str = '{"model_type": "llama"}') -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    (folder / "tokenizer.json").write_bytes(TOKENIZER["tokenizer.json"])
+    return folder
+
+
+def test_tokenizer_is_of_the_commit_from_which_the_run_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("huggingface_hub")
+    with fake_hub() as hub:
+        point_at(hub, tmp_path / "cache", monkeypatch)
+        hub.files = dict(TOKENIZER)
+        view = view_of({"Hub": {"repo_id": "org/moved"}}, _name_or_path=REPOSITORY, _commit_hash=COMMIT)
+        found = find_tokenizer(view, None)
+        asked = [path for _, path in hub.requests]
+    assert found.files == TOKENIZER
+    assert found.said == f"tokenizer: tokenizer.json of hf://{REPOSITORY}@{COMMIT}"
+    assert all(path.startswith(f"/{REPOSITORY}/resolve/{COMMIT}/") for path in asked if "/resolve/" in path)
+
+
+def test_tokenizer_of_a_relative_folder_is_copied_only_if_it_holds_the_run_s_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    view = view_of({"Local": "m"})
+    absent = find_tokenizer(view, None)
+    assert absent.files == {}
+    assert f"no tokenizer: {tmp_path / 'm'}, the run's `checkpoint`, is not on this machine" in absent.said
+    model_folder(tmp_path / "m")
+    found = find_tokenizer(view, None)
+    assert (found.files, found.said) == (TOKENIZER, "tokenizer: tokenizer.json of m")
+    os.chdir(model_folder(tmp_path / "elsewhere" / "m", '{"model_type": "gpt2"}').parent)
+    other = find_tokenizer(view, None)
+    assert other.files == {}
+    assert (
+        "m is not the run's model; `checkpoint` names m in the folder where the coordinator was started" in other.said
+    )
+
+
+def test_tokenizer_of_a_full_path_or_of_the_option_is_taken_and_named(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", '{"model_type": "gpt2"}')
+    for view, place in ((view_of({"Local": str(folder)}), None), (view_of("Ephemeral"), str(folder))):
+        found = find_tokenizer(view, place)
+        assert (found.files, found.said) == (TOKENIZER, f"tokenizer: tokenizer.json of {folder}")
+    (folder / "tokenizer.json").unlink()
+    assert "has none; --tokenizer names one" in find_tokenizer(view_of({"Local": str(folder)}), None).said
+    with pytest.raises(InvalidInput, match="there is no tokenizer"):
+        find_tokenizer(view_of("Ephemeral"), str(folder))
+
+
+def test_run_without_a_source_or_with_none_has_no_tokenizer(tmp_path: Path) -> None:
+    for view, place in ((view_of("Ephemeral"), None), (view_of({"Local": "x"}), "none")):
+        found = find_tokenizer(view, place)
+        assert (found.files, found.said) == ({}, "")
