@@ -46,7 +46,15 @@ class TrainedRound:
         Raises:
             TrainerFailed: a parameter or the loss is not finite.
         """
-        difference = {name: np.subtract(start[name], values) for name, values in end.items()}
+        return cls.of(step, {name: np.subtract(start[name], values) for name, values in end.items()}, loss)
+
+    @classmethod
+    def of(cls, step: int, difference: Tensors, loss: Loss) -> Self:
+        """Return the result of the round whose parameters' differences are known.
+
+        Raises:
+            TrainerFailed: a parameter or the loss is not finite.
+        """
         for name, values in difference.items():
             if check_values(values.reshape(-1), math.inf) is not None:
                 raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step)

@@ -1,7 +1,7 @@
 """Trainers by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batching.chunking.policies import POLICIES
 from runtime.retry import RetryPolicy
@@ -115,33 +115,40 @@ def check_trains(
             model.learner()  # asks for the device and the attention, and makes no module yet
 
 
-def check_mesh_trains(state: StateFile, spec: ModelSpec) -> None:
+def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:
     """Check whether `open_mesh_trainer` can train the run, before this machine joins it. Raises as that does."""
-    _check_fits(NUMPY, state, spec)
+    name = options.trainer
+    _check_fits(name, state, spec)
+    if name == TORCH:
+        from trainers.torch.sharding import check_devices
+
+        check_devices(options.torch, options.process_count)
     if spec.is_complete:
-        _model_of(NUMPY, spec)
+        model = _model_of(name, spec, replace(options.torch, device="cpu"))  # the devices are its processes'
+        if name == TORCH:
+            model.learner()  # asks for the attention, and makes no module yet
     if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
-        raise _unsupported("numpy with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
+        raise _unsupported(f"{name} with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
 
 
 async def open_mesh_trainer(
     options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
 ) -> MeshTrainer:
-    """Open the `numpy` trainer on a mesh and start its processes.
+    """Open the `numpy` or the `torch` trainer on a mesh and start its processes.
 
     Args:
-        options: the mesh.
+        options: the mesh, and which of the trainers it is.
         state: the run's state file.
         spec: the run's model, complete.
         ticket: returns the client's current ticket for data servers.
         worker: as in `open_trainer`.
 
     Raises:
-        InvalidInput: the run is trained by a trainer of another package.
+        InvalidInput: the run is trained by a trainer of another package, or this machine lacks what the mesh needs.
         Unsupported: the trainer cannot train what the file asks for.
         MeshBroken: the processes did not start.
     """
-    check_mesh_trains(state, spec)
+    check_mesh_trains(options, state, spec)
     return await MeshTrainer.open(options, state, spec, ticket, worker)
 
 

@@ -67,7 +67,7 @@ from trainers.registry import (
     open_mesh_trainer,
     open_trainer,
 )
-from trainers.torch.options import DEFAULT_TORCH_OPTIONS
+from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,15 @@ class DataChoice:
     location: str | None
     cache_dir: Path | None
     cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshChoice:
+    """The options of the client's mesh as given; None for those that are not."""
+
+    axes: str | None
+    process_count: int | None
+    batch_size: int | None
 
 
 KeyOption = Annotated[
@@ -135,7 +144,11 @@ DataOption = Annotated[
 ]
 MeshOption = Annotated[
     str | None,
-    typer.Option(metavar="AXES", help="Train as several processes whose devices form a mesh, such as data=2,tensor=2."),
+    typer.Option(
+        metavar="AXES",
+        help="Train as several processes whose devices form a mesh, such as fsdp=4. With --trainer torch the model is"
+        " sharded along fsdp and repeated along data; with numpy every process has it.",
+    ),
 ]
 ProcessesOption = Annotated[
     int | None, typer.Option(help="Number of processes of --mesh. Default: one for each device.")
@@ -212,7 +225,7 @@ def client(
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
     trust_code(trust_remote_code)
-    mesh_options = _mesh_options(trainer, mesh, processes, batch_size, data_choice)
+    mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(bound_s=reconnect_s),
         new_worker=WorkerThread,
@@ -247,22 +260,20 @@ def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | s
     return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), policy, verify)
 
 
-def _mesh_options(
-    trainer: str, mesh: str | None, processes: int | None, batch_size: int | None, data: DataChoice
-) -> MeshOptions | None:
-    if mesh is None:
-        if processes is not None or batch_size is not None:
+def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: DataChoice) -> MeshOptions | None:
+    if mesh.axes is None:
+        if mesh.process_count is not None or mesh.batch_size is not None:
             raise InvalidInput("--processes and --batch-size go with --mesh AXES")
         return None
-    if trainer != "numpy":
-        raise InvalidInput(f"--mesh goes with --trainer numpy, not with {trainer}")
     return MeshOptions(
-        mesh,
-        process_count=math.prod(parse_mesh(mesh).values()) if processes is None else processes,
-        batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+        mesh.axes,
+        process_count=math.prod(parse_mesh(mesh.axes).values()) if mesh.process_count is None else mesh.process_count,
+        batch_size=DEFAULT_BATCH_SIZE if mesh.batch_size is None else mesh.batch_size,
         data=data.location,
         cache_dir=None if data.cache_dir is None else str(data.cache_dir),
         cache_bytes=data.cache_bytes,
+        trainer=trainer,
+        torch=torch,
     )
 
 
@@ -302,7 +313,7 @@ def _trainer_checker(
 ) -> Callable[[StateFile, ModelSpec], Awaitable[None]]:
     async def check(state: StateFile, spec: ModelSpec) -> None:
         if mesh is not None:
-            await asyncio.to_thread(check_mesh_trains, state, spec)
+            await asyncio.to_thread(check_mesh_trains, mesh, state, spec)
         else:
             await asyncio.to_thread(check_trains, name, state, spec, options)
 

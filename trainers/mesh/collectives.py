@@ -1,4 +1,4 @@
-"""Operations of all processes of a mesh together, over `torch.distributed` with gloo on the loopback interface.
+"""Operations of all processes of a mesh together, over `torch.distributed` on the loopback interface.
 
 Each call blocks until every process has made it, in the same order, and raises `RuntimeError` when another process is
 gone or does not come within the timeout.
@@ -6,6 +6,7 @@ gone or does not come within the timeout.
 
 import os
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -19,27 +20,46 @@ from state.tensors import Float32Array
 
 FIRST = 0
 """The process that takes the optimizer's steps."""
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How the processes of a mesh find each other.
+
+    Attributes:
+        store: a file through which they do.
+        process_count: number of all.
+        timeout_s: time limit for waiting for the others, now and in every operation.
+    """
+
+    store: str
+    process_count: int
+    timeout_s: float
 
 
 class MeshCollectives:
     """The mesh's processes, connected. Every process makes it at once.
 
+    Operations here are on the host, over gloo.
+
     Args:
         layout: the mesh.
-        process, process_count: number of this process, and number of all.
-        store: a file through which they find each other.
-        timeout_s: time limit for waiting for the others.
+        process: number of this process.
+        has_gpus: whether torch's operations on CUDA devices, over NCCL, are connected too.
+        meeting: where the processes meet.
     """
 
-    def __init__(self, layout: MeshLayout, process: int, process_count: int, store: str, timeout_s: float) -> None:
-        os.environ.setdefault(_INTERFACE, next(name for _, name in socket.if_nameindex() if name.startswith("lo")))
+    def __init__(self, layout: MeshLayout, process: int, has_gpus: bool, meeting: Meeting) -> None:
+        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        for setting in _INTERFACES:
+            os.environ.setdefault(setting, loopback)
         dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, process_count),
+            "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
+            store=dist.FileStore(meeting.store, meeting.process_count),
             rank=process,
-            world_size=process_count,
-            timeout=timedelta(seconds=timeout_s),
+            world_size=meeting.process_count,
+            timeout=timedelta(seconds=meeting.timeout_s),
         )
         self.layout = layout
         self.process = process

@@ -11,8 +11,8 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +21,24 @@ from runtime.retry import MAX_DELAY_S
 from runtime.task_errors import first_error
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
-from state.errors import EpochalError, InvalidDocument
-from trainers.mesh.messages import Failed, Ready, Reply, RoundDone, RoundTask, Start, read_frame, write_frame
+from state.errors import EpochalError, InvalidDocument, InvalidInput
+from trainers.mesh.messages import (
+    Failed,
+    Ready,
+    Reply,
+    RoundDone,
+    RoundTask,
+    SentTensor,
+    Start,
+    TensorHead,
+    TensorsEnd,
+    read_message,
+    write_document,
+    write_tensor,
+)
 from trainers.mesh.options import MeshOptions
+from trainers.torch.micro_batches import DoesNotFit
+from trainers.torch.remote_code import is_remote_code_trusted
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +54,19 @@ class MeshBroken(EpochalError):
     """A process of the mesh is gone or gave an invalid answer; the mesh was ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTensors:
+    """The tensors that an agent exchanges with the first process in a round.
+
+    Attributes:
+        start: those of the round's start.
+        take: is given those of its end, one after the other.
+    """
+
+    start: Iterable[SentTensor]
+    take: Callable[[SentTensor], Awaitable[None]]
+
+
 class MeshProcesses:
     """A running mesh."""
 
@@ -47,11 +75,20 @@ class MeshProcesses:
         self._folder = folder
 
     @classmethod
-    async def start(cls, options: MeshOptions, state: StateFile, spec: ModelSpec) -> Self:
+    async def start(
+        cls, options: MeshOptions, state: StateFile, spec: ModelSpec, fitting_places: int | None = None
+    ) -> Self:
         """Start the processes, and wait until they have found each other.
+
+        Args:
+            options: the mesh.
+            state: the run's state file.
+            spec: the run's model, complete.
+            fitting_places: the most places of a micro-batch that may fit into memory; None if nothing is known.
 
         Raises:
             MeshBroken: they did not within `START_TIMEOUT_S`.
+            InvalidInput: this machine lacks what the mesh needs.
         """
         folder = tempfile.TemporaryDirectory(prefix="epochal-mesh-")
         found = cls([], folder)
@@ -62,44 +99,57 @@ class MeshProcesses:
             process=0,
             store=str(Path(folder.name) / "store"),
             timeout_s=_wait_for_others_s(options, state),
+            trusts_remote_code=is_remote_code_trusted(),
+            fitting_places=fitting_places,
         )
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 for number in range(options.process_count):
                     found._processes.append(await _spawn(options.process_count))
                     log.info("mesh_process_started", extra={"number": number, "pid": found._processes[-1].pid})
-                answers = await found._ask([(replace(start, process=n), b"") for n in range(options.process_count)])
+                starts = [replace(start, process=number) for number in range(options.process_count)]
+                answers = await found._ask([_told(*pair) for pair in zip(found._processes, starts, strict=True)])
         except TimeoutError:
             await found.aclose()
             raise MeshBroken(f"the mesh's processes did not start within {START_TIMEOUT_S:.0f} s") from None
         except BaseException:
             await asyncio.shield(found.aclose())
             raise
-        for answer, _ in answers:
+        for answer in answers:
             if not isinstance(answer, Ready):
                 await found.aclose()
+                if isinstance(answer, Failed) and answer.cause == "input":
+                    raise InvalidInput(answer.message)
                 raise MeshBroken(f"a process of the mesh did not start: {answer}")
         folder.cleanup()  # now, because an agent that is killed could not do it later
         return found
 
-    async def train(self, task: RoundTask, body: bytes) -> tuple[list[RoundDone | Failed], bytes]:
-        """Return each process's answer, and the body of the first one's. End all processes when this is cancelled.
+    async def train(self, task: RoundTask, tensors: RoundTensors) -> list[RoundDone | Failed]:
+        """Return each process's answer. End all processes when this is cancelled.
 
         Args:
-            body: sent with the task to the first process.
+            task: the round.
+            tensors: exchanged with the first process.
 
         Raises:
             MeshBroken: a process is gone; all are ended.
+            DoesNotFit: memory did not suffice in one; all are ended.
         """
+        nothing = RoundTensors((), tensors.take)
         try:
-            answers = await self._ask([(task, body if number == 0 else b"") for number in range(len(self._processes))])
-            found = [answer for answer, _ in answers if not isinstance(answer, Ready)]
+            answers = await self._ask(
+                [
+                    _exchange(process, task, nothing if number else tensors)
+                    for number, process in enumerate(self._processes)
+                ]
+            )
+            found = [answer for answer in answers if not isinstance(answer, Ready)]
             if len(found) != len(answers):
                 raise MeshBroken("a process of the mesh answered out of turn")
         except BaseException:
             await asyncio.shield(self.aclose())
             raise
-        return found, answers[0][1]
+        return found
 
     async def aclose(self) -> None:
         """End the processes, within a bounded time."""
@@ -113,32 +163,60 @@ class MeshProcesses:
                     await process.wait()
         self._folder.cleanup()
 
-    async def _ask(self, messages: Sequence[tuple[Any, bytes]]) -> list[tuple[Reply, bytes]]:
-        """Return each process's answer to its message. Raise `MeshBroken` if a process is gone."""
+    async def _ask(self, answers: Sequence[Coroutine[Any, Any, Reply]]) -> list[Reply]:
+        """Return each process's answer. Raise `MeshBroken` if a process is gone, `DoesNotFit` if its memory is full."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_exchange(process, *message))
-                    for process, message in zip(self._processes, messages, strict=True)
-                ]
+                tasks = [group.create_task(answer) for answer in answers]
         except BaseExceptionGroup as failed:
-            raise first_error(failed, MeshBroken) from None
+            raise first_error(failed, EpochalError) from None
         return [task.result() for task in tasks]
 
 
-async def _exchange(process: asyncio.subprocess.Process, document: Any, body: bytes) -> tuple[Reply, bytes]:
-    assert process.stdin is not None
+async def _told(process: asyncio.subprocess.Process, start: Start) -> Reply:
+    with _reporting(process):
+        assert process.stdin is not None
+        await write_document(process.stdin, start)
+        return await _answer(process)
+
+
+async def _exchange(process: asyncio.subprocess.Process, task: RoundTask, tensors: RoundTensors) -> Reply:
+    with _reporting(process):
+        assert process.stdin is not None
+        await write_document(process.stdin, task)
+        for tensor in tensors.start:
+            await write_tensor(process.stdin, tensor)
+        await write_document(process.stdin, TensorsEnd())
+        return await _answer(process, tensors.take)
+
+
+async def _answer(
+    process: asyncio.subprocess.Process, take: Callable[[SentTensor], Awaitable[None]] | None = None
+) -> Reply:
+    """Return a process's answer, and give the tensors before it to `take`."""
     assert process.stdout is not None
+    while True:
+        answer: Reply | SentTensor = await read_message(process.stdout, Reply if take is None else TensorHead | Reply)
+        if isinstance(answer, SentTensor):
+            assert take is not None
+            await take(answer)
+        elif isinstance(answer, Failed) and answer.cause == "memory":  # the others wait in vain
+            raise DoesNotFit(answer.message, answer.fitting_places)
+        elif isinstance(answer, Failed) and answer.cause == "broken":
+            raise MeshBroken(f"the mesh fell apart: {answer.message}")
+        else:
+            return answer
+
+
+@contextlib.contextmanager
+def _reporting(process: asyncio.subprocess.Process) -> Iterator[None]:
+    """Turn the end of a process, or invalid messages, into `MeshBroken`."""
     try:
-        await write_frame(process.stdin, document, body)
-        answer: tuple[Reply, bytes] = await read_frame(process.stdout, Reply)
+        yield
     except (EOFError, OSError) as error:
         raise MeshBroken(f"process {process.pid} of the mesh is gone") from error
     except InvalidDocument as error:
         raise MeshBroken(f"process {process.pid} of the mesh: {error.message}") from error
-    if isinstance(answer[0], Failed) and answer[0].cause == "broken":  # the others do not wait any longer
-        raise MeshBroken(f"the mesh fell apart: {answer[0].message}")
-    return answer
 
 
 async def _spawn(process_count: int) -> asyncio.subprocess.Process:

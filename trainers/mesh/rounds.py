@@ -1,33 +1,31 @@
 """Rounds of a mesh: every process takes the same steps in the same order.
 
 For each global batch a process loads its rows, receives the others that its devices need, and computes on its share:
-devices that hold the same rows divide them, so every row is computed on once. At the end of a local step the gradients
-are added up in the first process, which takes the optimizer step and gives the parameters to the others. Before each
-exchange the processes agree that none has failed; if one has, all end the round and stay connected.
+devices that hold the same rows divide them, so every row is computed on once. At the end of a local step all take one
+optimizer step together. Before each exchange the processes agree that none has failed; if one has, all end the round
+and stay connected. Tensors go from the agent to the processes, and back, one at a time.
 """
 
 import hashlib
 import itertools
-import math
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batching.mesh.layout import MeshLayout
-from batching.mesh.rows import RowArrays, RowReader, global_batches
-from batching.round_plan import RoundPlan
+from batching.mesh.rows import RowReader, global_batches
+from batching.micro_batches import Example
 from data_providers.protocol import TokenBatch
 from runtime.worker_thread import Worker
-from state.config.model import AdamW
 from state.errors import EpochalError, TrainerFailed
-from state.tensors import Float32Array, Tensors
+from state.tensors import Float32Array
 from state.wire import canonical_json
-from trainers.learner import InnerState, Loss, Model
+from trainers.learner import Loss
 from trainers.mesh.collectives import MeshCollectives
+from trainers.mesh.messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
 
 T = TypeVar("T")
 
@@ -36,14 +34,82 @@ class CalledOff(EpochalError):
     """Another process failed."""
 
 
+class MeshLearner(Protocol):
+    """One process's part of a model that the processes of a mesh train together.
+
+    All of them call `receive`, `step`, `finish` and `whole` together, in the same order; each blocks until all have. An
+    `EpochalError` of these is raised in all of them; another error is that of one, for which the others wait in vain.
+    """
+
+    def open(self) -> None:
+        """Make what the rounds need, if it is not there. Raises an `EpochalError` in this process alone."""
+        ...
+
+    def receive(self, part: Part, name: str, values: Float32Array | None) -> None:
+        """Take a tensor of the round's start.
+
+        Args:
+            part: parameters, or the optimizer's state.
+            name: its name.
+            values: float32, writable, in the first process; None in the others.
+        """
+        ...
+
+    def begin(self, step_count: int) -> None:
+        """Begin a round with the received tensors. Raises an `EpochalError` in this process alone."""
+        ...
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Take this process's examples of a part of the local step. Raises an `EpochalError` in this process alone."""
+        ...
+
+    def step(self, number: int, learning_rate: float) -> None:
+        """Take local step `number` (from 0) on all examples that were added in any process."""
+        ...
+
+    def finish(self) -> Loss:
+        """Return the loss of all local steps, valid in the first process only.
+
+        Raises:
+            TrainerFailed: a loss or a gradient was not finite.
+        """
+        ...
+
+    @property
+    def step_count(self) -> int:
+        """The optimizer's step count, valid in the first process only."""
+        ...
+
+    @property
+    def inner_names(self) -> Sequence[str]:
+        """The names of the tensors of the optimizer's state that `whole` returns."""
+        ...
+
+    def whole(self, part: Part, name: str) -> Float32Array | None:
+        """Return a tensor as it is now in the first process, and None in the others."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
     """The end of a round. All but `rows_loaded` is valid in the first process only."""
 
-    parameters: Mapping[str, Float32Array]
-    inner_state: InnerState
     loss: Loss
+    step_count: int
     rows_loaded: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTensors:
+    """The tensors that the first process exchanges with its agent in a round; the other processes have none.
+
+    Attributes:
+        receive: returns the next one that the agent sends, None after the last.
+        send: sends one to the agent.
+    """
+
+    receive: Callable[[], Awaitable[SentTensor | None]]
+    send: Callable[[SentTensor], Awaitable[None]]
 
 
 class MeshRounds:
@@ -51,36 +117,35 @@ class MeshRounds:
 
     Args:
         collectives: connects the process to the others.
-        model: the model to train.
-        optimizer: None leaves the parameters as they are.
+        learner: this process's part of the model.
+        names: the names of the model's parameters, in order.
         row_tokens: number of tokens in a row.
         worker: runs whatever blocks.
     """
 
     def __init__(
-        self, collectives: MeshCollectives, model: Model, optimizer: AdamW | None, row_tokens: int, worker: Worker
+        self,
+        collectives: MeshCollectives,
+        learner: MeshLearner,
+        names: Sequence[str],
+        row_tokens: int,
+        worker: Worker,
     ) -> None:
         self._row_tokens = row_tokens
-        self._shapes = model.shapes
-        self._learner = model.learner()
-        self._optimizer = optimizer
+        self._learner = learner
+        self._names = tuple(names)
         self._collectives = collectives
         self._worker = worker
         self._own_rows = computed_rows(collectives.layout, collectives.process)
 
     async def train(
-        self,
-        plan: RoundPlan,
-        parameters: Mapping[str, Float32Array] | None,
-        inner_state: InnerState,
-        data: Awaitable[tuple[str, AsyncIterator[TokenBatch]]],
+        self, task: RoundTask, tensors: AgentTensors, data: Awaitable[tuple[str, AsyncIterator[TokenBatch]]]
     ) -> RoundEnd:
         """Take this process's part in a round.
 
         Args:
-            plan: the same in every process.
-            parameters: the round's start, in the first process.
-            inner_state: the optimizer's, in the first process.
+            task: the same in every process.
+            tensors: the round's start, and where its end goes.
             data: the data's fingerprint, and the samples of this process's `loaded_indices`.
 
         Raises:
@@ -88,27 +153,25 @@ class MeshRounds:
             CalledOff: another process failed.
             RuntimeError: another process is gone; this one cannot continue.
         """
-        collectives, run = self._collectives, self._worker.run
+        collectives, learner, run = self._collectives, self._learner, self._worker.run
         fingerprint, batches = await self._agreed(data)
-        identity = hashlib.sha256(canonical_json(plan) + fingerprint.encode()).digest()
+        identity = hashlib.sha256(canonical_json(task.plan) + fingerprint.encode()).digest()
         if not await run(partial(collectives.all_equal, identity)):
             raise TrainerFailed("the processes of the mesh read different data, or another assignment")
-        shared = await run(partial(self._shared, parameters))
-        await run(partial(self._learner.load, shared, inner_state))
-        layout = collectives.layout
-        reader = RowReader(layout, collectives.process, self._row_tokens, batches)
-        sums = np.zeros(2)
+        await self._agreed(run(learner.open))
+        await self._receive(task, tensors)
+        reader = RowReader(collectives.layout, collectives.process, self._row_tokens, batches)
         for number, group in itertools.groupby(
-            global_batches(plan, layout.global_batch_size), key=lambda batch: batch.local_step
+            global_batches(task.plan, collectives.layout.global_batch_size), key=lambda batch: batch.local_step
         ):
-            step_sums = np.zeros(2)
             for batch in group:
                 rows = await self._agreed(reader.read(batch))
                 await run(partial(collectives.share_rows, rows.data))
-                step_sums += await self._agreed(run(partial(self._accumulate, rows)))
-            sums += await run(partial(self._step, plan.learning_rates[number], step_sums))
-        loss = Loss(float(sums[0]), int(sums[1]))
-        return RoundEnd(self._learner.parameters, self._learner.inner_state, loss, reader.rows_loaded)
+                await self._agreed(run(partial(learner.add, rows.examples(self._own_rows))))
+            await run(partial(learner.step, number, task.plan.learning_rates[number]))
+        loss = await run(learner.finish)
+        await self._send(task, tensors)
+        return RoundEnd(loss, learner.step_count, reader.rows_loaded)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
         """Return the result of this process's part once all processes have finished theirs."""
@@ -124,44 +187,25 @@ class MeshRounds:
             raise CalledOff("another process of the mesh failed")
         return done
 
-    def _shared(self, parameters: Mapping[str, Float32Array] | None) -> Tensors:
-        """Return the parameters that the first process gives; the others give None."""
-        flat, tensors = self._in_one_array(parameters or {})
-        self._collectives.from_first(flat)
-        return tensors
+    async def _receive(self, task: RoundTask, tensors: AgentTensors) -> None:
+        """Begin with the tensors that the agent sends to the first process: the parameters, then the inner state."""
+        for part, names in ((PARAMETERS, self._names), (INNER, task.inner_names)):
+            for name in names:
+                values = None
+                if self._collectives.is_first:
+                    sent = await tensors.receive()
+                    if sent is None or (sent.part, sent.name) != (part, name):
+                        raise RuntimeError(f"the agent sent another tensor than {name!a} of the {part}")
+                    values = sent.values
+                await self._worker.run(partial(self._learner.receive, part, name, values))
+        await self._agreed(self._worker.run(partial(self._learner.begin, task.steps_taken)))
 
-    def _in_one_array(self, tensors: Mapping[str, Float32Array]) -> tuple[Float32Array, Tensors]:
-        """Copy tensors into one flat array, for a single exchange; return the array, and its parts by name."""
-        flat = np.empty(sum(map(math.prod, self._shapes.values())), np.float32)
-        parts, offset = dict[str, Float32Array](), 0
-        for name, shape in self._shapes.items():
-            parts[name] = flat[offset : offset + math.prod(shape)].reshape(shape)
-            offset += parts[name].size
-            if name in tensors:
-                parts[name][...] = tensors[name]
-        return flat, parts
-
-    def _accumulate(self, rows: RowArrays) -> tuple[float, int]:
-        loss = self._learner.accumulate(rows.examples(self._own_rows))
-        return loss.finite_nats(), loss.token_count
-
-    def _step(self, learning_rate: float, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take the optimizer step on the sum of all gradients; in the first process return the sums of all."""
-        collectives, learner = self._collectives, self._learner
-        collectives.sum_to_first(sums)
-        if self._optimizer is None:
-            learner.discard()
-            return sums
-        flat, summed = self._in_one_array(learner.gradient)
-        collectives.sum_to_first(flat)
-        if not collectives.is_first:
-            learner.load(self._shared(None))
-            return sums
-        learner.replace_gradient(summed)
-        if sums[1]:
-            learner.step(self._optimizer, learning_rate, sums[1])
-        self._shared(learner.parameters)
-        return sums
+    async def _send(self, task: RoundTask, tensors: AgentTensors) -> None:
+        for part, names in ((PARAMETERS, self._names), (INNER, self._learner.inner_names if task.keeps_state else ())):
+            for name in names:
+                values = await self._worker.run(partial(self._learner.whole, part, name))
+                if values is not None:
+                    await tensors.send(SentTensor(part, name, values))
 
 
 def computed_rows(layout: MeshLayout, process: int) -> list[int]:

@@ -1,9 +1,12 @@
-"""The `numpy` trainer on a mesh: a client of several processes, each of which loads and computes its own rows."""
+"""The `numpy` and the `torch` trainer on a mesh: several processes, each of which loads and computes its own rows."""
 
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import NoReturn, Self
+
+import numpy as np
 
 from batching.mesh.rows import global_batches
 from batching.round_plan import RoundPlan
@@ -14,11 +17,12 @@ from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput, TrainerFailed
 from state.tensors import Float32Array, Tensors
 from trainers.architectures import open_model
-from trainers.learner import Loss, TentativeInnerState
-from trainers.mesh.launcher import MeshBroken, MeshProcesses
-from trainers.mesh.messages import Failed, RoundDone, RoundTask, decode_body, encode_body
+from trainers.learner import InnerState, Loss, TentativeInnerState
+from trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors
+from trainers.mesh.messages import INNER, PARAMETERS, Failed, RoundDone, RoundTask, SentTensor
 from trainers.mesh.options import MeshOptions
 from trainers.protocol import TrainedRound
+from trainers.torch.micro_batches import DoesNotFit
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +39,15 @@ class MeshTrainer:
         state: the run's state file.
         spec: the run's model, complete.
         ticket: returns the client's current ticket for data servers.
-        worker: encodes messages to the processes; closed by `aclose`.
+        worker: computes differences; closed by `aclose`.
     """
 
-    name = "numpy"
     loads_data = True
 
     def __init__(
         self, options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
     ) -> None:
+        self.name = options.trainer
         self._model = open_model(spec)
         self._spec = spec
         self.vocabulary = self._model.vocabulary
@@ -52,6 +56,7 @@ class MeshTrainer:
         self._ticket = ticket
         self._worker = worker
         self._processes: MeshProcesses | None = None
+        self._fitting_places: int | None = None
         self._inner_state = TentativeInnerState(state.merge.inner_state == "keep")
 
     @classmethod
@@ -60,7 +65,7 @@ class MeshTrainer:
     ) -> Self:
         """Start the processes and return their trainer. Raise `MeshBroken` if they do not start."""
         trainer = cls(options, state, spec, ticket, worker)
-        trainer._processes = await MeshProcesses.start(options, state, spec)
+        trainer._processes = await trainer._start()
         return trainer
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
@@ -71,24 +76,55 @@ class MeshTrainer:
     ) -> TrainedRound:
         del batches  # each process loads its own
         self._inner_state.roll_back()
+        while True:
+            end = _RoundEnd(parameters, self._worker)
+            try:
+                done = await self._trained(plan, parameters, end)
+            except DoesNotFit as error:
+                self._halve(plan, error)
+                continue
+            first = done[0]
+            self._inner_state.propose(InnerState(first.steps_taken, end.inner))
+            self._log_rows(plan, [found.rows_loaded for found in done])
+            loss = Loss(first.nats, first.token_count)
+            return await self._worker.run(partial(TrainedRound.of, plan.step, end.difference, loss))
+
+    async def _trained(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], end: "_RoundEnd"
+    ) -> list[RoundDone]:
+        """Return each process's answer; the tensors of the round's end go to `end`."""
         state = self._inner_state.committed
-        task = RoundTask(plan, self._ticket(), state.step_count, self._inner_state.is_kept)
-        body = await self._worker.run(partial(encode_body, parameters, state))
+        names = tuple(state.tensors)
+        task = RoundTask(plan, self._ticket(), state.step_count, names, self._inner_state.is_kept)
+        start = itertools.chain(
+            (SentTensor(PARAMETERS, name, parameters[name]) for name in self._model.shapes),
+            (SentTensor(INNER, name, state.tensors[name]) for name in names),
+        )
         processes, self._processes = self._processes, None  # until they have answered
         try:
             if processes is None:
-                processes = await MeshProcesses.start(self._options, self._state, self._spec)
-            answers, answer = await processes.train(task, body)
+                processes = await self._start()
+            answers = await processes.train(task, RoundTensors(start, end.take))
         except MeshBroken as error:
             raise TrainerFailed(f"step {plan.step}: {error.message}", step=plan.step) from error
         self._processes = processes
         done = [found for found in answers if isinstance(found, RoundDone)]
         if len(done) < len(answers):
             _raise(plan, [found for found in answers if isinstance(found, Failed)])
-        end, after = await self._worker.run(partial(decode_body, answer, done[0].steps_taken))
-        self._inner_state.propose(after)
-        self._log_rows(plan, [found.rows_loaded for found in done])
-        return TrainedRound.between(plan.step, parameters, end, Loss(done[0].nats, done[0].token_count))
+        return done
+
+    async def _start(self) -> MeshProcesses:
+        return await MeshProcesses.start(self._options, self._state, self._spec, self._fitting_places)
+
+    def _halve(self, plan: RoundPlan, error: DoesNotFit) -> None:
+        """Prepare to repeat the round with smaller micro-batches; raise `TrainerFailed` if there are none."""
+        if error.fitting_places is None:
+            message = (
+                f"step {plan.step}: out of memory: {error.message}; use shorter samples (max_seq_len) or more devices"
+            )
+            raise TrainerFailed(message, step=plan.step) from error
+        self._fitting_places = error.fitting_places
+        log.warning("micro_batch_halved", extra={"places": error.fitting_places, "reason": error.message})
 
     def commit_inner_state(self) -> None:
         self._inner_state.commit()
@@ -110,6 +146,29 @@ class MeshTrainer:
             await self._processes.aclose()
             self._processes = None
         await self._worker.aclose()
+
+
+class _RoundEnd:
+    """The tensors of a round's end, as they arrive: differences of parameters, and the optimizer's state.
+
+    Args:
+        start: the round's start.
+        worker: computes the differences.
+    """
+
+    def __init__(self, start: Mapping[str, Float32Array], worker: Worker) -> None:
+        self.difference: Tensors = {}
+        self.inner: Tensors = {}
+        self._start = start
+        self._worker = worker
+
+    async def take(self, tensor: SentTensor) -> None:
+        values = tensor.values
+        if tensor.part == INNER:
+            self.inner[tensor.name] = values
+            return
+        await self._worker.run(partial(np.subtract, self._start[tensor.name], values, values))
+        self.difference[tensor.name] = values
 
 
 def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,65 +23,96 @@ from runtime.task_errors import first_error
 from runtime.worker_thread import WorkerThread
 from state.config.model import AdamW, ModelSpec
 from state.config.state_file import StateFile
-from state.errors import DataError, EpochalError, InvalidInput
+from state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from state.intervals import BatchId
 from state.wire import canonical_json, parse_document
-from trainers.architectures import open_model
-from trainers.learner import NO_INNER_STATE
-from trainers.mesh.collectives import MeshCollectives
+from trainers.architectures import TORCH, open_model
+from trainers.mesh.collectives import Meeting, MeshCollectives
 from trainers.mesh.messages import (
     ENDED_WITH_AGENT,
     Failed,
     Ready,
+    Request,
     RoundDone,
     RoundTask,
+    SentTensor,
     Start,
-    decode_body,
-    encode_body,
-    read_frame,
-    write_frame,
+    TensorsEnd,
+    read_message,
+    write_document,
+    write_tensor,
 )
-from trainers.mesh.rounds import CalledOff, MeshRounds
+from trainers.mesh.rounds import AgentTensors, CalledOff, MeshLearner, MeshRounds
+from trainers.mesh.summed import SummedLearner
+from trainers.torch.micro_batches import DoesNotFit
+from trainers.torch.remote_code import trust_remote_code
 
 
 class MeshWorker:
     """This process's part in its mesh."""
 
     def __init__(self, start: Start, worker: WorkerThread) -> None:
+        if start.trusts_remote_code:
+            trust_remote_code()
         self._start = start
         self._worker = worker
         self._state = parse_document(StateFile, canonical_json(start.state))
-        self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)))
-        self._layout = start.options.layout
+        options = start.options
+        self._device_type = ""
+        torch_options = options.torch
+        if options.trainer == TORCH:
+            from trainers.torch.sharding import device_of
+
+            device = device_of(torch_options, start.process, options.process_count)
+            self._device_type, torch_options = device.type, replace(torch_options, device=str(device))
+        self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)), options=torch_options)
+        self._layout = options.layout
         self._rounds: MeshRounds | None = None
         self._provider: DataProvider | None = None
         self._receiver: BatchReceiver | None = None
         self._ticket = ""
 
     async def connect(self) -> None:
-        """Find the other processes. Raise `RuntimeError` if they do not come in time."""
-        start, llm = self._start, self._state.model.LLM
-        process_count = start.options.process_count
-        collectives = await self._worker.run(
-            partial(MeshCollectives, self._layout, start.process, process_count, start.store, start.timeout_s)
-        )
-        optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
-        self._rounds = MeshRounds(collectives, self._model, optimizer, llm.max_seq_len, self._worker)
+        """Find the other processes.
 
-    async def take_part(self, task: RoundTask, body: bytes) -> tuple[RoundDone | Failed, bytes]:
+        Raises:
+            InvalidInput: the mesh needs more devices than this machine has.
+            RuntimeError: the others did not come in time.
+        """
+        await self._worker.run(self._connect)
+
+    async def take_part(self, task: RoundTask, tensors: AgentTensors) -> RoundDone | Failed:
         """Take part in a round and return the answer."""
         self._ticket = task.ticket
         self._receiver = None
-        parameters, state = decode_body(body, task.steps_taken) if body else (None, NO_INNER_STATE)
         assert self._rounds is not None
         try:
             async with asyncio.TaskGroup() as group:
-                end = await self._rounds.train(task.plan, parameters, state, self._data(task.plan, group))
+                end = await self._rounds.train(task, tensors, self._data(task.plan, group))
         except BaseExceptionGroup as failed:
-            return self._failure(first_error(failed), task.plan), b""
-        after = end.inner_state
-        done = RoundDone(float(end.loss.nats), end.loss.token_count, after.step_count, end.rows_loaded)
-        return done, encode_body(end.parameters, after if task.keeps_state else None) if body else b""
+            return self._failure(first_error(failed), task.plan)
+        return RoundDone(float(end.loss.nats), end.loss.token_count, end.step_count, end.rows_loaded)
+
+    def _connect(self) -> None:
+        start, llm = self._start, self._state.model.LLM
+        optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
+        meeting = Meeting(start.store, start.options.process_count, start.timeout_s)
+        collectives = MeshCollectives(self._layout, start.process, self._device_type == "cuda", meeting)
+        learner: MeshLearner = (
+            SummedLearner(collectives, self._model, optimizer)
+            if start.options.trainer != TORCH
+            else self._sharded_learner(optimizer)
+        )
+        names = tuple(self._model.shapes)
+        self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
+
+    def _sharded_learner(self, optimizer: AdamW | None) -> MeshLearner:
+        from trainers.torch.sharded import ShardableModel
+        from trainers.torch.sharding import device_mesh
+
+        assert isinstance(self._model, ShardableModel), "the agent checks the architecture"
+        mesh = device_mesh(self._device_type, self._start.options.shard_grid)
+        return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
         """Open the run's data if they are not open; return their fingerprint, and this process's samples."""
@@ -101,12 +133,14 @@ class MeshWorker:
                 return Failed(failure_kind(error), error.message, self._failed_batch(plan))
             case CalledOff():
                 return Failed("called-off", error.message)
-            case InvalidInput():
+            case DoesNotFit():
+                return Failed("memory", error.message, fitting_places=error.fitting_places)
+            case InvalidInput() | Unsupported():
                 return Failed("input", error.message)
             case EpochalError():
                 return Failed("trainer", error.message)
-            case RuntimeError():
-                return Failed("broken", str(error))
+            case RuntimeError() | MemoryError():
+                return Failed("broken", str(error) or "no memory left")
         raise error
 
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
@@ -115,32 +149,70 @@ class MeshWorker:
         return None if failed is None else failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
 
 
+class _AgentMessages:
+    """The agent's messages, read ahead by one, so that its end is noticed whatever this process is waiting for."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._next: asyncio.Queue[RoundTask | SentTensor | TensorsEnd] = asyncio.Queue(maxsize=1)
+        self._has_ended = True
+
+    async def read_on(self) -> None:
+        """Read until the agent is gone, and then end this process."""
+        while True:
+            try:
+                message: RoundTask | SentTensor | TensorsEnd = await read_message(self._reader, Request)
+            except EOFError:
+                os._exit(ENDED_WITH_AGENT)  # a thread may still be waiting for the other processes; nothing is lost
+            await self._next.put(message)
+
+    async def task(self) -> RoundTask:
+        """Return the next task."""
+        task = await self._next.get()
+        assert isinstance(task, RoundTask)
+        self._has_ended = False
+        return task
+
+    async def tensor(self) -> SentTensor | None:
+        """Return the task's next tensor, None after the last."""
+        if self._has_ended:
+            return None
+        message = await self._next.get()
+        if isinstance(message, SentTensor):
+            return message
+        assert isinstance(message, TensorsEnd)
+        self._has_ended = True
+        return None
+
+    async def rest(self) -> None:
+        """Skip the tensors that the task still has."""
+        while await self.tensor() is not None:
+            pass
+
+
 async def main() -> None:
     """Do what the agent asks until it is gone."""
     agent_in, agent_out = await _agent_pipes()
     worker = WorkerThread("epochal-mesh")
-    start: Start = (await read_frame(agent_in, Start))[0]
-    process = MeshWorker(start, worker)
-    tasks: asyncio.Queue[tuple[RoundTask, bytes]] = asyncio.Queue()
+    start = await read_message(agent_in, Start)
+    assert isinstance(start, Start)
+    messages = _AgentMessages(agent_in)
+    tensors = AgentTensors(messages.tensor, partial(write_tensor, agent_out))
     async with asyncio.TaskGroup() as group:
-        reading = group.create_task(_read_tasks(agent_in, tasks))  # from now on: finding the others may take long
+        reading = group.create_task(messages.read_on())  # from now on: finding the others may take long
         try:
+            process = MeshWorker(start, worker)
             await process.connect()
-        except RuntimeError as error:
-            await write_frame(agent_out, Failed("broken", str(error)))
+        except (RuntimeError, InvalidInput, Unsupported) as error:
+            cause = "broken" if isinstance(error, RuntimeError) else "input"
+            await write_document(agent_out, Failed(cause, str(error)))
             reading.cancel()
             return
-        await write_frame(agent_out, Ready())
+        await write_document(agent_out, Ready())
         while True:
-            await write_frame(agent_out, *await process.take_part(*await tasks.get()))
-
-
-async def _read_tasks(agent_in: asyncio.StreamReader, tasks: "asyncio.Queue[tuple[RoundTask, bytes]]") -> None:
-    while True:
-        try:
-            tasks.put_nowait(await read_frame(agent_in, RoundTask))
-        except EOFError:
-            os._exit(ENDED_WITH_AGENT)  # a thread may still be waiting for the other processes; nothing is lost
+            answer = await process.take_part(await messages.task(), tensors)
+            await messages.rest()  # the agent reads the answer after it has sent them all
+            await write_document(agent_out, answer)
 
 
 async def _agent_pipes() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

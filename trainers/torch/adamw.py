@@ -1,7 +1,7 @@
 """AdamW as the inner optimizer of torch models: torch's fused kernel, and its moments by name."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -18,14 +18,25 @@ _NORM_EPSILON = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`."""
 
 
+Norm = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+def norm_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the common L2 norm of gradients on one device."""
+    found: torch.Tensor = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    return found
+
+
 class FusedAdamW:
     """AdamW with decoupled weight decay, which acts on matrices only; gradients are clipped by their common norm.
 
     Args:
         parameters: the module's, by name; those that need no gradient are left alone.
+        norm: returns the common L2 norm of gradients; where each tensor is a part of a whole, that of the whole.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], norm: Norm = norm_of) -> None:
+        self._norm = norm
         self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         matrices = [one for one in self._parameters.values() if one.ndim > 1]
         others = [one for one in self._parameters.values() if one.ndim <= 1]
@@ -36,16 +47,29 @@ class FusedAdamW:
     @property
     def state(self) -> InnerState:
         """The optimizer's state as it is now; its tensors stay on the device until somebody asks for them."""
-        moments = Moments(
-            {
-                prefix + name: self._optimizer.state[one][key]
-                for prefix, key in _KEYS.items()
-                for name, one in self._parameters.items()
-                if self._optimizer.state.get(one)
-            }
-        )
+        moments = Moments(self.moments)
         self._shown = weakref.ref(moments)
         return InnerState(self._step_count, moments)
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps taken."""
+        return self._step_count
+
+    @property
+    def moments(self) -> dict[str, torch.Tensor]:
+        """The moments by name, as the optimizer holds them; empty before the first step."""
+        return {
+            prefix + name: self._optimizer.state[one][key]
+            for prefix, key in _KEYS.items()
+            for name, one in self._parameters.items()
+            if self._optimizer.state.get(one)
+        }
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all moments by name, those before the first step too."""
+        return {prefix + name: tuple(one.shape) for prefix in _KEYS for name, one in self._parameters.items()}
 
     def load(self, state: InnerState) -> None:
         """Go on from a state. The state that was shown last keeps its values, in host memory.
@@ -56,22 +80,31 @@ class FusedAdamW:
         shown, self._shown = None if self._shown is None else self._shown(), None
         if shown is not None:
             shown.settle()
-        self._step_count = state.step_count
         if shown is not None and shown is state.tensors:
+            self._step_count = state.step_count
             return  # the device still holds its values
-        shapes = {prefix + name: tuple(one.shape) for prefix in _KEYS for name, one in self._parameters.items()}
+        shapes = self.shapes
         for key, values in state.tensors.items():
             if shapes.get(key) != values.shape:
                 raise TrainerFailed(f"{key!a} is not a moment of this model's optimizer")
         self._optimizer.state.clear()
+        moments: dict[str, torch.Tensor] = {}
+        for prefix in _KEYS:
+            for name, one in self._parameters.items():
+                if prefix + name in state.tensors:
+                    moments[prefix + name] = torch.empty_like(one, requires_grad=False)
+                    copy_in(moments[prefix + name], state.tensors[prefix + name])
+        self.restore(state.step_count, moments)
+
+    def restore(self, step_count: int, moments: Mapping[str, torch.Tensor]) -> None:
+        """Go on from moments on the parameters' devices, of their shapes; they become the optimizer's own."""
+        self._step_count = step_count
+        self._optimizer.state.clear()
         for name, one in self._parameters.items():
-            if FIRST + name in state.tensors and SECOND + name in state.tensors:
-                step = torch.full((), float(state.step_count), dtype=torch.float32, device=one.device)
-                self._optimizer.state[one] = {"step": step}
-                for prefix, key in _KEYS.items():
-                    moment = torch.empty_like(one, requires_grad=False)
-                    copy_in(moment, state.tensors[prefix + name])
-                    self._optimizer.state[one][key] = moment
+            if FIRST + name in moments and SECOND + name in moments:
+                step = torch.full((), float(step_count), dtype=torch.float32, device=one.device)
+                own = {key: moments[prefix + name] for prefix, key in _KEYS.items()}
+                self._optimizer.state[one] = {"step": step} | own
 
     def step(self, settings: AdamW, learning_rate: float, divisor: float) -> torch.Tensor:
         """Take one step on the parameters' gradients divided by `divisor`, which are changed.
@@ -83,7 +116,7 @@ class FusedAdamW:
             if one.grad is None:  # such as an expert that no token reached: its moments decay like any other's
                 one.grad = torch.zeros_like(one)
         gradients = [one.grad for one in self._parameters.values()]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / divisor
+        norm = self._norm(gradients) / divisor
         if settings.clip_grad_norm is None:
             torch._foreach_div_(gradients, float(divisor))
         else:

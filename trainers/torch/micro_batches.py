@@ -6,6 +6,20 @@ are the same for every cut, within the rounding of float sums.
 
 from collections.abc import Sequence
 
+from state.errors import EpochalError
+
+
+class DoesNotFit(EpochalError):
+    """A micro-batch does not fit into the memory of a device that waits for others, so that none can go on.
+
+    Attributes:
+        fitting_places: the most places of a micro-batch to try next; None if it had one row already.
+    """
+
+    def __init__(self, message: str, fitting_places: int | None) -> None:
+        super().__init__(message, fitting_places=fitting_places)
+        self.fitting_places = fitting_places
+
 
 class MicroBatchSize:
     """How many places a micro-batch has. It is halved when memory runs out, and stays what has fitted.
@@ -13,12 +27,13 @@ class MicroBatchSize:
     Args:
         rows: the most rows of the longest example's size; None for `places`.
         places: the most places where `rows` is None.
+        fitting: the most places that may fit into memory, if something is known.
     """
 
-    def __init__(self, rows: int | None, places: int) -> None:
+    def __init__(self, rows: int | None, places: int, fitting: int | None = None) -> None:
         self._rows = rows
         self._places = places
-        self._fitting: int | None = None
+        self._fitting = fitting
 
     def rows(self, sizes: Sequence[int]) -> int:
         """Return how many rows of the longest example's size a micro-batch of these examples may have, at least 1.

@@ -8,10 +8,11 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from state.config.model import ModelSpec
+from state.config.model import AdamW, ModelSpec
 from state.errors import TrainerFailed, Unsupported
 from state.tensors import Tensors
 from trainers.torch.causality import check_causal, check_small_twin
@@ -19,6 +20,11 @@ from trainers.torch.hf_config import build_module, hf_config
 from trainers.torch.language import NextTokenLoss
 from trainers.torch.learner import TorchLearner
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+
+if TYPE_CHECKING:  # imported where there is a mesh
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainers.torch.sharded import ShardedLearner
 
 MAX_KNOWN_LAYOUTS = 8
 """Models whose parameters' names and shapes are remembered: they are asked for with every checkpoint."""
@@ -74,13 +80,25 @@ class HfModel:
             InvalidInput: this machine does not have the device that the options name.
             Unsupported: the model does not have the attention that they name.
         """
+        build = partial(_built_on, self._spec, self._options.attention, self.vocabulary)
+        return TorchLearner(build, self._objective(), self._options)
+
+    def sharded_learner(
+        self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
+    ) -> "ShardedLearner":
+        """Return this process's part of the model, as `trainers.torch.sharded.ShardableModel` says."""
+        from trainers.torch.sharded import ShardedLearner
+
+        build = partial(build_module, self._spec, self._options.attention)
+        return ShardedLearner(build, self._objective(), self._options, mesh, optimizer, fitting_places)
+
+    def _objective(self) -> NextTokenLoss:
+        """Return the objective. Raise `Unsupported` if the model does not have the options' attention."""
         layout = self._layout
         if self._options.attention != "auto":
             _check_attention(self._spec.model_dump_json(), self._options.attention)
         masks = self._options.attention != "flash_attention_2"  # which would look at the mask, and needs none
-        objective = NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
-        build = partial(_built_on, self._spec, self._options.attention, layout.vocabulary)
-        return TorchLearner(build, objective, self._options)
+        return NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
 
     @property
     def _parameter_count(self) -> int:

@@ -26,7 +26,7 @@ from tests.support.heavy import need_module
 from tests.support.local_training import rounds
 from tests.support.states import state_file
 from trainers.mesh import launcher
-from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_frame
+from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_document
 from trainers.mesh.options import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
 from trainers.ngram.learner import NgramModel
@@ -205,7 +205,7 @@ async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(t
     )
     process = await launcher._spawn(2)
     assert process.stdin is not None
-    await write_frame(process.stdin, start)
+    await write_document(process.stdin, start)
     process.stdin.close()
     async with asyncio.timeout(60):
         assert await process.wait() == ENDED_WITH_AGENT
