@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from state.tensors import LENGTH_BYTES, TensorLayout
-from trainers.sources.experts import PER_EXPERT_MODEL_TYPES, NamedShape, per_expert
+from trainers.sources.experts import NAMINGS, NamedShape
 from trainers.sources.float_types import FloatType
 from trainers.sources.folder_source import WEIGHTS_FILE
 
@@ -88,8 +88,8 @@ def _groups(layout: TensorLayout, kind: FloatType, max_shard_bytes: int) -> list
 
 
 def _stored(parameter: NamedShape, model_type: str | None) -> list[NamedShape]:
-    matrices = per_expert(*parameter) if model_type in PER_EXPERT_MODEL_TYPES else []
-    return matrices or [parameter]
+    naming = NAMINGS.get(model_type or "")
+    return [parameter] if naming is None else naming.stored(*parameter)
 
 
 def _header(stored: Sequence[NamedShape], kind: FloatType) -> bytes:

@@ -1,8 +1,8 @@
 """Reading a model's parameters out of safetensors files, one at a time, as float32.
 
 Theory of operation. `locate` finds the stored tensors of every parameter before any number is read: by the parameter's
-name; by the name under which the file's metadata say that a tied tensor was kept; or as the matrices of single experts.
-What is left over must be a second copy of a parameter, or a constant that older programs stored.
+name; by the name under which the file's metadata say that a tied tensor was kept; or as repositories of some kinds of
+models keep it. What is left over must be a second copy of a parameter, or a constant that older programs stored.
 """
 
 import math
@@ -14,17 +14,20 @@ import numpy as np
 from state.errors import InvalidInput, TrainerFailed
 from state.tensors import MAX_DIFFERENCES_SHOWN, Float32Array, check_values
 from trainers.learner import Shapes
-from trainers.sources.experts import per_expert
+from trainers.sources.experts import stored_forms
 from trainers.sources.float_types import FloatType, float_type_of, to_float32
 from trainers.sources.protocol import ModelFile
 from trainers.sources.weights_file import StoredTensor, WeightsFile, read_bytes
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes of a file that are read at a time."""
-COMPUTED_CONSTANTS = (".rotary_emb.inv_freq",)
+_DECAYS = tuple(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
+COMPUTED_CONSTANTS = (".rotary_emb.inv_freq", ".masked_bias", *_DECAYS)
 """Ends of the names of tensors that follow from the config, and that older versions of transformers stored."""
-ZERO_BUFFERS = (".e_score_correction_bias",)
-"""Ends of the names of values that no step trains, and that a run keeps at zero: elsewhere they may be anything."""
+CAUSAL_MASKS = (".attn.bias", ".attention.bias")
+"""Ends of the names of masks, (1, 1, n, n), that older versions stored."""
+ROUTING_BIASES = ("e_score_correction_bias", "expert_bias")
+"""Last parts of the names of values that help to choose experts, and that no step trains; zero where not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,11 @@ def locate(files: Sequence[WeightsFile], shapes: Shapes, place: str) -> Located:
         located[name] = parts
         wrong += mistakes
     used = {part.name for parts in located.values() for part in parts}
-    left = [part for name, part in stored.items() if name not in used and not name.endswith(COMPUTED_CONSTANTS)]
+    left = [part for name, part in stored.items() if name not in used and not _is_constant(part)]
     wrong += [
         f"{part.file.place} has a tensor {part.name!a} that the model lacks"
         for part in left
-        if not (_is_second_copy(part, stored, used) or _is_zero_buffer(part))
+        if not _is_second_copy(part, stored, used)
     ]
     if wrong:
         shown, more = wrong[:MAX_DIFFERENCES_SHOWN], len(wrong) - MAX_DIFFERENCES_SHOWN
@@ -96,10 +99,11 @@ def _parts_of(
     """Return the stored tensors of a parameter, and what is wrong with them."""
     wanted = [(name, shape)]
     if name not in stored:
-        if other_names.get(name) in stored:
-            wanted = [(other_names[name], shape)]
-        elif (matrices := per_expert(name, shape)) and any(matrix in stored for matrix, _ in matrices):
-            wanted = matrices
+        forms = [[(other_names[name], shape)]] if name in other_names else []
+        forms += stored_forms(name, shape)
+        wanted = next((form for form in forms if any(part in stored for part, _ in form)), wanted)
+        if wanted == [(name, shape)] and name.rpartition(".")[2] in ROUTING_BIASES:
+            return [], []
     parts = [stored[part] for part, _ in wanted if part in stored]
     wrong = [f"no file has {part!a} of shape {needed}" for part, needed in wanted if part not in stored]
     for part, needed in wanted:
@@ -124,11 +128,11 @@ def _is_second_copy(part: StoredPart, stored: Mapping[str, StoredPart], used: se
     return any((other.tensor.code, other.tensor.shape) == kind and _are_equal(part, other) for other in alike)
 
 
-def _is_zero_buffer(part: StoredPart) -> bool:
-    """Return whether the tensor is a buffer in which every byte is zero."""
-    if not part.name.endswith(ZERO_BUFFERS) or part.tensor.stop - part.tensor.start > CHUNK_BYTES:
-        return False
-    return not any(read_bytes(part.file, part.tensor.start, part.tensor.stop))
+def _is_constant(part: StoredPart) -> bool:
+    """Return whether a tensor follows from the config, so that nobody needs it."""
+    shape = part.tensor.shape
+    is_mask = part.name.endswith(CAUSAL_MASKS) and shape[:2] == (1, 1) and len(shape) == 4
+    return is_mask or part.name.endswith(COMPUTED_CONSTANTS)
 
 
 def _are_equal(one: StoredPart, other: StoredPart) -> bool:
@@ -143,7 +147,7 @@ def _are_equal(one: StoredPart, other: StoredPart) -> bool:
 
 def _read(name: str, shape: Sequence[int], parts: Sequence[StoredPart]) -> Float32Array:
     try:
-        values = np.empty(math.prod(shape), np.float32)
+        values = (np.empty if parts else np.zeros)(math.prod(shape), np.float32)
     except MemoryError as error:
         raise TrainerFailed(f"parameter {name!a} of shape {tuple(shape)} does not fit into memory") from error
     offset = 0

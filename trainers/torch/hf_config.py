@@ -10,6 +10,7 @@ from typing import Any
 from state.config.model import Architecture, ModelSpec
 from state.errors import Mistake, Unsupported
 from trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
+from trainers.sources.reading import ROUTING_BIASES
 from trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
@@ -82,12 +83,13 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
             with quiet():
                 for key, value in changed.items():
                     setattr(config, key, value)
-                return AutoModelForCausalLM.from_config(
+                module = AutoModelForCausalLM.from_config(
                     config,
                     dtype=torch.float32,
                     attn_implementation=name,
                     trust_remote_code=is_remote_code_trusted(),
                 )
+                return _with_routing_biases(module)
         except MemoryError:
             raise
         except Exception as error:  # whatever a model's class makes of wrong numbers
@@ -98,6 +100,22 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
     if attention != "auto":
         allowed += f" with --attention {attention}; --attention auto takes what a model has"
     raise _wrong(CONFIG_PLACE, f"refused: {_first_line(failure)}", allowed) from failure
+
+
+def _with_routing_biases(module: Any) -> Any:
+    """Return the module with the biases that choose experts among its parameters, which training leaves as they are.
+
+    Some classes hold them as parameters, others as buffers; either way the run carries the values that it began with.
+    """
+    import torch
+
+    for one in module.modules():
+        for name in ROUTING_BIASES:
+            if name in one._buffers:
+                values = one._buffers.pop(name)
+                one._non_persistent_buffers_set.discard(name)
+                one.register_parameter(name, torch.nn.Parameter(values.float(), requires_grad=False))
+    return module
 
 
 def _check_sizes(hf: Mapping[str, Any]) -> None:

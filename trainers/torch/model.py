@@ -1,7 +1,7 @@
 """The architectures `HfLlama`, `HfDeepseek` and `HfAuto`: causal language models of transformers.
 
-The parameters are the module's `named_parameters()`, tied weights once, in float32. Buffers are not among them: every
-client has those that the config gives.
+The parameters are the module's `named_parameters()`, tied weights once, in float32, and the biases that choose experts,
+which no step changes. Other buffers are not among them: every client has those that the config gives.
 """
 
 import functools

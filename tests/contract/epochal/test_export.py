@@ -327,24 +327,39 @@ async def test_transformers_loads_the_export_with_the_same_loss(
         assert np.array_equal(values, replica.parameters[name])
 
 
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
+DEEPSEEK = {"model_type": "deepseek_v3", "n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+DEEPSEEK |= {"n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+DEEPSEEK |= {"qk_nope_head_dim": 8, "v_head_dim": 16}
+MIXTURES = (DEEPSEEK, *({"model_type": kind, "num_local_experts": 4} for kind in ("mixtral", "granitemoe", "phimoe")))
+
+
 @pytest.mark.parametrize("kind", [FloatType.FLOAT32, FloatType.BFLOAT16])
-async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, kind: FloatType) -> None:
+@pytest.mark.parametrize("hf", MIXTURES, ids=lambda hf: hf["model_type"])
+async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, hf: dict[str, Any], kind: FloatType) -> None:
     need_module("torch")
     need_module("transformers")
     import torch
-    from transformers import AutoModelForCausalLM, DeepseekV3Config
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
 
-    hf = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n_routed_experts": 4}
-    hf |= {"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
-    hf |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16}
-    hf |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "max_position_embeddings": 64}
+    from trainers.torch.hf_config import build_module
+
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(DeepseekV3Config(**hf))
+    spec = ModelSpec(architecture=Architecture.HF_AUTO, hf=SMALL | hf)
+    model = build_module(spec).eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if name.endswith("e_score_correction_bias"):
+                values.copy_(torch.tensor([0.25, -1.0, 0.5, 0.0]))  # zeros would choose other experts
     replica = first_replica(5, {name: values.detach().numpy() for name, values in model.named_parameters()})
-    spec = ModelSpec(architecture=Architecture.HF_DEEPSEEK, hf={"model_type": "deepseek_v3", **hf})
     await exported(ListedRun([replica], spec=spec), options(tmp_path / "model", kind=kind))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    found = dict(loaded.named_parameters())
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    found = loaded.state_dict()
     for name, values in replica.parameters.items():
         rounded = torch.from_numpy(values.copy()).to(getattr(torch, kind.value)).float()
         assert torch.equal(found[name], rounded), name
@@ -352,10 +367,12 @@ async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, kind: Flo
     if kind is FloatType.FLOAT32:
         with torch.no_grad():
             assert float(loaded(tokens, labels=tokens).loss) == float(model(tokens, labels=tokens).loss)
-    model.save_pretrained(tmp_path / "theirs")
+    loaded.save_pretrained(tmp_path / "theirs")
+    theirs, ours = (load_file(tmp_path / one / "model.safetensors") for one in ("theirs", "model"))
+    assert theirs.keys() == ours.keys(), "an export has the names that repositories have"
     shapes = {name: values.shape for name, values in replica.parameters.items()}
     for name, read in local_source(tmp_path / "theirs").tensors(shapes):
-        assert np.array_equal(read, replica.parameters[name])
+        assert np.array_equal(read, found[name].numpy())
 
 
 def names_in(store: Any) -> list[str]:

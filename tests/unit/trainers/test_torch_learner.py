@@ -362,3 +362,21 @@ def test_nothing_in_a_local_step_waits_for_the_device(start: Tensors, monkeypatc
     assert [float(loss.nats) for loss in losses] == pytest.approx([wanted, wanted], rel=1e-5)
     assert norm is not None
     assert float(norm) > 0
+
+
+def test_bias_that_chooses_experts_is_carried_and_no_step_changes_it() -> None:
+    need_module("transformers")
+    shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1}
+    hf = {"model_type": "deepseek_v3", "first_k_dense_replace": 1, "num_key_value_heads": 4, "topk_group": 1}
+    model = open_model(spec_of(**hf | shape | experts))
+    start = model.initial_parameters(SEED)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert start[name].tolist() == [0.0] * 4
+    start[name] = np.array([1.5, 0.0, -1.0, 0.25], np.float32)
+    learner = model.learner()
+    learner.load(start)
+    loss = learner.accumulate(EXAMPLES)
+    learner.step(ADAMW, 0.01, loss.token_count)
+    assert learner.parameters[name].tolist() == start[name].tolist()
+    assert (learner.parameters["lm_head.weight"] != start["lm_head.weight"]).any()

@@ -72,8 +72,25 @@ def test_tied_weights_may_be_stored_twice_or_under_their_other_name(tmp_path: Pa
 
 
 def test_constants_that_old_versions_stored_are_ignored(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, {"a": A, "b": B, "model.layers.0.self_attn.rotary_emb.inv_freq": B})
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": B, "h.0.attn.masked_bias": B}
+    old |= {"h.0.attn.bias": np.ones((1, 1, 4, 4), np.float32)}
+    folder = write_model(tmp_path / "old", {"a": A, "b": B} | old)
     assert tensors_of(folder) == {"a": A.tolist(), "b": B.tolist()}
+    with pytest.raises(InvalidInput, match=r"has a tensor 'h\.0\.attn\.bias' that the model lacks"):
+        tensors_of(write_model(tmp_path / "bias", {"a": A, "b": B, "h.0.attn.bias": B}))
+
+
+def test_files_of_a_model_without_its_head_lack_the_first_part_of_each_name(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {"wte.weight": A, "h.0.ln.bias": B})
+    shapes = {"transformer.wte.weight": (2, 3), "transformer.h.0.ln.bias": (2,)}
+    assert tensors_of(folder, shapes) == {"transformer.wte.weight": A.tolist(), "transformer.h.0.ln.bias": B.tolist()}
+
+
+def test_bias_that_chooses_experts_is_read_and_zero_where_it_is_not_stored(tmp_path: Path) -> None:
+    name = "mlp.gate.e_score_correction_bias"
+    shapes: dict[str, tuple[int, ...]] = {**SHAPES, name: (2,)}
+    assert tensors_of(write_model(tmp_path / "old", {"a": A, "b": B}), shapes)[name] == [0.0, 0.0]
+    assert tensors_of(write_model(tmp_path / "new", {"a": A, "b": B, name: B}), shapes)[name] == B.tolist()
 
 
 def test_matrices_of_single_experts_make_the_tensor_of_all(tmp_path: Path) -> None:
