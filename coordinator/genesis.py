@@ -8,19 +8,30 @@ spec says the same as the state file as far as that goes, and all of it once the
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from coordinator.machine.stimuli import GenesisProvided
-from coordinator.store.blobs import STREAM_BYTES, BlobStore
+from coordinator.store.blobs import BlobStore
+from runtime.worker_thread import InlineWorker, Worker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput, Refused
-from state.first_model import FirstModel, first_checkpoint_bytes, model_document, spec_in_checkpoint
+from state.first_model import FirstModel, first_checkpoint, model_document, spec_in_checkpoint
 from state.refusals import Refusal
-from state.replica import check_first_values, check_layout, checkpoint_size_bound, parse_checkpoint, replica_digest
-from state.tensors import TensorLayout
+from state.replica import (
+    ReplicaDigest,
+    check_first_parameter,
+    check_first_values,
+    check_layout,
+    checkpoint_size_bound,
+    no_momentum,
+    parse_checkpoint,
+    replica_digest,
+)
+from state.tensors import Float32Array, TensorLayout, TensorStream
 from state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
@@ -46,10 +57,12 @@ class Genesis:
     Attributes:
         layout_of: the layout that a first checkpoint must have; where it is not known, it may have any.
         make: returns the first model, whose step it is given; None waits until an operator delivers it.
+        worker: reads the model's parameters.
     """
 
     layout_of: LayoutOf = unknown_layout
     make: Callable[[int], Awaitable[FirstModel]] | None = None
+    worker: Worker = field(default_factory=InlineWorker)
 
 
 NO_GENESIS = Genesis()
@@ -112,18 +125,26 @@ class GenesisRules:
                 which a run cannot start; the context's `rule` says which.
         """
         replica = parse_checkpoint(data)
-        if replica.step != self.step:
-            raise InvalidDocument(
-                f"a checkpoint of replica {replica.step}; the run starts from {self.step}", rule="step"
-            )
         spec = spec_in_checkpoint(data) or self.spec
-        self._check_spec(spec)
-        layout = self.layout_of(spec)
-        if layout is not None:
-            check_layout(replica, layout)
+        self.check_model(replica.step, spec, replica.layout)
         check_first_values(replica, self.max_abs)
         reference = CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica)))
         return GenesisProvided(reference, spec)
+
+    def check_model(self, step: int, spec: ModelSpec, layout: TensorLayout) -> None:
+        """Check what a first checkpoint says of its model. Raises `InvalidDocument` as `check`.
+
+        Args:
+            step: of its replica.
+            spec: the model.
+            layout: of its parameters.
+        """
+        if step != self.step:
+            raise InvalidDocument(f"a checkpoint of replica {step}; the run starts from {self.step}", rule="step")
+        self._check_spec(spec)
+        expected = self.layout_of(spec)
+        if expected is not None:
+            check_layout(layout, expected)
 
     def _check_spec(self, spec: ModelSpec) -> None:
         if not spec.is_complete:
@@ -137,24 +158,34 @@ class GenesisRules:
 async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobStore) -> GenesisProvided | None:
     """Make the first checkpoint, keep its bytes, and return what it is; None where it is not made at the start.
 
+    One parameter is in memory at a time, as far as whoever makes the model reads them one at a time.
+
     Raises:
         InvalidInput: it cannot be made, breaks a rule, or has no room; the operator's fault.
         StoreFailed: it cannot be kept.
     """
     if genesis.make is None:
         return None
-    data = first_checkpoint_bytes(await genesis.make(rules.step))
+    first = await genesis.make(rules.step)
+    await genesis.worker.run(partial(rules.check_model, first.step, first.spec, first.layout))
+    digest = ReplicaDigest(first.step, len(first.layout.entries))
+
+    def look(name: str, values: Float32Array) -> None:
+        check_first_parameter(name, values, rules.max_abs)
+        digest.add(name, values, no_momentum(values.shape))
+
+    file = first_checkpoint(first, look)
     try:
-        rules.check_size(len(data))
-        provided = rules.check(data)
-        reference = provided.checkpoint
-        await blobs.receive(reference.blob_sha256, reference.size_bytes, _in_pieces(data))
+        await genesis.worker.run(partial(rules.check_size, file.size_bytes))
+        sha256 = await blobs.add(file.size_bytes, _pieces_of(file, genesis.worker))
     except Refused as refusal:
         raise InvalidInput(f"the run's first checkpoint cannot be kept: {refusal.message}") from refusal
+    reference = CheckpointRef(first.step, sha256, file.size_bytes, Sha256(digest.hexdigest()))
     log.info("first_checkpoint_made", extra={"step": reference.step, "replica_digest": reference.replica_digest})
-    return provided
+    return GenesisProvided(reference, first.spec)
 
 
-async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), STREAM_BYTES):
-        yield data[start : start + STREAM_BYTES]
+async def _pieces_of(file: TensorStream, worker: Worker) -> AsyncIterator[bytes]:
+    pieces = file.pieces()
+    while piece := await worker.run(partial(next, pieces, b"")):
+        yield piece

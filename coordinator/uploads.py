@@ -235,7 +235,7 @@ class Uploads:
                 raise InvalidDocument(
                     f"a checkpoint of replica {replica.step}; {expected.step} was asked for", rule="step"
                 )
-            check_layout(replica, layout)
+            check_layout(replica.layout, layout)
             return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(replica_digest(replica)))
 
         try:

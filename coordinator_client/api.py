@@ -15,6 +15,7 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
+from state.tensors import Buffer, FileBody
 from state.wire import Sha256
 
 P = ParamSpec("P")
@@ -50,9 +51,9 @@ class DocumentRequests(Protocol):
 class BlobRequests(Protocol):
     """The requests that carry results and checkpoints."""
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None: ...
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None: ...
 
-    async def get_blob(self, sha256: Sha256) -> bytes:
+    async def get_blob(self, sha256: Sha256) -> Buffer:
         """Return the blob's bytes, unverified."""
         ...
 
@@ -145,8 +146,8 @@ class ForwardedRequests(ABC):
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
-        await self._carry(self._requests.put_blob, sha256, data)
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+        await self._carry(self._requests.put_blob, sha256, body)
 
-    async def get_blob(self, sha256: Sha256) -> bytes:
+    async def get_blob(self, sha256: Sha256) -> Buffer:
         return await self._carry(self._requests.get_blob, sha256)

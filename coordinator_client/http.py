@@ -43,6 +43,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.tensors import Buffer, FileBody, TensorStream
 from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 log = logging.getLogger(__name__)
@@ -186,8 +187,8 @@ class CoordinatorClient:
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
-        await self._request("PUT", f"/v1/blobs/{sha256}", content=data, answer_s=BLOB_TIMEOUT_S)
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+        await self._request("PUT", f"/v1/blobs/{sha256}", content=body, answer_s=BLOB_TIMEOUT_S)
 
     async def status(self) -> RunStatus:
         return parse_document(RunStatus, (await self._request("GET", f"{self._run}/status")).content)
@@ -201,10 +202,10 @@ class CoordinatorClient:
     async def eject(self, client_id: ClientId) -> None:
         await self._request("POST", f"{self._run}/clients/{client_id}/eject")
 
-    async def put_genesis(self, sha256: Sha256, data: bytes) -> CheckpointRef:
+    async def put_genesis(self, sha256: Sha256, body: FileBody) -> CheckpointRef:
         """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""
         path = f"{self._run}/genesis/{sha256}"
-        answer = await self._request("PUT", path, content=data, answer_s=BLOB_TIMEOUT_S)
+        answer = await self._request("PUT", path, content=body, answer_s=BLOB_TIMEOUT_S)
         return parse_document(CheckpointRef, answer.content)
 
     async def set_fingerprint(self, data_fingerprint: Sha256 | None) -> None:
@@ -239,9 +240,12 @@ class CoordinatorClient:
         answer = await self._request("GET", f"{self._run}/checkpoints")
         return parse_document(KeptCheckpoints, answer.content).checkpoints
 
-    async def get_blob(self, sha256: Sha256) -> bytes:
+    async def get_blob(self, sha256: Sha256) -> Buffer:
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""
-        return b"".join([piece async for piece in self.blob_pieces(sha256)])
+        found = bytearray()  # not joined from a list of pieces, which would hold everything twice
+        async for piece in self.blob_pieces(sha256):
+            found += piece
+        return found
 
     async def blob_pieces(self, sha256: Sha256) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of `get_blob` as they arrive."""
@@ -293,7 +297,7 @@ class CoordinatorClient:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        content: bytes | None = None,
+        content: FileBody | None = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
@@ -301,9 +305,12 @@ class CoordinatorClient:
         headers = dict(self._headers)
         if content is not None:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
-        request = self._http.build_request(
-            method, path, params=params, content=content, headers=headers, timeout=timeout
-        )
+        body: bytes | _Pieces | None = None
+        if isinstance(content, TensorStream):
+            body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
+        elif content is not None:
+            body = bytes(content)
+        request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
         try:
             answer = await self._requests.answer(request)
         except httpx.HTTPError as error:
@@ -315,6 +322,17 @@ class CoordinatorClient:
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
         url = str(self._http.base_url)
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
+
+
+class _Pieces:
+    """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
+
+    def __init__(self, stream: TensorStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        for piece in self._stream.pieces():
+            yield piece
 
 
 def _json_of(answer: httpx.Response) -> Any:

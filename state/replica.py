@@ -7,7 +7,7 @@ parameters and the outer momentum (`docs/concepts.md`); inner optimizer state is
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,20 @@ import numpy as np
 from state.errors import InternalError, InvalidDocument
 from state.tensors import (
     Buffer,
+    Float32Array,
     InvalidTensorFile,
     TensorFile,
     TensorHeader,
     TensorLayout,
     Tensors,
+    TensorStream,
     check_values,
-    encode_tensor_file,
     file_size_bound,
     frozen_tensors,
     layout_difference,
     layout_of,
     parse_tensor_file,
+    tensor_stream,
     wire_bytes,
 )
 
@@ -82,30 +84,73 @@ def replica_digest(replica: Replica) -> str:
     length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
     momentum's, in C order. Integers and floats are little-endian; values are finite, so that no bits are ambiguous.
     """
-    digest = hashlib.sha256(_DIGEST_DOMAIN)
-    entries = replica.layout.entries
-    digest.update(struct.pack("<QI", replica.step, len(entries)))
-    for name, shape in entries:
-        text = name.encode()
-        digest.update(struct.pack(f"<I{len(text)}sI{len(shape)}Q", len(text), text, len(shape), *shape))
-        digest.update(wire_bytes(replica.parameters[name]))
-        digest.update(wire_bytes(replica.momentum[name]))
+    digest = ReplicaDigest(replica.step, len(replica.parameters))
+    for name, values in replica.parameters.items():
+        digest.add(name, values, replica.momentum[name])
     return digest.hexdigest()
 
 
+class ReplicaDigest:
+    """The digest of a replica whose tensors come one at a time.
+
+    Args:
+        step: of the replica.
+        count: number of its parameters.
+    """
+
+    def __init__(self, step: int, count: int) -> None:
+        self._digest = hashlib.sha256(_DIGEST_DOMAIN)
+        self._digest.update(struct.pack("<QI", step, count))
+
+    def add(self, name: str, parameter: Float32Array, momentum: Float32Array) -> None:
+        """Add the next parameter, in name order, and its outer momentum."""
+        text, shape = name.encode(), parameter.shape
+        self._digest.update(struct.pack(f"<I{len(text)}sI{len(shape)}Q", len(text), text, len(shape), *shape))
+        self._digest.update(wire_bytes(parameter))
+        self._digest.update(wire_bytes(momentum))
+
+    def hexdigest(self) -> str:
+        """Return the digest of what was added."""
+        return self._digest.hexdigest()
+
+
 def checkpoint_bytes(replica: Replica, model: str | None = None) -> bytes:
+    """Return the bytes of `checkpoint_of`."""
+    return checkpoint_of(replica, model).to_bytes()
+
+
+def checkpoint_of(replica: Replica, model: str | None = None) -> TensorStream:
     """Return the checkpoint file: safetensors of `parameters.NAME` and `momentum.NAME`, the same for equal replicas.
 
     Args:
         replica: what it holds.
         model: the run's model document as text, in the run's first checkpoint.
     """
-    tensors = {PARAMETERS_PREFIX + name: array for name, array in replica.parameters.items()}
-    tensors |= {MOMENTUM_PREFIX + name: array for name, array in replica.momentum.items()}
-    metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(replica.step)}
+
+    def values() -> Iterator[Float32Array]:
+        yield from replica.momentum.values()
+        yield from replica.parameters.values()
+
+    return checkpoint_stream(replica.step, replica.layout, values, model)
+
+
+def checkpoint_stream(
+    step: int, layout: TensorLayout, values: Callable[[], Iterable[Float32Array]], model: str | None = None
+) -> TensorStream:
+    """Return the checkpoint file of a replica whose tensors are made one at a time.
+
+    Args:
+        step: of the replica.
+        layout: of its parameters.
+        values: returns the outer momentum of every parameter in name order, and then the parameters.
+        model: as in `checkpoint_of`.
+    """
+    metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(step)}
     if model is not None:
         metadata[_MODEL] = model
-    return encode_tensor_file(tensors, metadata)
+    prefixes = (MOMENTUM_PREFIX, PARAMETERS_PREFIX)  # the order of a tensor file is that of the names
+    entries = tuple((prefix + name, shape) for prefix in prefixes for name, shape in layout.entries)
+    return tensor_stream(TensorLayout(entries), metadata, values)
 
 
 def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0) -> int:
@@ -182,12 +227,17 @@ def parse_checkpoint_header(header: TensorHeader) -> tuple[int, TensorLayout]:
 
 def first_replica(step: int, parameters: Tensors) -> Replica:
     """Return the replica with which a run starts: these parameters, and no momentum."""
-    return Replica(step, parameters, {name: np.zeros_like(values) for name, values in parameters.items()})
+    return Replica(step, parameters, {name: no_momentum(values.shape) for name, values in parameters.items()})
 
 
-def check_layout(replica: Replica, layout: TensorLayout) -> None:
-    """Raise `InvalidDocument` (rule `layout`) unless the replica holds the parameters of the run's model."""
-    difference = layout_difference(replica.layout, layout)
+def no_momentum(shape: tuple[int, ...]) -> Float32Array:
+    """Return the outer momentum with which a parameter of this shape starts: zeros."""
+    return np.zeros(shape, np.float32)
+
+
+def check_layout(found: TensorLayout, layout: TensorLayout) -> None:
+    """Raise `InvalidDocument` (rule `layout`) unless a checkpoint's parameters are those of the run's model."""
+    difference = layout_difference(found, layout)
     if difference is not None:
         raise InvalidDocument(
             f"a checkpoint of another model than the state file describes: it has {difference}", rule="layout"
@@ -201,13 +251,18 @@ def check_first_values(replica: Replica, max_abs: float) -> None:
     momentum is not zero.
     """
     for name, values in replica.parameters.items():
-        if check_values(values.reshape(-1), max_abs) is not None:
-            raise InvalidDocument(
-                f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}",
-                rule="max_abs",
-            )
+        check_first_parameter(name, values, max_abs)
     if any(check_values(values.reshape(-1), 0.0) is not None for values in replica.momentum.values()):
         raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
+
+
+def check_first_parameter(name: str, values: Float32Array, max_abs: float) -> None:
+    """Raise `InvalidDocument` (rule `max_abs`) unless a run can start from these values of one parameter."""
+    if check_values(values.reshape(-1), max_abs) is not None:
+        raise InvalidDocument(
+            f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}",
+            rule="max_abs",
+        )
 
 
 def _parse_metadata(metadata: Mapping[str, str]) -> tuple[int, str | None]:

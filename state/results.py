@@ -20,10 +20,11 @@ from state.tensors import (
     TensorFile,
     TensorLayout,
     Tensors,
+    TensorStream,
     check_values,
-    encode_tensor_file,
     file_size_bound,
     parse_tensor_file,
+    stream_of,
 )
 
 RESULT_FORMAT = "epochal/result/v1"
@@ -54,13 +55,19 @@ class ResultHeader:
 
 
 def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) -> bytes:
-    """Return a result's bytes, the same for the same content.
+    """Return the bytes of `result_of`."""
+    return result_of(header, difference).to_bytes()
+
+
+def result_of(header: ResultHeader, difference: Mapping[str, Float32Array]) -> TensorStream:
+    """Return a result's file, the same for the same content.
 
     Args:
+        header: the client and the round.
         difference: `start − end` of every parameter, float32; another type is an `InternalError`.
     """
     metadata = {key: str(value) for key, value in asdict(header).items()}
-    return encode_tensor_file(difference, metadata | {"format": RESULT_FORMAT})
+    return stream_of(difference, metadata | {"format": RESULT_FORMAT})
 
 
 def result_size_bound(layout: TensorLayout) -> int:

@@ -8,19 +8,20 @@ readers could read differently. So the bytes are written here, always the same f
 overlap, a trailing byte, a second key of the same name and any type but float32 are refused.
 """
 
+import hashlib
 import json
 import math
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from state.errors import EpochalError, InternalError
-from state.wire import unique_keys
+from state.wire import Sha256, unique_keys
 
 Float32Array = npt.NDArray[np.float32]
 Tensors = dict[str, Float32Array]
@@ -37,6 +38,9 @@ MAX_DIFFERENCES_SHOWN = 3
 """Maximum number of tensors that a message about two layouts names."""
 MAX_NAME_SHOWN = 64
 """Maximum number of characters of a tensor's name in such a message."""
+
+PIECE_BYTES = 256 * 1024
+"""A file that is written piece by piece has pieces of at most this size."""
 
 LENGTH_BYTES = 8
 """Size of the length with which a tensor file begins."""
@@ -107,6 +111,66 @@ class TensorFile:
         return tensors
 
 
+@dataclass(frozen=True, slots=True)
+class TensorStream:
+    """A tensor file that is written piece by piece, so that its bytes are never in memory together.
+
+    Attributes:
+        header: its first bytes.
+        layout: the names and shapes that the header says.
+        values: returns the tensors in name order, each made when it is asked for; every call returns them anew.
+    """
+
+    header: bytes
+    layout: TensorLayout
+    values: Callable[[], Iterable[Float32Array]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return len(self.header) + self.layout.size_bytes
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file's bytes in pieces of at most `PIECE_BYTES`."""
+        for start in range(0, len(self.header), PIECE_BYTES):
+            yield self.header[start : start + PIECE_BYTES]
+        shapes = iter(self.layout.entries)
+        for array in self.values():
+            name, shape = next(shapes)
+            if array.shape != shape:
+                raise InternalError(f"tensor {name!a} has shape {array.shape}; its file's header says {shape}")
+            data = wire_bytes(array)
+            for start in range(0, len(data), PIECE_BYTES):
+                yield bytes(data[start : start + PIECE_BYTES])
+        if next(shapes, None) is not None:
+            raise InternalError("a tensor file with fewer tensors than its header says")
+
+    def to_bytes(self) -> bytes:
+        """Return the whole file."""
+        return b"".join(self.pieces())
+
+    def tensors(self) -> Tensors:
+        """Return the tensors by name."""
+        names = (name for name, _ in self.layout.entries)
+        return dict(zip(names, self.values(), strict=True))
+
+    def sha256(self) -> Sha256:
+        """Return the SHA-256 of the file, of which only a piece is in memory."""
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return Sha256(digest.hexdigest())
+
+
+FileBody: TypeAlias = Buffer | TensorStream
+"""A tensor file as it is sent: its bytes, or the tensors of which it is made on the way."""
+
+
+def body_size_bytes(body: FileBody) -> int:
+    """Return the size of a file."""
+    return body.size_bytes if isinstance(body, TensorStream) else len(body)
+
+
 def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
     """Return the layout of named arrays of any type, in name order."""
     return TensorLayout(tuple((name, tuple(map(int, tensors[name].shape))) for name in sorted(tensors)))
@@ -163,16 +227,28 @@ def file_size_bound(layout: TensorLayout, metadata_bytes: int) -> int:
 
 def encode_tensor_file(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) -> bytes:
     """Return a tensor file's bytes, the same for the same content whatever the arguments' order or memory layout."""
+    return stream_of(tensors, metadata).to_bytes()
+
+
+def stream_of(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) -> TensorStream:
+    """Return the tensor file of arrays that are in memory, and do not change while it is read."""
     frozen = frozen_tensors(tensors)
+    return tensor_stream(layout_of(frozen), metadata, frozen.values)
+
+
+def tensor_stream(
+    layout: TensorLayout, metadata: Mapping[str, str], values: Callable[[], Iterable[Float32Array]]
+) -> TensorStream:
+    """Return a tensor file whose arrays are made one at a time; its bytes are those of `encode_tensor_file`."""
     header: dict[str, Any] = {_METADATA_KEY: {key: metadata[key] for key in sorted(metadata)}}
     offset = 0
-    for name, shape in layout_of(frozen).entries:
-        end = offset + frozen[name].nbytes
+    for name, shape in layout.entries:
+        end = offset + math.prod(shape) * _WIRE_DTYPE.itemsize
         header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    return b"".join([_LENGTH.pack(len(text)), text, *(wire_bytes(array) for array in frozen.values())])
+    return TensorStream(_LENGTH.pack(len(text)) + text, layout, values)
 
 
 def parse_tensor_file(data: Buffer) -> TensorFile:

@@ -2,8 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 
 from pydantic import ValidationError
 
@@ -11,8 +11,8 @@ from state.config.model import HF_ARCHITECTURES, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidDocument, InvalidInput
 from state.first_model import FirstModel, model_document
-from state.replica import Replica, check_first_values, check_layout, first_replica
-from state.tensors import TensorLayout
+from state.replica import Replica, check_first_parameter, check_first_values, check_layout, first_replica
+from state.tensors import Float32Array, TensorLayout
 from state.wire import parse_document
 from trainers.architectures import ARCHITECTURES, TORCH, open_model
 from trainers.sources.hub import commit_of
@@ -57,6 +57,8 @@ def make_first_model(
 ) -> FirstModel:
     """Return the model that the run starts from: the same for the same arguments, on every machine.
 
+    Parameters of a source are read while they are asked for: that raises the same errors, for values that are wrong.
+
     Args:
         state: the run's state file; its `checkpoint` says where the parameters come from.
         step: number of the replica; 0 for a run that starts from its beginning.
@@ -76,18 +78,27 @@ def make_first_model(
     if source is None:
         check_config(state, llm.spec)
         parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
-        return FirstModel(llm.spec, first_replica(step, parameters))
+        return FirstModel.of(llm.spec, first_replica(step, parameters))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
     check_config(state, spec)
     _look_around(spec, source, note)
-    replica = first_replica(step, dict(source.tensors(dict(model_layout(spec).entries))))
-    try:
-        check_first_values(replica, state.merge.max_abs)
-    except InvalidDocument as error:
-        raise InvalidInput(f"{source.place}: {error.message}", place=source.place) from error
-    return FirstModel(spec, replica)
+    layout = model_layout(spec)
+    source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
+    return FirstModel(spec, step, layout, partial(_checked_parameters, source, layout, state.merge.max_abs))
+
+
+def _checked_parameters(
+    source: ModelSource, layout: TensorLayout, max_abs: float
+) -> Iterator[tuple[str, Float32Array]]:
+    """Yield a source's parameters, each read when it is asked for. Raise `InvalidInput` if one's values are wrong."""
+    for name, values in source.tensors(dict(layout.entries)):
+        try:
+            check_first_parameter(name, values, max_abs)
+        except InvalidDocument as error:
+            raise InvalidInput(f"{source.place}: {error.message}", place=source.place) from error
+        yield name, values
 
 
 def look_at_source(state: StateFile, note: Note = _log_note) -> ModelSpec:
@@ -179,7 +190,7 @@ def check_trainable(state: StateFile, spec: ModelSpec, replica: Replica) -> None
         replica: the checkpoint's.
     """
     try:
-        check_layout(replica, model_layout(spec))
+        check_layout(replica.layout, model_layout(spec))
         if replica.step == 0:
             check_first_values(replica, state.merge.max_abs)
     except InvalidDocument as error:

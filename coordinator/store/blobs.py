@@ -44,6 +44,13 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
         """
 
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+        """Keep streamed bytes of this size durably as `receive` does, and return their digest, computed on the way.
+
+        Raises:
+            Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
+        """
+
     async def delete(self, sha256: Sha256) -> None:
         """Delete the blob if it is held."""
 
@@ -57,11 +64,11 @@ def check_growth(received_bytes: int, size_bytes: int) -> None:
         raise Refused(Refusal.BLOB_TOO_LARGE, f"the blob is longer than the announced {size_bytes} bytes")
 
 
-def check_content(sha256: Sha256, size_bytes: int, received_bytes: int, received_sha256: Sha256) -> None:
-    """Raise `Refused(Refusal.BLOB_MISMATCH)` unless length and digest are as announced."""
+def check_content(sha256: Sha256 | None, size_bytes: int, received_bytes: int, received_sha256: Sha256) -> None:
+    """Raise `Refused(Refusal.BLOB_MISMATCH)` unless length and digest, if there is one, are as announced."""
     if received_bytes != size_bytes:
         raise Refused(Refusal.BLOB_MISMATCH, f"the blob has {received_bytes} bytes; {size_bytes} were announced")
-    if received_sha256 != sha256:
+    if sha256 not in (None, received_sha256):
         raise Refused(Refusal.BLOB_MISMATCH, f"the blob hashes to {received_sha256}; {sha256} was announced")
 
 

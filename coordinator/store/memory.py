@@ -59,16 +59,25 @@ class MemoryBlobs:
         self.total_bytes = 0
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
+        await self._receive(sha256, size_bytes, body, spare_bytes)
+
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+        return await self._receive(None, size_bytes, body, 0)
+
+    async def _receive(
+        self, wanted: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int
+    ) -> Sha256:
         held = bytearray()
         async for piece in body:
             held += piece
             check_growth(len(held), size_bytes)
-        check_content(sha256, size_bytes, len(held), sha256_hex(held))
-        if sha256 in self._blobs:
-            return
-        check_room(self.total_bytes + len(held) + spare_bytes, self._max_total_bytes)
-        self._blobs[sha256] = bytes(held)
-        self.total_bytes += len(held)
+        sha256 = sha256_hex(held)
+        check_content(wanted, size_bytes, len(held), sha256)
+        if sha256 not in self._blobs:
+            check_room(self.total_bytes + len(held) + spare_bytes, self._max_total_bytes)
+            self._blobs[sha256] = bytes(held)
+            self.total_bytes += len(held)
+        return sha256
 
     async def size(self, sha256: Sha256) -> int | None:
         return len(self._blobs[sha256]) if sha256 in self._blobs else None

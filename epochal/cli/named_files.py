@@ -23,7 +23,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import check_config, look_at_source, make_first_model
+from trainers.genesis import Note, check_config, look_at_source, make_first_model
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
@@ -118,11 +118,19 @@ async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, w
         return spec
     with found.collecting(place):
         if is_local:
-            return (await asyncio.to_thread(make_first_model, state, 0, note=found.notes.append)).spec
+            return await asyncio.to_thread(_read_first_model, state, found.notes.append)
         spec = await asyncio.to_thread(look_at_source, state, found.notes.append)
         found.notes.append(f"{place} was opened, but its weights were not read; a start reads them")
         return spec
     return None
+
+
+def _read_first_model(state: StateFile, note: Note) -> ModelSpec:
+    """Read every parameter of the run's first model, one at a time, and return its spec."""
+    first = make_first_model(state, 0, note=note)
+    for _ in first.parameters():
+        pass
+    return first.spec
 
 
 def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int | None:

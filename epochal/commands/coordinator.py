@@ -33,6 +33,7 @@ from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.garbage import collect_rarely
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
+from runtime.worker_thread import SharedThreads
 from state.config.data_file import check_together
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -123,7 +124,7 @@ def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
     async def make(step: int) -> FirstModel:
         return await asyncio.to_thread(make_first_model, state, step, seed)
 
-    return Genesis(_known_layout, None if waits else make)
+    return Genesis(_known_layout, None if waits else make, SharedThreads())
 
 
 def _known_layout(spec: ModelSpec) -> TensorLayout | None:

@@ -13,9 +13,9 @@ from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.commands.operator import ask
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput
-from state.first_model import FirstModel, first_checkpoint_bytes
-from state.replica import replica_digest
-from state.wire import sha256_hex
+from state.first_model import FirstModel, first_checkpoint
+from state.replica import ReplicaDigest, no_momentum
+from state.tensors import Float32Array
 from trainers.genesis import make_first_model
 from trainers.sources.opening import parse_source
 
@@ -61,9 +61,14 @@ async def _provide_genesis(operator: CoordinatorClient, first: FirstModel) -> Ch
         Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
         InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
     """
-    data = first_checkpoint_bytes(first)
-    held = await operator.put_genesis(sha256_hex(data), data)
-    made = replica_digest(first.replica)
+    digest = ReplicaDigest(first.step, len(first.layout.entries))
+
+    def look(name: str, values: Float32Array) -> None:
+        digest.add(name, values, no_momentum(values.shape))
+
+    sha256 = await asyncio.to_thread(first_checkpoint(first, look).sha256)  # read twice, and never held as a whole
+    held = await operator.put_genesis(sha256, first_checkpoint(first))
+    made = digest.hexdigest()
     if held.replica_digest != made:
         raise InvalidDocument(f"the coordinator holds replica {held.replica_digest}; this machine made {made}")
     return held

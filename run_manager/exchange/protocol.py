@@ -6,13 +6,14 @@ The rule kept here: bytes that come out of `fetch` have the digest that was aske
 from collections.abc import Iterable
 from typing import Protocol
 
+from state.tensors import FileBody
 from state.wire import Sha256
 
 
 class Exchange(Protocol):
     """Publishes and fetches immutable bytes by SHA-256."""
 
-    async def publish(self, sha256: Sha256, data: bytes) -> None:
+    async def publish(self, sha256: Sha256, body: FileBody) -> None:
         """Make the bytes available to every replica. They must have been announced to the coordinator.
 
         Raises:
@@ -20,8 +21,8 @@ class Exchange(Protocol):
         """
         ...
 
-    async def fetch(self, sha256: Sha256) -> bytes:
-        """Return the bytes of this digest.
+    async def fetch(self, sha256: Sha256) -> FileBody:
+        """Return the bytes of this digest; what was published here may come back as it was published.
 
         Raises:
             Refused: `not-found`.

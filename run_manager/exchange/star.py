@@ -15,6 +15,7 @@ from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from runtime.worker_thread import Worker
 from state.errors import InvalidDocument
+from state.tensors import Buffer, FileBody, body_size_bytes
 from state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
@@ -49,30 +50,30 @@ class StarExchange:
         self._observer = observer
         self._worker = worker
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[Sha256, bytes] = OrderedDict()
+        self._cached: OrderedDict[Sha256, FileBody] = OrderedDict()
         self._size_bytes = 0
         self._under_way: dict[Sha256, _Fetch] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
-    async def publish(self, sha256: Sha256, data: bytes) -> None:
-        self._keep(sha256, data)
+    async def publish(self, sha256: Sha256, body: FileBody) -> None:
+        self._keep(sha256, body)
         started_s = asyncio.get_running_loop().time()
-        await self._requests.put_blob(sha256, data)
-        self._observer(BlobSent(len(data), asyncio.get_running_loop().time() - started_s))
+        await self._requests.put_blob(sha256, body)
+        self._observer(BlobSent(body_size_bytes(body), asyncio.get_running_loop().time() - started_s))
 
-    async def fetch(self, sha256: Sha256) -> bytes:
+    async def fetch(self, sha256: Sha256) -> FileBody:
         fetch = self._under_way.setdefault(sha256, _Fetch())
         fetch.callers += 1
         try:
             async with fetch.lock:
-                data = self._cached.get(sha256)
-                if data is None:
+                body = self._cached.get(sha256)
+                if body is None:
                     async with self._slots:
-                        data = await self._fetch_verified(sha256)
-                    self._keep(sha256, data)
+                        body = await self._fetch_verified(sha256)
+                    self._keep(sha256, body)
                 else:
                     self._cached.move_to_end(sha256)
-                return data
+                return body
         finally:
             fetch.callers -= 1
             if not fetch.callers:
@@ -81,9 +82,9 @@ class StarExchange:
     def forget(self, digests: Iterable[Sha256]) -> None:
         for sha256 in digests:
             with suppress(KeyError):
-                self._size_bytes -= len(self._cached.pop(sha256))
+                self._size_bytes -= body_size_bytes(self._cached.pop(sha256))
 
-    async def _fetch_verified(self, sha256: Sha256) -> bytes:
+    async def _fetch_verified(self, sha256: Sha256) -> Buffer:
         found, started_s = "", asyncio.get_running_loop().time()
         for _ in range(FETCHES_BEFORE_GIVING_UP):
             data = await self._requests.get_blob(sha256)
@@ -97,12 +98,12 @@ class StarExchange:
             f"blob {sha256} arrived with a wrong digest {FETCHES_BEFORE_GIVING_UP} times", sha256=sha256, found=found
         )
 
-    def _keep(self, sha256: Sha256, data: bytes) -> None:
+    def _keep(self, sha256: Sha256, body: FileBody) -> None:
         self.forget((sha256,))
-        if len(data) > self._cache_bytes:
+        if body_size_bytes(body) > self._cache_bytes:
             return
-        self._cached[sha256] = data
-        self._size_bytes += len(data)
+        self._cached[sha256] = body
+        self._size_bytes += body_size_bytes(body)
         while self._size_bytes > self._cache_bytes:
             _, dropped = self._cached.popitem(last=False)
-            self._size_bytes -= len(dropped)
+            self._size_bytes -= body_size_bytes(dropped)

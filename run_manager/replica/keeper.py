@@ -29,6 +29,7 @@ from state.merging import Contribution
 from state.refusals import Refusal
 from state.replica import Replica, parse_checkpoint
 from state.results import decode_result
+from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class ReplicaKeeper:
     async def _load(self, checkpoint: CheckpointRef) -> bool:
         history = self._history
         try:
-            data = await self._exchange.fetch(checkpoint.blob_sha256)
+            body = await self._exchange.fetch(checkpoint.blob_sha256)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
@@ -205,7 +206,7 @@ class ReplicaKeeper:
             self._lacking = ("checkpoint", checkpoint.step)
             return False
         self._exchange.forget((checkpoint.blob_sha256,))
-        replica = await self._worker.run(partial(self._parse_checkpoint, data))
+        replica = await self._worker.run(partial(self._parse_checkpoint, body))
         held = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
         if (held.step, held.digest) != (checkpoint.step, checkpoint.replica_digest):
             raise InvalidDocument(
@@ -216,8 +217,8 @@ class ReplicaKeeper:
             self._hold(held, "checkpoint")
         return True
 
-    def _parse_checkpoint(self, data: bytes) -> Replica:
-        replica = parse_checkpoint(data)
+    def _parse_checkpoint(self, body: FileBody) -> Replica:
+        replica = parse_checkpoint(body.to_bytes() if isinstance(body, TensorStream) else body)
         self._check_checkpoint(replica)
         return replica
 
@@ -258,10 +259,10 @@ class ReplicaKeeper:
 
     async def _contribution(self, entry: OutcomeEntry) -> Contribution | Refused:
         try:
-            data = await self._exchange.fetch(entry.result_sha256)
+            body = await self._exchange.fetch(entry.result_sha256)
         except Refused as refusal:
             return refusal
-        _, difference = decode_result(data)
+        difference = body.tensors() if isinstance(body, TensorStream) else decode_result(body)[1]
         return Contribution(total_batches(entry.assignment), difference)
 
     def _drop(self, reason: str) -> None:

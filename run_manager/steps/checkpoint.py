@@ -1,13 +1,11 @@
 """Publishing a checkpoint: the claim first, because the coordinator takes only blobs that were announced."""
 
-from functools import partial
-
 from run_manager.context import StepContext
 from run_manager.replica.keeper import HeldReplica
-from state.first_model import FirstModel, first_checkpoint_bytes
+from state.first_model import FirstModel, first_checkpoint
 from state.messages import CheckpointReport
-from state.replica import checkpoint_bytes
-from state.wire import Sha256, sha256_hex
+from state.replica import checkpoint_of
+from state.tensors import TensorStream
 
 
 async def publish_checkpoint(context: StepContext, held: HeldReplica) -> None:
@@ -16,17 +14,16 @@ async def publish_checkpoint(context: StepContext, held: HeldReplica) -> None:
     Raises:
         Refused: this client is not the checkpointer (any more), or its bytes do not hold what it claims.
     """
-    await _publish(context, held, await context.worker.run(partial(checkpoint_bytes, held.replica)))
+    await _publish(context, held, checkpoint_of(held.replica))
 
 
 async def publish_first_checkpoint(context: StepContext, held: HeldReplica) -> None:
     """Publish the run's first checkpoint, with the spec of its model. Raises as `publish_checkpoint` does."""
-    first = FirstModel(context.spec, held.replica)
-    await _publish(context, held, await context.worker.run(partial(first_checkpoint_bytes, first)))
+    await _publish(context, held, first_checkpoint(FirstModel.of(context.spec, held.replica)))
 
 
-async def _publish(context: StepContext, held: HeldReplica, data: bytes) -> None:
-    sha256: Sha256 = await context.worker.run(partial(sha256_hex, data))
-    await context.session.report(CheckpointReport(held.step, held.digest, sha256, len(data)))
-    await context.exchange.publish(sha256, data)
+async def _publish(context: StepContext, held: HeldReplica, file: TensorStream) -> None:
+    sha256 = await context.worker.run(file.sha256)
+    await context.session.report(CheckpointReport(held.step, held.digest, sha256, file.size_bytes))
+    await context.exchange.publish(sha256, file)
     context.exchange.forget((sha256,))

@@ -7,7 +7,6 @@ its channel. Fetching begins before the replica is held, because it depends on t
 import asyncio
 import logging
 from dataclasses import dataclass
-from functools import partial
 
 from batching.packing.packed_batches import AssignedBatches
 from batching.round_plan import plan_round
@@ -21,10 +20,8 @@ from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId, total_batches
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.refusals import Refusal
-from state.results import ResultHeader, encode_result
+from state.results import ResultHeader, result_of
 from state.schedule import InnerSchedule
-from state.tensors import Tensors
-from state.wire import Sha256, sha256_hex
 from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
@@ -135,13 +132,14 @@ class TrainingStepMetadata:
             work_sha256=head.work_sha256,
             replica_digest=trained.held.digest,
         )
-        data, sha256 = await context.worker.run(partial(_encode, header, trained.round.difference))
+        file = result_of(header, trained.round.difference)
+        sha256 = await context.worker.run(file.sha256)
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
-        commitment = ResultCommitment(head.step, head.attempt, sha256, len(data), metrics)
+        commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
         context.tentative.published(sha256)
         try:
             await context.session.report(commitment)
-            await context.exchange.publish(sha256, data)
+            await context.exchange.publish(sha256, file)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
                 raise
@@ -172,8 +170,3 @@ class TrainingStepMetadata:
         log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
         context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
         await context.session.report(report)
-
-
-def _encode(header: ResultHeader, difference: Tensors) -> tuple[bytes, Sha256]:
-    data = encode_result(header, difference)
-    return data, sha256_hex(data)

@@ -82,7 +82,7 @@ async def test_client_that_is_served_another_model_says_so_and_leaves(tmp_path: 
     state = state_file(config__init_min_clients=1, config__waiting_for_members_extra_time=0.05)
 
     async def make(step: int) -> FirstModel:
-        return FirstModel(state.model.LLM.spec, EVIL)
+        return FirstModel.of(state.model.LLM.spec, EVIL)
 
     options = ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=Genesis(make=make))  # accepts any layout
     async with serving(state, options) as coordinator:

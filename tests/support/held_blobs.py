@@ -4,6 +4,7 @@ from collections import Counter
 
 from state.errors import Refused
 from state.refusals import Refusal
+from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, sha256_hex
 
 
@@ -19,8 +20,8 @@ class HeldBlobs:
         self.blobs = {sha256_hex(data): data for data in blobs}
         self.asked: Counter[Sha256] = Counter()
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
-        self.blobs[sha256] = data
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+        self.blobs[sha256] = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
 
     async def get_blob(self, sha256: Sha256) -> bytes:
         self.asked[sha256] += 1

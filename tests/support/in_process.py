@@ -23,6 +23,7 @@ from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
 from state.refusals import Refusal
+from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, canonical_json, parse_document
 
 M = TypeVar("M")
@@ -115,7 +116,8 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return _encoded(handlers.standing(handlers.authenticate(self._token)))
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+        data = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
             await handlers.receive_blob(client_id, sha256, self._pieces(data), len(data))

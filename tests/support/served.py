@@ -68,7 +68,7 @@ def layout_of(spec: ModelSpec) -> TensorLayout:
 
 async def make_genesis(step: int) -> FirstModel:
     """`REPLICA`, with which every run here starts, as the operator's command makes the first model."""
-    return FirstModel(SPEC, replace(REPLICA, step=step))
+    return FirstModel.of(SPEC, replace(REPLICA, step=step))
 
 
 GENESIS = Genesis(layout_of, make_genesis)

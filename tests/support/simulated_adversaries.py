@@ -31,6 +31,7 @@ from state.messages import (
     Standing,
 )
 from state.results import decode_result, encode_result
+from state.tensors import FileBody, TensorStream
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of, simulated_client
 from tests.support.simulated_network import ForwardedApi
@@ -95,7 +96,8 @@ class Dishonest(ForwardedApi):
             case FailureReport():
                 return await self.tell(report)
 
-    async def put_blob(self, sha256: Sha256, data: bytes) -> None:
+    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+        data = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
         commitment = self._commitment
         if commitment is not None and commitment.result_sha256 == sha256:
             await self.deliver(commitment, data)

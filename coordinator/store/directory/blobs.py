@@ -20,7 +20,7 @@ from state.wire import Sha256
 BLOBS_FOLDER = "blobs"
 MAX_IN_MEMORY_BYTES = 256 * 1024
 """A blob up to this size is written at once; a larger one is written as it arrives."""
-_PARTIAL = "partial"
+_PARTIAL, _NEW = "partial", "new"
 
 T = TypeVar("T")
 
@@ -86,23 +86,33 @@ class DirectoryBlobs:
                 check_growth(received, size_bytes)
             await _in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
             return
+        await self._keep(sha256, size_bytes, body, spare_bytes)
+
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+        return await self._keep(None, size_bytes, body, 0)
+
+    async def _keep(
+        self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int
+    ) -> Sha256:
+        """Keep the bytes under their digest, which is returned; it must be `sha256` if that is given."""
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256}.{next(self._numbers)}", spare_bytes)
+        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256 or _NEW}.{next(self._numbers)}", spare_bytes)
         try:
             try:
-                await self._receive(sha256, size_bytes, body, arriving)
+                found = await self._receive(sha256, size_bytes, body, arriving)
             finally:
                 self._arriving_bytes -= arriving.received_bytes
-            await _in_thread(sync_folder, folder, self._disk)
+            await _in_thread(sync_folder, self._path(found).parent, self._disk)
         except BaseException as error:
             await _in_thread(arriving.partial.unlink, True)
             if isinstance(error, StoreBlocked):
                 error.needed_bytes = size_bytes
             raise
+        return found
 
     async def _receive(
-        self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
-    ) -> None:
+        self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
+    ) -> Sha256:
         digest, waiting = hashlib.sha256(), bytearray()
         async for piece in body:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
@@ -114,8 +124,10 @@ class DirectoryBlobs:
             if len(waiting) > MAX_IN_MEMORY_BYTES:
                 await _in_thread(self._write, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
                 waiting.clear()
-        check_content(sha256, size_bytes, arriving.received_bytes, Sha256(digest.hexdigest()))
-        await _in_thread(self._finish, sha256, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
+        found = Sha256(digest.hexdigest())
+        check_content(sha256, size_bytes, arriving.received_bytes, found)
+        await _in_thread(self._finish, found, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
+        return found
 
     def _write(self, arriving: "_Arriving", offset: int, data: bytes, *, is_last: bool = False) -> None:
         """Write a piece of a blob at its place, so that a failed call may be repeated.

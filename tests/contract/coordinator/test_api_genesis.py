@@ -140,7 +140,7 @@ async def test_restart_of_a_run_with_a_checkpoint_makes_none() -> None:
 
     async def make(step: int) -> FirstModel:
         made.append(step)
-        return FirstModel(SPEC, REPLICA)
+        return FirstModel.of(SPEC, REPLICA)
 
     async with served(state_file(), dataclasses.replace(GENESIS, make=make)) as first:
         store = first.store
@@ -159,7 +159,7 @@ LLAMA = OPEN_SPEC.model_copy(
 
 
 def delivered(spec: ModelSpec) -> bytes:
-    return first_checkpoint_bytes(FirstModel(spec, REPLICA))
+    return first_checkpoint_bytes(FirstModel.of(spec, REPLICA))
 
 
 async def model_in(run: Served) -> ModelSpec:

@@ -31,7 +31,7 @@ class BlobServer:
 
 async def download(server: BlobServer) -> bytes:
     async with http_server(server) as url, httpx.AsyncClient(base_url=url) as http:
-        return await CoordinatorClient(http, "run").get_blob(SHA256)
+        return bytes(await CoordinatorClient(http, "run").get_blob(SHA256))
 
 
 async def test_blob_whose_body_breaks_is_continued_where_it_broke() -> None:

@@ -48,6 +48,17 @@ async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:
     assert blobs.total_bytes == 4
 
 
+async def test_blob_is_added_under_the_digest_that_its_bytes_have(blobs: BlobStore) -> None:
+    data = b"z" * 200_000
+    assert [await blobs.add(len(data), pieces(data)) for _ in range(2)] == [sha256_hex(data)] * 2
+    assert await blobs.read(sha256_hex(data)) == data
+    assert blobs.total_bytes == len(data)
+    with pytest.raises(Refused) as refused:
+        await blobs.add(4, pieces(b"12345"))
+    assert refused.value.kind == "blob-too-large"
+    assert await blobs.held() == {sha256_hex(data)}
+
+
 async def test_blob_received_at_once_by_many_is_counted_once(blobs: BlobStore) -> None:
     data = b"y" * 100_000
     async with asyncio.TaskGroup() as tasks:

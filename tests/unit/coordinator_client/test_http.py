@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from coordinator_client.api import DocumentMark, ResultsQuery
@@ -15,6 +16,7 @@ from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.messages import ReadyReport, Standing
 from state.phases import RunState
+from state.tensors import PIECE_BYTES, stream_of
 from state.wire import Sha256, canonical_json, document_digest
 from tests.support.documents import run_document
 from tests.support.simulated_client import key_of
@@ -211,3 +213,23 @@ async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> N
 async def test_malformed_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidInput, match="coordinator URL"):
         await CoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))
+
+
+async def test_blob_is_sent_piece_by_piece_with_its_length_each_time() -> None:
+    stream = stream_of({"w": np.arange(PIECE_BYTES, dtype=np.float32)}, {})
+    received: list[bytes] = []
+
+    class Line(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            assert isinstance(request.stream, httpx.AsyncByteStream)
+            pieces = [piece async for piece in request.stream]
+            assert max(map(len, pieces)) <= PIECE_BYTES
+            assert request.headers["content-length"] == str(stream.size_bytes)
+            assert "transfer-encoding" not in request.headers
+            received.append(b"".join(pieces))
+            return httpx.Response(201)
+
+    http = httpx.AsyncClient(base_url="http://coordinator", transport=Line())
+    for _ in range(2):
+        await CoordinatorClient(http, "test-run").put_blob(stream.sha256(), stream)
+    assert received == [stream.to_bytes()] * 2

@@ -39,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelSpec]]:
     turns = iter(specs)
 
     def make(state: StateFile, step: int) -> FirstModel:
-        return FirstModel(next(turns), first_replica(step, BagOfBytes().initial_parameters(bytes(32))))
+        return FirstModel.of(next(turns), first_replica(step, BagOfBytes().initial_parameters(bytes(32))))
 
     monkeypatch.setitem(ARCHITECTURES, Architecture.HF_LLAMA, ENTRY)
     monkeypatch.setattr(MAKE, make)

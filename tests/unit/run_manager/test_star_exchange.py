@@ -2,11 +2,13 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from run_manager.exchange.star import StarExchange
 from runtime.worker_thread import InlineWorker
 from state.errors import InvalidDocument
+from state.tensors import stream_of
 from state.wire import sha256_hex
 from tests.support.held_blobs import HeldBlobs
 
@@ -29,6 +31,16 @@ async def test_other_bytes_than_asked_for_are_never_returned() -> None:
     held.blobs[sha256_hex(b"right")] = b"wrong"
     with pytest.raises(InvalidDocument):
         await StarExchange(held, InlineWorker()).fetch(sha256_hex(b"right"))
+
+
+async def test_own_tensors_are_not_fetched_and_never_become_bytes() -> None:
+    held = HeldBlobs()
+    exchange = StarExchange(held, InlineWorker())
+    result = stream_of({"w": np.ones(3, np.float32)}, {})
+    await exchange.publish(result.sha256(), result)
+    assert await exchange.fetch(result.sha256()) is result
+    assert held.blobs == {result.sha256(): result.to_bytes()}
+    assert not held.asked
 
 
 async def test_cache_stays_within_its_bytes() -> None:

@@ -58,7 +58,7 @@ def test_spec_completes_a_complete_one_only_if_it_is_equal() -> None:
 
 
 def test_first_checkpoint_brings_replica_and_spec() -> None:
-    data = first_checkpoint_bytes(FirstModel(KNOWN, FIRST))
+    data = first_checkpoint_bytes(FirstModel.of(KNOWN, FIRST))
     assert spec_in_checkpoint(data) == KNOWN
     assert parse_checkpoint(data).parameters["w"].tobytes() == FIRST.parameters["w"].tobytes()
     assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)))

@@ -291,7 +291,7 @@ def first_rule(replica: Replica) -> object:
 
 def test_checkpoint_of_another_model_is_refused_in_words() -> None:
     replica = small_replica()
-    check_layout(replica, replica.layout)
+    check_layout(replica.layout, replica.layout)
     with pytest.raises(InvalidDocument, match="it has no 'z' of shape") as caught:
-        check_layout(replica, TensorLayout((*replica.layout.entries, ("z", (1,)))))
+        check_layout(replica.layout, TensorLayout((*replica.layout.entries, ("z", (1,)))))
     assert caught.value.context["rule"] == "layout"

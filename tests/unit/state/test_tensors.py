@@ -14,6 +14,8 @@ from state.tensors import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
     MAX_NAME_SHOWN,
+    PIECE_BYTES,
+    Float32Array,
     InvalidTensorFile,
     TensorLayout,
     check_values,
@@ -22,8 +24,11 @@ from state.tensors import (
     frozen_tensors,
     layout_difference,
     parse_tensor_file,
+    stream_of,
+    tensor_stream,
     wire_bytes,
 )
+from state.wire import sha256_hex
 
 WEIGHTS = {"w": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32), "b": np.array([7.0], np.float32)}
 
@@ -213,3 +218,20 @@ def test_name_beyond_ascii_is_written_as_it_is() -> None:
     assert "größe".encode() in data
     assert '{"ü":"ß"}'.encode() in data
     assert list(parse_tensor_file(data).tensors()) == ["größe"]
+
+
+def test_stream_is_the_file_in_pieces_of_bounded_size() -> None:
+    tensors = {"a": np.arange(PIECE_BYTES // 2, dtype=np.float32), **WEIGHTS}
+    stream = stream_of(tensors, {"step": "1"})
+    data, pieces = encode_tensor_file(tensors, {"step": "1"}), list(stream.pieces())
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces)) == PIECE_BYTES
+    assert (stream.size_bytes, stream.sha256()) == (len(data), sha256_hex(data))
+    assert stream.tensors()["w"].tobytes() == WEIGHTS["w"].tobytes()
+
+
+@pytest.mark.parametrize("arrays", [[], [WEIGHTS["w"], WEIGHTS["b"]]])
+def test_stream_with_other_arrays_than_its_header_says_is_a_bug(arrays: list[Float32Array]) -> None:
+    stream = tensor_stream(TensorLayout((("b", (1,)), ("w", (2, 3)))), {}, lambda: arrays)
+    with pytest.raises(InternalError, match="header says"):
+        stream.to_bytes()
