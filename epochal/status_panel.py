@@ -83,14 +83,14 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
 def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
     """Return a row for each name: the newest replica's evaluation, and a curve over the replicas."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("evaluation", "loss", "replica", "tokens", "recorded", ""):
+    for column in ("evaluation", "nats/token", "replica", "tokens", "recorded (UTC)", ""):
         table.add_column(column)
     newest = newest_evaluations(evaluations)
     for found in newest[:MAX_SHOWN_EVALUATIONS]:
         by_step = sorted((one.step, one.loss) for one in evaluations if one.name == found.name)
         bars = curve([loss for _, loss in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
-        when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        loss, tokens = f"{found.loss:.3f} nats/token", f"{found.tokens:,}"
+        when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M")
+        loss, tokens = f"{found.loss:.3f}", f"{found.tokens:,}"
         table.add_row(found.name, loss, str(found.step), tokens, when, Text(bars, style="green"))
     if len(newest) > MAX_SHOWN_EVALUATIONS:
         table.add_row("… `epochal status --json` shows all")

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.machine.records import replay
+from coordinator.machine.run import Run
 from coordinator.store.open import StoreReader
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
@@ -16,6 +17,7 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import StoreFailed
+from state.evaluations import Evaluation, EvaluationReport
 from state.phases import RunState
 
 STORE_POLL_S = 5.0
@@ -60,19 +62,22 @@ class WatchedRun(Protocol):
         ...
 
 
+class EvaluatedRun(WatchedRun, Protocol):
+    """A run whose checkpoints are evaluated."""
+
+    async def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the evaluations in the run's history, in the order in which they were recorded."""
+        ...
+
+
 class StoredRun:
-    """A `WatchedRun` in a store."""
+    """An `EvaluatedRun` in a store."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
 
     async def now(self) -> RunView:
-        last = None
-        async for segment in self._store.journal.history():
-            last = segment
-        if last is None:
-            raise StoreFailed(f"{self._store.name} holds no journal")
-        run = replay(last).run
+        run = await self._run()
         state = run.state_file
         return RunView(state, run.model or state.model.LLM.spec, run.checkpoints, run.phase is RunState.FINISHED)
 
@@ -88,13 +93,24 @@ class StoredRun:
         async for piece in self._store.blobs.stream(reference.blob_sha256, 0, reference.size_bytes):
             yield piece
 
+    async def evaluations(self) -> tuple[Evaluation, ...]:
+        return (await self._run()).evaluations
+
+    async def _run(self) -> Run:
+        last = None
+        async for segment in self._store.journal.history():
+            last = segment
+        if last is None:
+            raise StoreFailed(f"{self._store.name} holds no journal")
+        return replay(last).run
+
 
 class ServedRun:
-    """A `WatchedRun` at a coordinator's address.
+    """An `EvaluatedRun` at a coordinator's address.
 
     Args:
         client: the coordinator.
-        admin_token: with which checkpoints are read; documents are read without it.
+        admin_token: with which checkpoints are read and evaluations recorded; documents are read without it.
     """
 
     def __init__(self, client: CoordinatorClient, admin_token: str) -> None:
@@ -122,10 +138,23 @@ class ServedRun:
         yield
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
-        self._client.use_token(self._admin_token)
-        try:
+        with self._as_operator():
             async with contextlib.aclosing(self._client.blob_pieces(reference.blob_sha256)) as pieces:
                 async for piece in pieces:
                     yield piece
+
+    async def evaluations(self) -> tuple[Evaluation, ...]:
+        return await self._client.evaluations()
+
+    async def record(self, report: EvaluationReport) -> None:
+        """Take an evaluation into the run's history. Raise `Refused` if the coordinator refuses it."""
+        with self._as_operator():
+            await self._client.record_evaluation(report)
+
+    @contextlib.contextmanager
+    def _as_operator(self) -> Iterator[None]:
+        self._client.use_token(self._admin_token)
+        try:
+            yield
         finally:
             self._client.use_token(None)

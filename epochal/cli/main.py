@@ -45,7 +45,9 @@ COMMANDS = {
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
     "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
-    "evaluate:evaluate": "Compute the loss of a run's newest checkpoint. The run may continue meanwhile.",
+    "evaluate:evaluate": (
+        "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
+    ),
     "export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
     ),

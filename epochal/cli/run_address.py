@@ -11,7 +11,7 @@ import typer
 from coordinator.store.open import open_store_reader
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_admin_token
-from epochal.checkpoints.runs import ServedRun, StoredRun, WatchedRun
+from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import required_token
 from epochal.cli.options import trusted
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
@@ -39,7 +39,7 @@ class RunAddress:
     tls_ca: Path | None
 
     @contextlib.asynccontextmanager
-    async def open(self, policy: RetryPolicy) -> AsyncIterator[WatchedRun]:
+    async def open(self, policy: RetryPolicy) -> AsyncIterator[StoredRun | ServedRun]:
         """Yield the run. `policy` says how long to wait for a coordinator that does not answer yet."""
         if not self.place.startswith(("http://", "https://")):
             yield StoredRun(open_store_reader(self.place))

@@ -1,10 +1,9 @@
 """Exports of a run's checkpoints: the folder, what `transformers` makes of it, and where it is uploaded to."""
 
 import asyncio
-import contextlib
 import errno
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.checkpoints.runs import RunView
 from epochal.export import folder as export_folder
 from epochal.export import plan as export_plan
 from epochal.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
@@ -21,14 +19,13 @@ from epochal.export.folder import read_note
 from runtime.retry import RetryPolicy
 from state.config.data_location import S3
 from state.config.model import Architecture, ModelSpec
-from state.documents import CheckpointRef
-from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, ModelUnavailable, Refused
+from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, ModelUnavailable, Refused
 from state.refusals import Refusal
-from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
+from state.replica import Replica, first_replica
 from state.tensors import Tensors
-from state.wire import Sha256, sha256_hex
 from tests.support.heavy import need_module
 from tests.support.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
+from tests.support.listed_run import ListedRun
 from tests.support.s3_server import BUCKET
 from tests.support.states import state_file
 from trainers.sources.float_types import FloatType
@@ -41,44 +38,6 @@ VALUES: Tensors = {
 SPEC = ModelSpec(architecture=Architecture.HF_LLAMA, hf={"model_type": "llama", "rope_theta": 10000.0})
 STATE = state_file()
 PATIENT = RetryPolicy(first_delay_s=0.0, max_delay_s=0.0, bound_s=60.0)
-
-
-class ListedRun:
-    """An `WatchedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
-
-    def __init__(self, *views: list[Replica], spec: ModelSpec = SPEC) -> None:
-        self._views = [[_kept(replica) for replica in replicas] for replicas in views]
-        self._spec = spec
-        self._at = 0
-        self.failures: list[EpochalError] = []
-        self.damage = b""
-
-    async def now(self) -> RunView:
-        is_last = self._at == len(self._views) - 1
-        return RunView(STATE, self._spec, tuple(ref for ref, _ in self._views[self._at]), is_last)
-
-    async def news(self, view: RunView) -> RunView:
-        if self.failures:
-            raise self.failures.pop()
-        self._at = min(self._at + 1, len(self._views) - 1)
-        return await self.now()
-
-    @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[None]:
-        yield
-
-    async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
-        data = next((data for ref, data in self._views[self._at] if ref == reference), None)
-        if data is None:
-            raise Refused(Refusal.NOT_FOUND, "gone")
-        data += self.damage
-        for start in range(0, len(data), 7):
-            yield data[start : start + 7]
-
-
-def _kept(replica: Replica) -> tuple[CheckpointRef, bytes]:
-    data = checkpoint_bytes(replica)
-    return CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica))), data
 
 
 def at_step(step: int) -> Replica:

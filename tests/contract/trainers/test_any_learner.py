@@ -12,8 +12,8 @@ from batching.micro_batches import Example
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import TokenBatch
-from epochal.commands.evaluate import RunModel, loss_of
 from epochal.commands.trainer_service import serving_training
+from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
@@ -22,7 +22,6 @@ from state.config.model import AdamW
 from state.config.state_file import StateFile
 from state.errors import TrainerFailed
 from state.intervals import BatchId, DataIds
-from state.replica import Replica
 from state.tensors import Tensors
 from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner, BagOfBytes
 from tests.support.heavy import need_module
@@ -121,12 +120,12 @@ async def test_training_service_trains_it_as_one_process_does(state: StateFile) 
 async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     found, parameters = await trained(numpy_trainer(state), state)
     monkeypatch.delattr(BagLearner, "accumulate")  # a loss alone needs no gradient
-    replica = Replica(3, parameters, {WEIGHT: np.zeros_like(parameters[WEIGHT])})
-    evaluated = await loss_of(RunModel(state, state.model.LLM.spec, replica), None, None, None)
-    assert (evaluated.samples, evaluated.tokens) == (SAMPLES, SAMPLES * SEQ_LEN)
-    assert evaluated.loss is not None
+    async with opened_evaluation(state, state.model.LLM.spec, EvaluationOptions()) as evaluation:
+        await evaluation.load(3, parameters)
+        evaluated = await evaluation.loss()
+    assert (evaluation.data.samples, evaluated.token_count) == (SAMPLES, SAMPLES * SEQ_LEN)
     assert found[-1].loss is not None
-    assert evaluated.loss < found[-1].loss
+    assert float(evaluated.nats) / evaluated.token_count < found[-1].loss
 
 
 async def test_tinker_wire_offers_it(tmp_path: Path) -> None:

@@ -9,15 +9,14 @@ import pytest
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import TokenBatch
-from epochal.commands.evaluate import RunModel, loss_of
 from epochal.commands.trainer_service import serving_training
+from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.intervals import BatchId, DataIds
-from state.replica import first_replica
 from tests.support.heavy import need_module
 from tests.support.local_training import SEED, rounds
 from tests.support.states import state_file
@@ -74,9 +73,11 @@ async def test_evaluation_of_a_transformer_is_the_loss_before_a_step(state: Stat
     start = await trainer.initial_parameters(SEED)
     one_step = RoundPlan(1, PLAN.assignment, 1, (0.01,))
     trained = await trainer.train(one_step, start, samples(state))
-    evaluated = await loss_of(RunModel(state, LLAMA_SPEC, first_replica(0, start)), None, None, None)
-    assert (evaluated.samples, evaluated.tokens) == (SAMPLES, trained.token_count)
-    assert evaluated.loss == pytest.approx(trained.loss, rel=1e-5)
+    async with opened_evaluation(state, LLAMA_SPEC, EvaluationOptions()) as evaluation:
+        await evaluation.load(0, start)
+        found = await evaluation.loss()
+    assert (evaluation.data.samples, found.token_count) == (SAMPLES, trained.token_count)
+    assert float(found.nats) / found.token_count == pytest.approx(trained.loss, rel=1e-5)
 
 
 async def test_null_trainer_reads_a_transformer_s_data(state: StateFile) -> None:

@@ -55,6 +55,10 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ),
         (("audit", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("evaluate", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
+        (("evaluate", ".", "--follow", "--step", "1"), "--follow evaluates every new checkpoint; leave --step out"),
+        (("evaluate", ".", "--name", "a name"), "'a name' is no name of an evaluation; allowed as --name: 1 to 32"),
+        (("evaluate", ".", "--device", "tpu"), "--device tpu; allowed: auto, cpu, mps, cuda or cuda:N"),
+        (("evaluate", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
         (("export", ".", "--out", "m"), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (
             ("export", ".", "--out", "m", "--follow", "--step", "1"),
