@@ -103,7 +103,7 @@ async def open_run(
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
         _check_no_run_is_lost(store.name, held.difference(made.checkpoint.blob_sha256 for made in provided))
         try:
-            return await RunJournal.begin(store.journal, run), (CoordinatorStarted(), *provided)
+            return await RunJournal.begin(store.journal, run), (*provided, CoordinatorStarted())
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
     if store.is_backup and not is_restored:

@@ -78,7 +78,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.ClientWithdrew():
             return membership.leave(run, (stimulus.client_id,), "withdrew")
         case stimuli.ClientsFellSilent():
-            return membership.leave(run, stimulus.client_ids, "fell silent")
+            has_ended = run.phase is RunState.FINISHED  # clients end then, without a word
+            return membership.leave(run, stimulus.client_ids, "left the finished run" if has_ended else "fell silent")
         case stimuli.ClientEjected():
             return membership.eject(run, stimulus.client_id)
         case stimuli.ClientBecameReady():

@@ -18,7 +18,7 @@ from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from runtime.worker_thread import WorkerThread
 from state.config.data_file import DataConfig
 from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
-from state.config.model import DataType, LocalCheckpoint, ModelSpec
+from state.config.model import HF_ARCHITECTURES, DataType, LocalCheckpoint, ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
@@ -160,8 +160,12 @@ def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = (
     """
     if _MODEL_PARTS.intersection(wrong_parts):
         return None
+    spec = state.model.LLM.spec
+    size = (spec.hf or {}).get("vocab_size")
+    if spec.architecture in HF_ARCHITECTURES and type(size) is int and not spec.dummy:
+        return size  # said by the file itself, so that a data server needs neither torch nor the time to import it
     with contextlib.suppress(InvalidInput, Unsupported):
-        return _vocabulary(state.model.LLM.spec)
+        return _vocabulary(spec)
     return None
 
 

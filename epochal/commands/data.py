@@ -32,11 +32,10 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
-from state.config.model import Architecture, DataType, ModelSpec
+from state.config.model import DataType
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
-from trainers.architectures import open_model
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
@@ -182,7 +181,7 @@ async def _inspect(asked: _Asked, tokenizer: Path | None, as_json: bool) -> None
 
 
 async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
-    """Look at some of the data: for the run that is asked for, or for any model of this version."""
+    """Look at some of the data: for the run that is asked for, or for any model."""
     if asked.run is not None:
         vocabulary = vocabulary_of(asked.run)
         async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
@@ -190,9 +189,14 @@ async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
             return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
     if asked.packs:  # what records become is a matter of the run's task encoder
         return DataFindings()
-    vocabulary = open_model(ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)).vocabulary
-    findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, vocabulary, None, LOOK_TIMEOUT_S))
+    findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, None, None, LOOK_TIMEOUT_S))
     findings.notes, findings.problems = findings.problems + findings.notes, []
+    largest = findings.largest_token or 0
+    if largest >= BYTES_VOCABULARY and not findings.notes:
+        findings.notes.append(
+            f"these tokens go up to {largest} at least: they are for models with a vocabulary of more than {largest} "
+            f"(the embedded one has {BYTES_VOCABULARY}); --state STATE.toml compares them with a run's"
+        )
     return findings
 
 

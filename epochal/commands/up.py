@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +14,15 @@ from rich.live import Live
 
 from epochal.cli.checks import print_checks
 from epochal.cli.options import RUNS_FOLDER
+from epochal.cli.run import say
 from epochal.cli.shutdown import Interrupts
 from epochal.status_panel import status_line, status_panel
+from epochal.testnet.demos import demo_of
 from epochal.testnet.local_run import LocalRun, LocalRunOptions
 from epochal.testnet.report import Report
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
-from trainers.registry import check_trainer_name
+from trainers.registry import NULL
 
 
 def up(
@@ -28,7 +31,11 @@ def up(
         int | None, typer.Option(min=1, help="Number of rounds to train. Default: as the demo's state file says.")
     ] = None,
     trainer: Annotated[
-        str, typer.Option(help="numpy, or null (computes nothing, to see the coordination alone).")
+        str,
+        typer.Option(
+            help="numpy (the embedded model), torch (a Llama of a million parameters, about 4 minutes on two cores; "
+            "needs epochal\\[torch]), or null (computes nothing, to see the coordination alone)."
+        ),
     ] = "numpy",
     run_dir: Annotated[
         Path | None,
@@ -41,7 +48,7 @@ def up(
     ] = 600.0,
 ) -> None:
     """Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."""
-    check_trainer_name(trainer)
+    demo_of(trainer)
     if report is not None:
         _ensure_writable(report)  # before the run, not after it
     directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
@@ -51,6 +58,8 @@ def up(
     if report is not None:
         report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     print_checks("What happened", asdict(found), found.problems, note=f" · kept in {directory}")
+    if trainer != NULL:
+        say(f"the model: epochal export {shlex.quote(str(directory))} --out DIR")
     raise typer.Exit(1 if found.problems else 0)
 
 

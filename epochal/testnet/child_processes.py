@@ -12,7 +12,8 @@ from epochal.cli.run import LISTENING
 from state.errors import EpochalError
 
 STOP_TIMEOUT_S = 10.0
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+"""Time limit for a server's start; the longest part of it is the first import of PyTorch on a machine."""
 LOG_TAIL_BYTES = 2000
 
 

@@ -2,18 +2,17 @@
 
 One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
 killed without warning and another joins, both at given steps of the run. Afterwards the journal is audited, the
-parameters are recomputed from checkpoint and outcomes, and the replica digests that the clients logged are compared.
+parameters are recomputed from checkpoint and outcomes, the replica digests that the clients logged are compared, and a
+transformer is exported and loaded again.
 """
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
-import tomli
 import tomli_w
 
 from coordinator.audit import AuditReport, audit_store
@@ -24,6 +23,8 @@ from coordinator_client.http import CoordinatorClient
 from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
+from epochal.testnet.demos import demo_of
+from epochal.testnet.exported_model import export_and_load
 from epochal.testnet.report import Report, compare_digests
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile, dump_state, parse_state
@@ -31,12 +32,14 @@ from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, Refused
 from state.messages import RunStatus
 from state.phases import RunState
+from trainers.registry import NULL
 
-DEMO_STATE = "demo_state.toml"
 HOST = "127.0.0.1"
 FINISH_TIMEOUT_S = 30.0
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
+MODEL_FOLDER = "model"
+"""Folder of the run directory to which a transformer is exported."""
 LOSS_WINDOW = 3
 """Rounds over which the first and the last loss are averaged."""
 WELL_BELOW_UNIGRAM = 0.85
@@ -69,11 +72,13 @@ class LocalRun:
 
     def __init__(self, options: LocalRunOptions, show: Show) -> None:
         self._options = options
+        self._demo = demo_of(options.trainer)
         self._show = show
         self._store = str(options.run_dir / TESTNET_FOLDER)
         self._started_s = time.monotonic()
         self._training_s = 0.0
         self._notes: list[str] = []
+        self._is_cut_short = False
         self._killed: Child | None = None
         self._killed_at: int | None = None
         self._joined_at: int | None = None
@@ -106,19 +111,20 @@ class LocalRun:
             self._training_s = time.monotonic() - training_began_s
             problems = await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
+        if self._demo.is_exported:
+            problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
         return self._report(status, data, audit, problems)
 
     def _report(self, status: RunStatus, data: DemoData, audit: AuditReport, problems: list[str]) -> Report:
         """Compare what clients logged, what the audit found and what the loss should be."""
-        losses = [loss for _, loss in status.loss_history]
-        first, last = _mean(losses[:LOSS_WINDOW]), _mean(losses[-LOSS_WINDOW:])
+        first, last = ends_of_losses([loss for _, loss in status.loss_history])
         compared, differing = compare_digests([child.log_path for child in self._clients])
         problems += audit.problems
         problems += [f"replica {step} differs between clients" for step in differing]
         if not compared:
             problems.append("no replica digests were logged")
-        if self._options.trainer != "null" and (last is None or last >= WELL_BELOW_UNIGRAM * data.unigram_entropy):
-            problems.append(f"the loss ended at {last}, not well below the unigram entropy {data.unigram_entropy:.3f}")
+        if self._options.trainer != NULL:
+            problems += loss_problems(first, last, None if self._is_cut_short else data.unigram_entropy)
         return Report(
             clients=len(self._clients),
             rounds=audit.rounds,
@@ -127,6 +133,7 @@ class LocalRun:
             loss_first=first,
             loss_last=last,
             unigram_entropy=data.unigram_entropy,
+            exported_to=str(self._options.run_dir / MODEL_FOLDER) if self._demo.is_exported else None,
             replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
             replica_digests_compared=compared,
             duplicates=audit.duplicates,
@@ -164,13 +171,15 @@ class LocalRun:
         return data
 
     def _state_file(self) -> StateFile:
-        """Return `demo_state.toml` with the options; the run begins with two thirds of the clients."""
-        tables = tomli.loads((files("epochal.testnet") / DEMO_STATE).read_text(encoding="utf-8"))
-        if self._options.round_count is not None:
-            tables["config"]["total_steps"] = self._options.round_count
-        tables["config"]["init_min_clients"] = max(1, self._options.client_count * 2 // 3)
+        """Return the demo's state file with the options; the run begins with two thirds of the clients."""
+        tables = self._demo.tables()
+        config, wanted = tables["config"], self._options.round_count
+        if wanted is not None:
+            self._is_cut_short = wanted < config["total_steps"]
+            config["total_steps"] = wanted
+        config["init_min_clients"] = max(1, self._options.client_count * 2 // 3)
         tables["model"]["LLM"]["data_location"] = {"Server": f"{HOST}:{_free_port()}"}
-        return parse_state(tomli_w.dumps(tables), DEMO_STATE)
+        return parse_state(tomli_w.dumps(tables), self._demo.state_name)
 
     async def _start(self, children: Children) -> str:
         directory = self._options.run_dir
@@ -191,7 +200,9 @@ class LocalRun:
 
     async def _start_client(self, children: Children, url: str) -> None:
         name = f"client-{len(self._clients) + 1}"
-        self._clients.append(await children.start(name, "client", url, "--trainer", self._options.trainer))
+        environment = self._demo.client_environment(self._options.client_count)
+        arguments = ("client", url, "--trainer", self._options.trainer)
+        self._clients.append(await children.start(name, *arguments, environment=environment))
 
     async def _watch(self, children: Children, coordinator: CoordinatorClient, url: str) -> RunStatus:
         feed = DocumentFeed(coordinator)
@@ -230,7 +241,29 @@ class LocalRun:
         return [f"{name} ended with {code}, not with 0" for name, code in codes.items() if code != 0]
 
 
-def _mean(values: list[float]) -> float | None:
+def ends_of_losses(losses: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the means of the first and of the last `LOSS_WINDOW` losses, of fewer where these would overlap."""
+    window = min(LOSS_WINDOW, max(1, len(losses) // 2))
+    return _mean(losses[:window]), _mean(losses[-window:])
+
+
+def loss_problems(first: float | None, last: float | None, unigram_entropy: float | None) -> list[str]:
+    """Return what is wrong with the losses at a run's ends, each as a sentence.
+
+    Args:
+        first, last: means over a few rounds; None if no round was trained.
+        unigram_entropy: of the data; None for a run that is too short to get well below it, whose loss must only fall.
+    """
+    if last is None or first is None:
+        return ["no loss was reported"]
+    if unigram_entropy is not None and last >= WELL_BELOW_UNIGRAM * unigram_entropy:
+        return [f"the loss ended at {last:.3f}, not well below the unigram entropy {unigram_entropy:.3f}"]
+    if last > first:
+        return [f"the loss rose from {first:.3f} to {last:.3f}"]
+    return []
+
+
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a local run. It passed if `problems` is empty. Losses are in nats per token."""
+    """The result of a local run. It passed if `problems` is empty. Losses are in nats per token.
+
+    Attributes:
+        exported_to: folder with the model as `transformers` loads it; None for a model that it does not know.
+    """
 
     clients: int
     rounds: int
@@ -17,6 +21,7 @@ class Report:
     loss_first: float | None
     loss_last: float | None
     unigram_entropy: float
+    exported_to: str | None
     replicas_identical: bool
     replica_digests_compared: int
     duplicates: int

@@ -20,6 +20,7 @@ PACKAGES = {
     "trainers",
     "training_service",
 }
+DEMO_FILES = {"demo_state.toml", "demo_torch_state.toml", "demo_llama.json"}
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,12 @@ def test_wheel_holds_the_packages_and_nothing_else_at_its_top(wheel: zipfile.Zip
     assert len(tops) == len(PACKAGES) + 1
 
 
-def test_wheel_holds_every_module_and_the_demo_state_file(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_every_module_and_the_files_of_the_demos(wheel: zipfile.ZipFile) -> None:
     held = set(wheel.namelist())
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert sources <= held
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert "epochal/testnet/demo_state.toml" in held
+    assert {f"epochal/testnet/{name}" for name in DEMO_FILES} <= held
     assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/"))]
 
 

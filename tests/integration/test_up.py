@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.heavy import need_module
 from tests.support.processes import BOUND_S, run_command
 
 UP_BOUND_S = 90.0
@@ -38,6 +39,19 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     audited = await run_command("audit", (tmp_path / "run").as_uri(), "--recompute", "--json")
     assert (audited.code, json.loads(audited.out)["rounds"]) == (0, report["rounds"])
     (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(1, "is not empty")
+
+
+async def test_up_with_torch_trains_a_llama_that_transformers_loads(tmp_path: Path) -> None:
+    need_module("torch")
+    need_module("transformers")
+    report_path = tmp_path / "report.json"
+    arguments = ("--trainer", "torch", "--rounds", "2", "--clients", "1", "--no-chaos", "--report", str(report_path))
+    ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"), bound_s=UP_BOUND_S)
+    ran.expect(0, "all checks passed", f"epochal export {tmp_path / 'run'} --out DIR")
+    report = json.loads(report_path.read_text())
+    assert (report["rounds"], report["clients"], report["problems"]) == (2, 1, [])
+    assert report["loss_last"] < report["loss_first"]
+    assert (Path(report["exported_to"]) / "model.safetensors").stat().st_size > 4_000_000
 
 
 async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:

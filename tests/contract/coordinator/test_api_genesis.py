@@ -61,6 +61,12 @@ async def deliver(run: Served, data: bytes, token: str = ADMIN, sha256: str | No
     return await run.http.put(url, content=data, headers={"Authorization": f"Bearer {token}"})
 
 
+async def test_run_whose_model_is_made_at_its_start_waits_for_none() -> None:
+    async with served(state_file()) as run:
+        status = (await run.http.get(f"{run.run_url}/status")).json()
+    assert status["reason"] == "the coordinator serves the run"
+
+
 async def test_delivered_first_checkpoint_starts_the_run_and_is_shown(awaiting: Served) -> None:
     clients = [WireClient(awaiting, number) for number in (1, 2)]
     for client in clients:

@@ -42,9 +42,11 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
     assert len(report["fingerprint"]) == 64
 
 
-def test_inspect_notes_tokens_that_no_model_knows(tmp_path: Path) -> None:
+def test_inspect_notes_tokens_that_the_embedded_model_lacks(tmp_path: Path) -> None:
     np.full(640, 42_749, "<u2").tofile(tmp_path / "gpt.bin")
-    data("inspect", tmp_path, "--seq-len", 16).expect(0, "largest token seen", "42,749", "note: data index 0 has token")
+    data("inspect", tmp_path, "--seq-len", 16).expect(
+        0, "largest token seen", "42,749", "vocabulary of more than 42749"
+    )
 
 
 def test_inspect_notes_a_token_size_that_is_wrong(tmp_path: Path) -> None:

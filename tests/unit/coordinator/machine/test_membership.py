@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.instructions import MembershipChanged
 from state.errors import Refused
 from state.messages import ReadyReport
 from state.phases import RunState
@@ -113,3 +114,13 @@ def test_invitation_struck_from_the_file_admits_nobody() -> None:
     driver.send(stimuli.ConfigChanged(state_file(**invited, access__invitations=[second])))
     with pytest.raises(Refused, match="invitation"):
         driver.join(1, invitation_sha256=first)
+
+
+def test_member_that_ends_after_the_run_did_not_fall_silent() -> None:
+    driver = in_round(1, 2, config__total_steps=1)
+    driver.play_round()
+    driver.make_checkpoint()
+    assert driver.in_phase(RunState.FINISHED)
+    assert driver.send(stimuli.ClientsFellSilent((client(1),))) == (
+        MembershipChanged(client(1), "left the finished run"),
+    )
