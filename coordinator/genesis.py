@@ -109,13 +109,22 @@ class GenesisRules:
                 f"{MAX_FIRST_CHECKPOINT_PERCENT} % of [blobs] max_total_bytes; it needs `max_total_bytes = {needed}`",
             )
 
+    def check_known_size(self) -> None:
+        """Raise `Refused` as `check_size` does, where the state file says all of the model: before it is made."""
+        layout = self._known_layout()
+        if layout is not None:
+            self.check_size(first_checkpoint(FirstModel(self.spec, self.step, layout, tuple)).size_bytes)
+
     def _size_bound(self) -> int | None:
         """Return the maximum size that the run's model implies; None where it is not known."""
-        layout = None
+        layout = self._known_layout()
+        return None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
+
+    def _known_layout(self) -> TensorLayout | None:
         if self.spec.is_complete:
             with suppress(InvalidDocument):  # `check` says why there is no such model
-                layout = self.layout_of(self.spec)
-        return None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
+                return self.layout_of(self.spec)
+        return None
 
     def check(self, data: bytes) -> GenesisProvided:
         """Return the reference of a first checkpoint, and its model.
@@ -164,6 +173,10 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
         InvalidInput: it cannot be made, breaks a rule, or has no room; the operator's fault.
         StoreFailed: it cannot be kept.
     """
+    try:
+        await genesis.worker.run(rules.check_known_size)
+    except Refused as refusal:
+        raise _cannot_be_kept(refusal) from refusal
     if genesis.make is None:
         return None
     first = await genesis.make(rules.step)
@@ -179,10 +192,14 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
         await genesis.worker.run(partial(rules.check_size, file.size_bytes))
         sha256 = await blobs.add(file.size_bytes, _pieces_of(file, genesis.worker))
     except Refused as refusal:
-        raise InvalidInput(f"the run's first checkpoint cannot be kept: {refusal.message}") from refusal
+        raise _cannot_be_kept(refusal) from refusal
     reference = CheckpointRef(first.step, sha256, file.size_bytes, Sha256(digest.hexdigest()))
     log.info("first_checkpoint_made", extra={"step": reference.step, "replica_digest": reference.replica_digest})
     return GenesisProvided(reference, first.spec)
+
+
+def _cannot_be_kept(refusal: Refused) -> InvalidInput:
+    return InvalidInput(f"the run's first checkpoint cannot be kept: {refusal.message}")
 
 
 async def _pieces_of(file: TensorStream, worker: Worker) -> AsyncIterator[bytes]:

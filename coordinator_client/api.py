@@ -9,14 +9,16 @@ arrived). Every message is idempotent, so a caller may repeat a call without kno
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
-from state.tensors import Buffer, FileBody
 from state.wire import Sha256
+
+if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
+    from state.tensors import Buffer, FileBody
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,9 +53,9 @@ class DocumentRequests(Protocol):
 class BlobRequests(Protocol):
     """The requests that carry results and checkpoints."""
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None: ...
+    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None: ...
 
-    async def get_blob(self, sha256: Sha256) -> Buffer:
+    async def get_blob(self, sha256: Sha256) -> "Buffer":
         """Return the blob's bytes, unverified."""
         ...
 
@@ -146,8 +148,8 @@ class ForwardedRequests(ABC):
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None:
         await self._carry(self._requests.put_blob, sha256, body)
 
-    async def get_blob(self, sha256: Sha256) -> Buffer:
+    async def get_blob(self, sha256: Sha256) -> "Buffer":
         return await self._carry(self._requests.get_blob, sha256)

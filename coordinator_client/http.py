@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -43,8 +43,10 @@ from state.messages import (
     Session,
     Standing,
 )
-from state.tensors import Buffer, FileBody, TensorStream
 from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
+
+if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
+    from state.tensors import Buffer, FileBody, TensorStream
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +189,7 @@ class CoordinatorClient:
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
+    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None:
         await self._request("PUT", f"/v1/blobs/{sha256}", content=body, answer_s=BLOB_TIMEOUT_S)
 
     async def status(self) -> RunStatus:
@@ -202,7 +204,7 @@ class CoordinatorClient:
     async def eject(self, client_id: ClientId) -> None:
         await self._request("POST", f"{self._run}/clients/{client_id}/eject")
 
-    async def put_genesis(self, sha256: Sha256, body: FileBody) -> CheckpointRef:
+    async def put_genesis(self, sha256: Sha256, body: "FileBody") -> CheckpointRef:
         """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""
         path = f"{self._run}/genesis/{sha256}"
         answer = await self._request("PUT", path, content=body, answer_s=BLOB_TIMEOUT_S)
@@ -240,7 +242,7 @@ class CoordinatorClient:
         answer = await self._request("GET", f"{self._run}/checkpoints")
         return parse_document(KeptCheckpoints, answer.content).checkpoints
 
-    async def get_blob(self, sha256: Sha256) -> Buffer:
+    async def get_blob(self, sha256: Sha256) -> "Buffer":
         """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""
         found = bytearray()  # not joined from a list of pieces, which would hold everything twice
         async for piece in self.blob_pieces(sha256):
@@ -297,7 +299,7 @@ class CoordinatorClient:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        content: FileBody | None = None,
+        content: "FileBody | None" = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
@@ -306,10 +308,10 @@ class CoordinatorClient:
         if content is not None:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
         body: bytes | _Pieces | None = None
-        if isinstance(content, TensorStream):
-            body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        elif content is not None:
+        if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
+        elif content is not None:
+            body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
         request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
         try:
             answer = await self._requests.answer(request)
@@ -327,7 +329,7 @@ class CoordinatorClient:
 class _Pieces:
     """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
 
-    def __init__(self, stream: TensorStream) -> None:
+    def __init__(self, stream: "TensorStream") -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:

@@ -15,6 +15,7 @@ from data_providers.locations import AnyLocation, parse_mix
 from data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
 from data_providers.protocol import DataProvider
 from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
+from epochal.cli.model_size import ModelSize, in_words, size_notes, size_problems
 from runtime.worker_thread import WorkerThread
 from state.config.data_file import DataConfig
 from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
@@ -42,10 +43,12 @@ class NamedFiles:
     Attributes:
         problems: why a start would fail, or the run's model could not be trained.
         notes: what is suspicious, and what was not opened.
+        facts: what a person who starts the run should know.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def collecting(self, place: str) -> Iterator[None]:
@@ -77,6 +80,8 @@ async def open_what_state_names(
     if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
         with found.collecting(source):
             check_config(state, spec)
+    if spec is not None and not found.problems:
+        await asyncio.to_thread(_look_at_size, state, spec, source, found)
     if _DATA_PARTS.intersection(wrong_parts):
         return found
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
@@ -131,6 +136,19 @@ def _read_first_model(state: StateFile, note: Note) -> ModelSpec:
     for _ in first.parameters():
         pass
     return first.spec
+
+
+def _look_at_size(state: StateFile, spec: ModelSpec, source: str, found: NamedFiles) -> None:
+    """Note how large a run's model is, and which limits it exceeds, if the model is known and can be opened here."""
+    if not spec.is_complete or spec.dummy or _lacking_libraries(spec):
+        return
+    try:
+        size = ModelSize.of(spec)
+    except (InvalidInput, Unsupported):  # said where the model is opened for its vocabulary
+        return
+    found.facts.append(f"{source}: {in_words(size, state)}")
+    found.problems += [f"{source}: {problem}" for problem in size_problems(size, state)]
+    found.notes += [f"{source}: {note}" for note in size_notes(size, state)]
 
 
 def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int | None:

@@ -42,6 +42,7 @@ def check(
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
 
     Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
+    It says how large the model is, and which limits of the file must be raised for it.
     """
     trust_code(trust_remote_code)
     checked = _Checked()
@@ -51,6 +52,8 @@ def check(
     count = len(checked.problems)
     if not no_files:
         checked.open_files(network)
+    for fact in checked.facts:
+        typer.echo(fact)
     for note in checked.notes:
         typer.echo(f"note: {note}", err=True)
     if checked.problems:
@@ -66,6 +69,7 @@ class _Checked:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.facts: list[str] = []
         self._state: tuple[StateFile, Path, frozenset[tuple[str, ...]]] | None = None
         self._data: tuple[DataConfig, Path] | None = None
 
@@ -115,3 +119,4 @@ class _Checked:
     def _take(self, found: "NamedFiles") -> None:
         self.problems += found.problems
         self.notes += found.notes
+        self.facts += found.facts

@@ -20,14 +20,14 @@ LAYOUT = TensorLayout(tuple((name, (50_000,)) for name in NAMES))
 SPEC = state_file().model.LLM.spec
 
 
-async def keep(blobs: DirectoryBlobs, first: FirstModel, **overrides: int) -> tuple[str, str]:
+async def keep(blobs: DirectoryBlobs, first: FirstModel) -> tuple[str, str]:
     """Make and keep the first checkpoint; return its replica digest, and that of the blob that is held."""
 
     async def make(step: int) -> FirstModel:
         assert step == first.step
         return first
 
-    rules = GenesisRules.of(state_file(**overrides), 0, lambda spec: LAYOUT)
+    rules = GenesisRules.of(state_file(), 0, lambda spec: LAYOUT)
     provided = await keep_made_genesis(Genesis(lambda spec: LAYOUT, make), rules, blobs)
     assert provided is not None
     reference = provided.checkpoint
@@ -65,11 +65,12 @@ async def test_made_checkpoint_whose_source_fails_midway_leaves_nothing(tmp_path
     assert blobs.total_bytes == 0
 
 
-async def test_made_checkpoint_without_room_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    def parameters() -> Iterator[tuple[str, Float32Array]]:
-        raise AssertionError("nothing is read")
-        yield "", np.zeros(1, np.float32)
+async def test_model_that_finds_no_room_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    async def make(step: int) -> FirstModel:
+        raise AssertionError("a model that nobody can keep was made")
 
+    rules = GenesisRules.of(state_file(blobs__max_total_bytes=2**20), 0, lambda spec: LAYOUT)
     blobs = await DirectoryBlobs.open(tmp_path, 2**30)
-    with pytest.raises(InvalidInput, match=r"25 % of \[blobs\] max_total_bytes; it needs `max_total_bytes = 12"):
-        await keep(blobs, FirstModel(SPEC, 0, LAYOUT, parameters), blobs__max_total_bytes=2**20)
+    for genesis in (Genesis(make=make), Genesis()):
+        with pytest.raises(InvalidInput, match=r"25 % of \[blobs\] max_total_bytes; it needs `max_total_bytes = 12"):
+            await keep_made_genesis(genesis, rules, blobs)

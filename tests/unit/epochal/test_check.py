@@ -39,7 +39,10 @@ def located(location: Any, **overrides: Any) -> str:
 
 def test_check_of_a_good_file_exits_0(tmp_path: Path) -> None:
     ran = checked(tmp_path, state_text())
-    assert (ran.code, ran.out) == (0, f"{tmp_path / 'state.toml'} is valid\n")
+    place = tmp_path / "state.toml"
+    size, verdict = ran.out.splitlines()
+    assert (ran.code, verdict) == (0, f"{place} is valid")
+    assert size.startswith(f"{place}: the model has 29,008 parameters: a checkpoint takes 233,"), size
 
 
 def test_check_reports_every_mistake_of_both_files_and_exits_2(tmp_path: Path) -> None:
@@ -227,3 +230,36 @@ def test_check_without_the_libraries_of_a_model_says_what_was_not_compared(
     folder = write_model(tmp_path / "model", {"w": np.ones((2, 3), np.float32)})
     ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__checkpoint={"Local": str(folder)}))
     ran.expect(0, "model.LLM.checkpoint was not opened: not installed: torch and transformers")
+
+
+BILLION = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
+
+
+def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path) -> None:
+    need_module("transformers")
+    model = {**HF_LLAMA, "model__LLM__hf": BILLION, "config__init_min_clients": 6}
+    ran = checked(tmp_path, state_text(**model))
+    ran.expect(
+        2,
+        "the model has 1,235,814,400 parameters: a checkpoint takes 9.89 GB, a client's result 4.94 GB, "
+        "the results of 6 clients 29.66 GB",
+        "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
+        "for 6 clients write `max_total_bytes = 4943",
+        "config.warmup_time is 30 s, in which clients download a checkpoint of 9.89 GB; a line of 100 Mbit/s needs "
+        "`warmup_time = 791` for the transfer alone",
+    )
+    needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
+    checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
+        0, "not every result of 6 clients finds room beside two checkpoints; write `max_total_bytes = 4943", "is valid"
+    )
+    enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
+    assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err

@@ -1,0 +1,105 @@
+"""The sizes that follow from a run's model, and the limits of the state file that they do not fit into."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from coordinator.genesis import MAX_FIRST_CHECKPOINT_PERCENT
+from state.config.model import ModelSpec
+from state.config.state_file import StateFile
+from state.first_model import FirstModel, first_checkpoint, model_document
+from state.replica import checkpoint_size_bound
+from state.results import result_size_bound
+from trainers.genesis import model_layout
+
+FLOAT32_BYTES = 4
+SLOW_LINE_BYTES_PER_S = 12_500_000
+"""The rate of a line of 100 Mbit/s, for which time limits should allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a run's model takes.
+
+    Attributes:
+        parameter_count: number of its parameters.
+        first_bytes: size of the run's first checkpoint.
+        checkpoint_bytes, result_bytes: sizes for which a coordinator keeps room, a few KiB above those of the files.
+    """
+
+    parameter_count: int
+    first_bytes: int
+    checkpoint_bytes: int
+    result_bytes: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        """Return the sizes of a complete model. It is laid out, and takes no memory. Raises as `model_layout`."""
+        layout = model_layout(spec)
+        first = first_checkpoint(FirstModel(spec, 0, layout, tuple))
+        return cls(
+            layout.size_bytes // FLOAT32_BYTES,
+            first.size_bytes,
+            checkpoint_size_bound(layout, len(model_document(spec))),
+            result_size_bound(layout),
+        )
+
+    @property
+    def least_total_bytes(self) -> int:
+        """The smallest `max_total_bytes` with which a coordinator takes the first checkpoint."""
+        return -(-self.first_bytes * 100 // MAX_FIRST_CHECKPOINT_PERCENT)
+
+    def total_bytes(self, client_count: int) -> int:
+        """Return the `max_total_bytes` with which every result of rounds with so many clients is taken."""
+        return max(self.least_total_bytes, 2 * self.checkpoint_bytes + client_count * self.result_bytes)
+
+
+def in_words(size: ModelSize, state: StateFile) -> str:
+    """Return the sizes of a model in a sentence."""
+    count = state.config.init_min_clients
+    result_bytes = size.parameter_count * FLOAT32_BYTES  # the header is a few KiB
+    results = "" if count == 1 else f", the results of {count} clients {_shown(count * result_bytes)}"
+    return (
+        f"the model has {size.parameter_count:,} parameters: a checkpoint takes {_shown(size.first_bytes)}, a client's "
+        f"result {_shown(result_bytes)}{results}"
+    )
+
+
+def size_problems(size: ModelSize, state: StateFile) -> list[str]:
+    """Return the limits with which the run cannot begin, each with what to write."""
+    most = state.blobs.max_total_bytes
+    if size.least_total_bytes <= most:
+        return []
+    return [
+        f"blobs.max_total_bytes is {most}; allowed: at least {size.least_total_bytes}, because a checkpoint may take "
+        f"{MAX_FIRST_CHECKPOINT_PERCENT} % of it; for {state.config.init_min_clients} clients write "
+        f"`max_total_bytes = {size.total_bytes(state.config.init_min_clients)}` in [blobs]"
+    ]
+
+
+def size_notes(size: ModelSize, state: StateFile) -> list[str]:
+    """Return the limits that are too tight for the run's first clients or for slow lines, each with what to write."""
+    config, notes = state.config, []
+    most, needed = state.blobs.max_total_bytes, size.total_bytes(config.init_min_clients)
+    if size.least_total_bytes <= most < needed:
+        notes.append(
+            f"blobs.max_total_bytes is {most}: not every result of {config.init_min_clients} clients finds room beside "
+            f"two checkpoints; write `max_total_bytes = {needed}`, and {size.result_bytes} more for each further client"
+        )
+    for name, limit_s, what, size_bytes in (
+        ("warmup_time", config.warmup_time, "download a checkpoint", size.first_bytes),
+        ("cooldown_time", config.cooldown_time, "upload a checkpoint", size.first_bytes),
+        ("max_round_train_time", config.max_round_train_time, "train, and upload a result", size.result_bytes),
+    ):
+        needed_s = -(-size_bytes // SLOW_LINE_BYTES_PER_S)
+        if needed_s > limit_s:
+            notes.append(
+                f"config.{name} is {limit_s:g} s, in which clients {what} of {_shown(size_bytes)}; a line of 100 "
+                f"Mbit/s needs `{name} = {needed_s}` for the transfer alone"
+            )
+    return notes
+
+
+def _shown(size_bytes: int) -> str:
+    if size_bytes >= 10**9:
+        return f"{size_bytes / 1e9:,.2f} GB"
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 10**6 else f"{size_bytes:,} bytes"
