@@ -72,6 +72,7 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
     from trainers.torch.devices import is_out_of_memory
 
     register_attention()
+    _log_as_others_do()
     names = {"auto": (RIGHT_PADDED_SDPA, "sdpa", "eager"), "sdpa": (RIGHT_PADDED_SDPA, "sdpa")}.get(
         attention, (attention,)
     )
@@ -166,6 +167,14 @@ def _remote_config(hf: Mapping[str, Any]) -> Any:
         raise _wrong(f"{CONFIG_PLACE}.{CODE_KEY}", str(error), "code that can be loaded") from error
     config._name_or_path = source
     return config
+
+
+def _log_as_others_do() -> None:
+    """Let what transformers says go where this program's log goes, not to standard error in a form of its own."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_default_handler()
+    hf_logging.enable_propagation()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from runtime.worker_thread import InlineWorker, Worker, WorkerThread
 from state.errors import InternalError
 from state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
 from state.replica import Replica, replica_digest
+from tests.support.cli import heavy_imports_of
 
 OUTER = OuterStep(0.7, 0.9)
 WAIT_S = 10.0
@@ -91,3 +92,7 @@ async def test_merger_inline_refuses_as_its_own_thread_would() -> None:
     with floating_point_mode(FLUSH_TO_ZERO), pytest.raises(UnsoundArithmetic):
         await merger.merge(replica(), contributions())
     assert (await merger.merge(replica(), contributions())).step == 1
+
+
+def test_merging_needs_no_library_that_may_differ_between_clients() -> None:
+    assert heavy_imports_of("import run_manager.replica.merger") <= {"numpy", "pydantic"}

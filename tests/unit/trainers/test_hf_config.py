@@ -1,5 +1,6 @@
 """Configs of Hugging Face models: which are taken, and what is said of the others."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,12 @@ def test_unknown_key_inside_a_nested_config_is_named_by_its_path() -> None:
 
     found = unknown_keys({"model_type": "gemma3", "text_config": {"hiden_size": 8}})
     assert [(one.path, one.nearest) for one in found] == [("model.LLM.hf.text_config.hiden_size", "hidden_size")]
+
+
+def test_warnings_of_transformers_go_to_this_program_s_log(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_model(spec_of(rms_norm_eps=1e-4))
+    logging.getLogger("transformers.models.mamba").warning("falling back to a slow kernel")
+    assert caplog.messages == ["falling back to a slow kernel"]
+    assert capsys.readouterr().err == ""
