@@ -4,11 +4,24 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import assignment, chunking, data, members, packing, peers, resilience, rounds, torch_rounds
+from benchmarks import (
+    assignment,
+    chunking,
+    data,
+    members,
+    packing,
+    peers,
+    quality,
+    resilience,
+    rounds,
+    torch_clients,
+    torch_memory,
+    torch_rounds,
+)
 from benchmarks.figures import Figure, show
 from benchmarks.report import write
 
@@ -28,10 +41,19 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "peers": lambda: _in_folder(peers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
     "torch": torch_rounds.measure,
+    "torch-clients": lambda: _in_folder(torch_clients.measure),
+    "torch-memory": lambda: _in_folder(torch_memory.measure),
+    "quality": quality.measure,
 }
-PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots}
-APART = ("peers", "resilience", "torch")
-"""The peers need an environment of their own, the attacks ten minutes, and transformers its extra: each is apart."""
+PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots, "quality": quality.plots}
+NOTES: dict[str, Sequence[str]] = {
+    "torch": torch_rounds.NOTES,
+    "torch-clients": torch_clients.NOTES,
+    "torch-memory": torch_memory.NOTES,
+    "quality": quality.NOTES,
+}
+APART = ("peers", "resilience", "torch", "torch-clients", "torch-memory", "quality")
+"""Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 
@@ -51,7 +73,8 @@ def main() -> None:
     show(figures)
     if arguments.write:
         plots = {plot: svg for name in names if name in PLOTS for plot, svg in PLOTS[name]().items()}
-        write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots)
+        notes = [note for name in names for note in NOTES.get(name, ())]
+        write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots, notes)
 
 
 if __name__ == "__main__":

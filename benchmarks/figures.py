@@ -17,23 +17,30 @@ class Figure:
     """One measured figure.
 
     Attributes:
+        value: None where it cannot be measured here; `baseline_name` says why.
         target: the project's target in words; "" for no target.
         baseline: the figure of bare work of the same amount, in the figure's unit; None for no baseline.
         baseline_name: describes the bare work.
     """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     target: str = ""
     baseline: float | None = None
     baseline_name: str = ""
 
+    @property
+    def ratio(self) -> float | None:
+        """The figure as a multiple of its baseline; None without one."""
+        return self.value / self.baseline if self.baseline and self.value is not None else None
+
     def cells(self) -> tuple[str, ...]:
         """Return the figure's row of a table with the columns `HEADINGS`."""
-        ratio = f"{self.value / self.baseline:.2f} x" if self.baseline else ""
+        value = "not measured" if self.value is None else f"{self.value:,.2f} {self.unit}"
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f} x"
         baseline = "" if self.baseline is None else f"{self.baseline:,.2f} {self.unit}"
-        return self.name, f"{self.value:,.2f} {self.unit}", self.target, baseline, ratio, self.baseline_name
+        return self.name, value, self.target, baseline, ratio, self.baseline_name
 
 
 def median_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -15,6 +15,9 @@ except ImportError as error:
 
 WIDTH_IN, ROW_IN, MARGIN_IN, LINES_HEIGHT_IN = 9.0, 0.27, 0.8, 4.0
 COLOUR = "#4472a8"
+BAND_ALPHA = 0.2
+Band = Sequence[tuple[float, float, float, float]]
+"""Points of a line: x, and the lowest, mean and highest y."""
 STYLE: Any = {
     "svg.hashsalt": "epochal",  # or every run would name its clip paths anew
     "svg.fonttype": "none",
@@ -27,9 +30,7 @@ STYLE: Any = {
 
 def ratio_plot(figures: Sequence[Figure]) -> str:
     """Return a bar for each figure with a baseline: measured as a multiple of it, on a logarithmic scale around 1."""
-    shown = [
-        (f"{figure.name} ({figure.unit})", figure.value / figure.baseline) for figure in figures if figure.baseline
-    ]
+    shown = [(f"{figure.name} ({figure.unit})", figure.ratio) for figure in figures if figure.ratio is not None]
     places = range(len(shown))
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(shown) + MARGIN_IN), layout="constrained")
@@ -61,6 +62,38 @@ def line_plot(lines: Mapping[str, Sequence[tuple[float, float]]], x_title: str, 
         axes.set_xlabel(x_title)
         axes.set_ylabel(y_title)
         axes.legend()
+        return _svg(canvas)
+
+
+def band_plot(lines: Mapping[str, Band], x_title: str, y_title: str) -> str:
+    """Return a line of means for each name, with a band from the lowest to the highest value."""
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(WIDTH_IN, LINES_HEIGHT_IN), layout="constrained")
+        axes = canvas.subplots()
+        for name, points in lines.items():
+            x, low, mean, high = zip(*points, strict=True)
+            (line,) = axes.plot(x, mean, marker="o", markersize=3, label=name)
+            axes.fill_between(x, low, high, alpha=BAND_ALPHA, color=line.get_color(), linewidth=0)
+        axes.grid(axis="y", color="#dddddd")
+        axes.set_xlabel(x_title)
+        axes.set_ylabel(y_title)
+        axes.legend()
+        return _svg(canvas)
+
+
+def spread_plot(groups: Mapping[str, Sequence[float]], x_title: str) -> str:
+    """Return a row of points for each name, one for each value, around 1."""
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(groups) + MARGIN_IN), layout="constrained")
+        axes = canvas.subplots()
+        for place, values in enumerate(groups.values()):
+            axes.plot(values, [place] * len(values), "o", markersize=5, color=COLOUR, alpha=0.6)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks(range(len(groups)), list(groups))
+        axes.margins(x=0.1, y=0.2)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color="#dddddd")
+        axes.set_xlabel(x_title)
         return _svg(canvas)
 
 

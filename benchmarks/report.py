@@ -13,8 +13,25 @@ from benchmarks.plots import ratio_plot
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def write(figures: Sequence[Figure], command: str, name: str, plots: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write `docs/NAME.md` and `docs/NAME.svg`, and further plots (SVG by name) below the table."""
+MAIN = "benchmarks"
+FURTHER = {
+    "benchmarks-torch": "transformers with torch",
+    "benchmarks-quality": "what clients learn beside one machine",
+    "benchmarks-peers": "beside other projects",
+    "benchmarks-resilience": "under attack",
+}
+"""The other pages of figures, to which the main one links."""
+NO_PLOTS: Mapping[str, str] = MappingProxyType({})
+
+
+def write(
+    figures: Sequence[Figure],
+    command: str,
+    name: str,
+    plots: Mapping[str, str] = NO_PLOTS,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write `docs/NAME.md` and `docs/NAME.svg`, with notes above the table and further plots (SVG by name) below it."""
     lines = [
         "# Benchmarks",
         "",
@@ -22,6 +39,8 @@ def write(figures: Sequence[Figure], command: str, name: str, plots: Mapping[str
         f"{os.cpu_count()} cores. Each baseline was measured in the same run; machines differ, "
         "ratios less so. Caches are warm.",
         "",
+        *(line for note in notes for line in (note, "")),
+        *([_further(), ""] if name == MAIN else []),
         f"![measured, as a multiple of the baseline]({name}.svg)",
         "",
         f"| {' | '.join(HEADINGS)} |",
@@ -34,3 +53,8 @@ def write(figures: Sequence[Figure], command: str, name: str, plots: Mapping[str
     (DOCS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (DOCS / f"{name}.svg").write_text(ratio_plot(figures), encoding="utf-8")
     sys.stdout.write(f"wrote docs/{name}.md and docs/{name}.svg\n")
+
+
+def _further() -> str:
+    links = ", ".join(f"[{title}]({page}.md)" for page, title in FURTHER.items() if (DOCS / f"{page}.md").exists())
+    return f"Further figures: {links}."

@@ -16,6 +16,8 @@ from tests.support.states import state_text
 
 RUN_ID = "benchmark"
 ADMIN_LINE = "admin token (shown this once): "
+START_TIMEOUT_S = 120.0
+"""A coordinator of a torch model imports torch and makes the first parameters before it listens."""
 
 
 LONG = dict.fromkeys(("warmup_time", "cooldown_time", "round_witness_time", "client_timeout_s"), 60)
@@ -52,8 +54,15 @@ async def coordinator_process(
     folder: Path, server: str | None = None, **config: Any
 ) -> AsyncIterator[CoordinatorProcess]:
     """Run a coordinator on a new run directory. Raise `EpochalError` if it does not start."""
+    async with coordinator_of(run_state(server, **config), folder) as process:
+        yield process
+
+
+@contextlib.asynccontextmanager
+async def coordinator_of(state: str, folder: Path) -> AsyncIterator[CoordinatorProcess]:
+    """Run a coordinator of this state file, as `coordinator_process` does."""
     state_path = folder / "state.toml"
-    state_path.write_text(run_state(server, **config), encoding="utf-8")
+    state_path.write_text(state, encoding="utf-8")
     run_dir = folder / "run"
     async with Children(folder / "logs") as children:
         child = await children.start(
@@ -61,7 +70,7 @@ async def coordinator_process(
         )
         assert child.process.stdout is not None
         admin_token = url = ""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_TIMEOUT_S):
             while not url and (line := (await child.process.stdout.readline()).decode().strip()):
                 if line.startswith(ADMIN_LINE):
                     admin_token = line.removeprefix(ADMIN_LINE)

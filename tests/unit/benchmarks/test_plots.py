@@ -3,12 +3,13 @@
 from xml.etree import ElementTree
 
 from benchmarks.figures import Figure
-from benchmarks.plots import line_plot, ratio_plot
+from benchmarks.plots import band_plot, line_plot, ratio_plot, spread_plot
 
 FIGURES = [
     Figure("slower", 3.0, "ms", baseline=1.5),
     Figure("faster", 1.0, "ms", baseline=8.0),
     Figure("alone", 1.0, "s"),
+    Figure("elsewhere", None, "s", baseline=1.0, baseline_name="no GPU here"),
 ]
 LINES = {"first": [(16.0, 80.0), (64.0, 99.0)], "second": [(16.0, 70.0), (64.0, 90.0)]}
 
@@ -24,8 +25,18 @@ def test_equal_figures_give_equal_files() -> None:
 
 def test_ratio_plot_names_every_figure_with_a_baseline_and_its_ratio() -> None:
     assert {"slower (ms)", "faster (ms)", "2.00 ×", "0.12 ×"} <= texts(ratio_plot(FIGURES))
-    assert "alone (s)" not in texts(ratio_plot(FIGURES))
+    assert not {"alone (s)", "elsewhere (s)"} & texts(ratio_plot(FIGURES))
 
 
 def test_line_plot_names_lines_axes_and_every_place() -> None:
     assert {"first", "second", "samples", "rows", "16", "64"} <= texts(line_plot(LINES, "samples", "rows"))
+
+
+def test_figure_that_cannot_be_measured_says_so() -> None:
+    assert FIGURES[-1].cells() == ("elsewhere", "not measured", "", "1.00 s", "", "no GPU here")
+
+
+def test_band_and_spread_name_their_lines_and_axes() -> None:
+    bands = {"one": [(1.0, 2.0, 2.5, 3.0), (2.0, 1.0, 1.5, 2.0)], "four": [(1.0, 2.0, 2.5, 3.0)]}
+    assert {"one", "four", "tokens", "loss"} <= texts(band_plot(bands, "tokens", "loss"))
+    assert {"one", "four", "ratio"} <= texts(spread_plot({"one": [1.0, 1.0], "four": [1.02, 1.01]}, "ratio"))

@@ -104,6 +104,29 @@ async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
         np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+async def test_one_client_with_inner_sgd_trains_as_a_loop_of_sgd() -> None:
+    """AdamW without memory, whose `eps` dwarfs every gradient, takes SGD's steps at `eps` times its rate."""
+    import torch
+
+    sequences, eps = sequences_of(*[24] * 8), 1e8
+    plain = {"betas": [0.0, 0.0], "weight_decay": 0.0, "eps": eps}
+    trainer = torch_trainer(micro_batch=2, model__LLM__optimizer={"AdamW": plain})
+    replica = first_replica(0, await start_of(trainer))
+    module = plain_llama(replica.parameters)
+    merger = Merger(OuterStep(1.0, 0.0), InlineWorker())
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    for _ in range(3):
+        trained = await trainer.train(plan_of(8, 4, RATE * eps), replica.parameters, arriving(sequences))
+        trainer.commit_inner_state()
+        replica = await merger.merge(replica, [Contribution(1, trained.difference)])
+        for first, second in zip(sequences[::2], sequences[1::2], strict=True):
+            optimizer.zero_grad()
+            ((plain_loss(module, first) + plain_loss(module, second)) / 46).backward()
+            optimizer.step()
+    for name, one in module.named_parameters():
+        np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
+
+
 async def test_loss_falls_over_rounds() -> None:
     trainer, sequences = torch_trainer(), sequences_of(*[32] * 8)
     found, _ = await rounds(trainer, plan_of(8, 8), await start_of(trainer), lambda: arriving(sequences), 6)
