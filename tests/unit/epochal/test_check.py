@@ -263,3 +263,14 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     )
     enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
+
+
+def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("transformers")
+    page = (Path(__file__).parents[3] / "docs" / "torch.md").read_text(encoding="utf-8")
+    (text,) = (block.partition("```")[0] for block in page.split("```toml\n")[1:] if "\nrun_id = " in block)
+    write_tokens(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    ran = checked(tmp_path, text)
+    ran.expect(0, "the model has 221,545,472 parameters: a checkpoint takes 1.77 GB", "is valid")
+    assert ran.err == ""
