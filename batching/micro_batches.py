@@ -114,11 +114,11 @@ def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Example]:
     position_ids = (
         itertools.repeat(None, count)
         if batch.position_ids is None
-        else map(_own_positions, np.split(batch.position_ids, places))
+        else map(own_positions, np.split(batch.position_ids, places))
     )
     return [Example(*parts) for parts in zip(tokens, labels, position_ids, strict=True)]
 
 
-def _own_positions(position_ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]] | None:
+def own_positions(position_ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]] | None:
     """Return the positions of one text, or None if they count from 0."""
     return None if np.array_equal(position_ids, np.arange(position_ids.size)) else position_ids

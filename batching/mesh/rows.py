@@ -8,13 +8,13 @@ and the layout alone determine which samples a process loads, and all processes 
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batching.mesh.layout import MeshLayout
-from batching.micro_batches import Example
+from batching.micro_batches import Example, own_positions
 from batching.round_plan import RoundPlan
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from state.errors import TrainerFailed
@@ -22,6 +22,8 @@ from state.intervals import DataIds
 
 PADDING_POSITION = -1
 MAX_TOKEN = 2**31 - 1
+_BLOCKS = 4
+"""Arrays of a row's length that one row has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +77,41 @@ class RowArrays:
     """Rows of one length, as arrays that can be sent whole.
 
     Attributes:
-        data: int32, `(rows, 3 · length + 1)`, contiguous; the others are views of it.
+        data: int32, `(rows, 4 · length + 1)`, contiguous; the others are views of it.
         tokens: int32, `(rows, length)`; 0 beyond a row's end.
         labels: int32, `(rows, length)`, as in `TokenBatch`; `IGNORED_LABEL` beyond a row's end.
         positions: int32, `(rows, length)`: each token's position in its document, −1 beyond a row's end.
+        position_ids: int32, `(rows, length)`: each token's position for models that know positions, where the data have
+            their own; otherwise, and beyond a row's end, −1.
         weights: float32, `(rows,)`: 1 for a sample, 0 for a row without one.
     """
 
     def __init__(self, data: NDArray[np.int32]) -> None:
-        length = data.shape[1] // 3
+        length = data.shape[1] // _BLOCKS
         self.data = data
-        self.tokens, self.labels, self.positions = (data[:, at * length : (at + 1) * length] for at in range(3))
+        self.tokens, self.labels, self.positions, self.position_ids = (
+            data[:, at * length : (at + 1) * length] for at in range(_BLOCKS)
+        )
         self.weights: NDArray[np.float32] = data[:, -1].view(np.float32)
 
     @classmethod
     def zeros(cls, row_count: int, length: int) -> Self:
         """Return rows of zero weight, to receive other processes' rows."""
-        return cls(np.zeros((row_count, 3 * length + 1), dtype=np.int32))
+        return cls(np.zeros((row_count, _BLOCKS * length + 1), dtype=np.int32))
 
     def clear(self, rows: slice) -> None:
         """Remove the tokens and the weight of these rows."""
         self.data[rows] = 0
         self.labels[rows] = IGNORED_LABEL
         self.positions[rows] = PADDING_POSITION
+        self.position_ids[rows] = PADDING_POSITION
 
     def put(self, row: int, batch: TokenBatch, sample: int) -> None:
-        """Put a sample into a row, with weight 1; `CorruptData` if it is too long or a token exceeds int32."""
+        """Put a sample into a row, with weight 1.
+
+        Raises:
+            CorruptData: it is too long, or a token or position id is outside the numbers that a row holds.
+        """
         start, stop = int(batch.offsets[sample]), int(batch.offsets[sample + 1])
         length = stop - start
         tokens = batch.input_ids[start:stop]
@@ -112,6 +123,13 @@ class RowArrays:
         self.tokens[row, :length] = tokens
         self.labels[row, :length] = tokens if batch.labels is None else batch.labels[start:stop]
         self.positions[row, :length] = _positions(batch, start, stop)
+        if batch.position_ids is not None and length:
+            given = batch.position_ids[start:stop]
+            if not 0 <= int(given.min()) <= int(given.max()) <= MAX_TOKEN:
+                raise CorruptData(
+                    f"position ids from {given.min()} to {given.max()}; rows hold those from 0 to {MAX_TOKEN}"
+                )
+            self.position_ids[row, :length] = given
         self.weights[row] = 1
 
     def examples(self, rows: Sequence[int]) -> list[Example]:
@@ -125,7 +143,8 @@ class RowArrays:
             cuts = np.flatnonzero(positions[1:length] == 0) + 1
             tokens = np.split(self.tokens[row, :length].astype(np.uint32), cuts)
             labels = np.split(self.labels[row, :length], cuts)
-            found += [Example(*parts) for parts in zip(tokens, labels, strict=True)]
+            position_ids = map(_given_positions, np.split(self.position_ids[row, :length], cuts))
+            found += [Example(*parts) for parts in zip(tokens, labels, position_ids, strict=True)]
         return found
 
 
@@ -177,6 +196,11 @@ class RowReader:
                 raise TrainerFailed(f"the data ended after {self.rows_loaded} rows") from None
         self._sample += 1
         return self._batch, self._sample - 1
+
+
+def _given_positions(position_ids: NDArray[np.int32]) -> NDArray[np.integer[Any]] | None:
+    """Return the data's own positions of one document; None if they have none, or if these count from 0."""
+    return None if position_ids[0] == PADDING_POSITION else own_positions(position_ids)
 
 
 def _positions(batch: TokenBatch, start: int, stop: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,17 @@ class RowBroadcast:
     Args:
         layout: the mesh; its processes are ranks of the default process group.
         process: this process's rank.
+        timeout: time limit of each message; None for torch's own, of minutes.
     """
 
-    def __init__(self, layout: MeshLayout, process: int) -> None:
+    def __init__(self, layout: MeshLayout, process: int, timeout: timedelta | None = None) -> None:
         groups: dict[tuple[int, ...], Any] = {}
         for holders in layout.holders.tolist():
             members = tuple(sorted(set(holders)))
             if len(members) > 1 and members not in groups:
-                groups[members] = dist.new_group(list(members))  # by every process, and in the same order
+                groups[members] = dist.new_group(
+                    list(members), timeout=timeout
+                )  # by every process, and in the same order
         self._plan = _planned(layout, process, groups)
 
     def receive(self, rows: NDArray[np.int32]) -> None:

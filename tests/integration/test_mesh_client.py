@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.support.heavy import need_module
 from tests.support.processes import BOUND_S, RealRun, in_training, real_run
+from tests.support.tiny_llama import LLAMA_STATE
 from tests.support.token_files import write_served_tokens
 
 MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
@@ -60,6 +61,24 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
             await gone(pid)
 
 
+async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(tmp_path: Path) -> None:
+    need_module("torch")
+    need_module("transformers")
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 3, "merge__inner_state": "keep"}
+    async with real_run(tmp_path, **overrides, **LLAMA_STATE) as run:
+        await run.start_client("--mesh", "fsdp=2", "--batch-size", "1", "--device", "cpu", trainer="torch")
+        await run.start_client("--device", "cpu", trainer="torch")
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (3, 0, 0)
+        mesh, alone = ([line["loss"] for line in run.events(one, "round_trained")] for one in run.clients)
+        assert len(mesh) == len(alone) == 3
+        assert max(mesh + alone) < 6
+        for line in run.events(run.clients[0], "mesh_round"):
+            assert min(line["rows_loaded"]) > 0, "both load"
+        for pid in processes_of(run):
+            await gone(pid)
+
+
 async def test_lost_mesh_process_costs_a_round_a_killed_agent_leaves_none(tmp_path: Path) -> None:
     need_module("torch")
     overrides = {"config__init_min_clients": 2, "config__total_steps": 400}
@@ -86,7 +105,8 @@ async def test_mesh_options_that_do_not_go_together_are_said(tmp_path: Path) -> 
         for arguments, message in (
             (("--processes", "2"), "--processes and --batch-size go with --mesh"),
             (("--mesh", "data"), "mesh 'data'"),
-            (("--mesh", "data=2", "--trainer", "null"), "--mesh goes with --trainer numpy"),
+            (("--mesh", "data=2", "--trainer", "null"), "--mesh goes with --trainer numpy or torch"),
+            (("--mesh", "fsdp=2", "--trainer", "torch", "--device", "cuda:0"), "--device cuda:0"),
             (("--mesh", "data=2", "--processes", "3"), "3 processes for a mesh of 2 devices"),
         ):
             ran = await run.command("client", run.url, *arguments)

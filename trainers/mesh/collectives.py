@@ -54,17 +54,18 @@ class MeshCollectives:
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         for setting in _INTERFACES:
             os.environ.setdefault(setting, loopback)
+        timeout = timedelta(seconds=meeting.timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
             store=dist.FileStore(meeting.store, meeting.process_count),
             rank=process,
             world_size=meeting.process_count,
-            timeout=timedelta(seconds=meeting.timeout_s),
+            timeout=timeout,
         )
         self.layout = layout
         self.process = process
         self.is_first = process == FIRST
-        self._rows = RowBroadcast(layout, process)
+        self._rows = RowBroadcast(layout, process, timeout)
 
     def any_of(self, value: bool) -> bool:
         """Return whether the value is true in any process."""

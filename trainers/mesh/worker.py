@@ -111,7 +111,7 @@ class MeshWorker:
         from trainers.torch.sharding import device_mesh
 
         assert isinstance(self._model, ShardableModel), "the agent checks the architecture"
-        mesh = device_mesh(self._device_type, self._start.options.shard_grid)
+        mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:

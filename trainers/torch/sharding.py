@@ -9,6 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -59,9 +60,21 @@ def device_of(options: TorchOptions, process: int, process_count: int) -> torch.
     return device
 
 
-def device_mesh(device_type: str, grid: Sequence[Sequence[int]]) -> DeviceMesh:
-    """Return the mesh of these processes: each row holds all shards, and the rows repeat them. Exchanges."""
-    return DeviceMesh(device_type, torch.tensor(grid), mesh_dim_names=(_REPLICAS, _SHARDS))
+def device_mesh(device_type: str, grid: Sequence[Sequence[int]], timeout_s: float) -> DeviceMesh:
+    """Connect the processes of a mesh. Every process calls this at once.
+
+    Args:
+        device_type: `cpu` or `cuda`.
+        grid: the processes' numbers: each row holds all shards in order, and the rows repeat them.
+        timeout_s: time limit of each operation.
+    """
+    own = dist.get_rank()
+    groups = []
+    for lines in (zip(*grid, strict=True), grid):
+        for line in map(list, lines):  # every process makes all groups, in the same order
+            group = dist.new_group(line, timeout=timedelta(seconds=timeout_s))
+            groups += [group] if own in line else []
+    return DeviceMesh.from_group(groups, device_type, mesh=torch.tensor(grid), mesh_dim_names=(_REPLICAS, _SHARDS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

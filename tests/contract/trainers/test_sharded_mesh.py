@@ -1,6 +1,9 @@
 """The `torch` trainer on a mesh: real processes under FSDP2 over gloo, against the trainer of one process."""
 
+import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,10 @@ import pytest
 
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
-from data_providers.protocol import TokenBatch
+from data_providers.protocol import CorruptData, TokenBatch
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
+from state.errors import InvalidInput, TrainerFailed
 from state.intervals import BatchId
 from state.tensors import Tensors
 from tests.support.heavy import need_module
@@ -20,6 +24,7 @@ from tests.support.local_training import SEED, rounds
 from tests.support.states import state_file
 from tests.support.tiny_llama import LLAMA
 from trainers.architectures import open_model
+from trainers.mesh import launcher
 from trainers.mesh.options import MeshOptions
 from trainers.mesh.trainer import MeshTrainer
 from trainers.protocol import TrainedRound
@@ -104,14 +109,111 @@ def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
             np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "count", "options"),
-    [("fsdp=2", 2, {}), ("data=2,fsdp=2", 4, {"micro_batch": 1})],
-)
-async def test_sharded_mesh_trains_as_one_process_does(
-    tmp_path: Path, mesh: str, count: int, options: dict[str, Any]
-) -> None:
+async def test_sharded_mesh_trains_as_one_process_does(tmp_path: Path) -> None:
     state = run_state(tmp_path)
-    async with opened(state, mesh, count, **options) as trainer:
+    async with opened(state, "data=2,fsdp=2", 4, micro_batch=1) as trainer:
         found, _ = await rounds(trainer, PLAN, start_of(state), nothing, 2)
     assert_same(found, await rounds_alone(state, 2))
+
+
+async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(tmp_path: Path) -> None:
+    state = run_state(tmp_path)
+    wanted = await rounds_alone(state, 2)
+    async with opened(state) as trainer:
+        first, after = await rounds(trainer, PLAN, start_of(state), nothing, 1)
+        running = processes_of(trainer)
+        os.kill(running[1].pid, signal.SIGKILL)
+        with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
+            await trainer.train(PLAN, after, nothing())
+        assert all(process.returncode is not None for process in running), "none is left"
+        second = await trainer.train(PLAN, after, nothing())
+    assert_same([*first, second], wanted)
+
+
+async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(tmp_path: Path) -> None:
+    state = run_state(tmp_path, bad_index=28)
+    start = start_of(state)
+    good = RoundPlan(4, (BatchId(2, 2),), 3, (0.01,))
+    async with opened(state) as trainer:
+        pids = [process.pid for process in processes_of(trainer)]
+        with pytest.raises(CorruptData, match="data index 28 has token 999") as failed:
+            await trainer.train(PLAN, start, nothing())
+        assert failed.value.context["batch_id"] == BatchId(9, 9)
+        broken = start | {"model.norm.weight": np.full(32, np.nan, np.float32)}
+        with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan"):
+            await trainer.train(good, broken, nothing())
+        trained = await trainer.train(good, start, nothing())
+        assert trained.token_count == 3 * (SEQ_LEN - 1)
+        assert [process.pid for process in processes_of(trainer)] == pids, "the same processes"
+
+
+async def test_sharded_mesh_out_of_memory_repeats_the_round_in_smaller_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launcher, "MODULE", "tests.support.tight_worker")
+    state = run_state(tmp_path)
+    async with opened(state) as trainer:
+        pids = [process.pid for process in processes_of(trainer)]
+        found, _ = await rounds(trainer, PLAN, start_of(state), nothing, 2)
+        assert not {process.pid for process in processes_of(trainer)} & set(pids), "others could only wait"
+    halved = [record.__dict__["places"] for record in caplog.records if record.getMessage() == "micro_batch_halved"]
+    assert halved == [2 * SEQ_LEN]
+    assert_same(found, await rounds_alone(state, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("data=2,tensor=2", 4), "axis 'tensor'; allowed: fsdp, which shards the model, and data and replica"),
+        (("fsdp=4", 2), "2 processes for mesh fsdp=4 with --trainer torch; allowed: 4"),
+    ],
+)
+def test_mesh_that_cannot_be_sharded_is_refused(arguments: tuple[str, int], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        MeshOptions(*arguments, trainer="torch")
+
+
+def test_mesh_with_one_device_for_all_processes_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="--device cuda:1 with --mesh; allowed: auto, cpu, cuda"):
+        MeshOptions("fsdp=2", 2, trainer="torch", torch=TorchOptions(device="cuda:1"))
+
+
+def test_mesh_with_fewer_gpus_than_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from trainers.torch.sharding import check_devices
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InvalidInput, match="of which this machine has 1; or --device cpu"):
+        check_devices(TorchOptions(), 2)
+    assert not check_devices(TorchOptions(device="cpu"), 2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "grid"),
+    [
+        ("fsdp=2", [[0, 1]]),
+        ("data=3", [[0], [1], [2]]),
+        ("data=2,fsdp=2", [[0, 1], [2, 3]]),
+        ("fsdp=2,data=2", [[0, 2], [1, 3]]),
+    ],
+)
+def test_shards_lie_along_fsdp_whatever_the_order_of_axes(mesh: str, grid: list[list[int]]) -> None:
+    assert MeshOptions(mesh, len(grid) * len(grid[0]), trainer="torch").shard_grid == grid
+
+
+def test_blocks_are_the_layers_that_share_no_parameter() -> None:
+    from torch import nn
+
+    from trainers.torch.sharding import blocks_of
+
+    shared, inner = nn.Linear(2, 2), nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]))
+    layers = nn.ModuleList([nn.Linear(2, 2), shared, inner, nn.Identity(), nn.Sequential(shared)])
+    model = nn.ModuleDict({"head": nn.Linear(2, 2), "body": nn.Sequential(layers)})
+    assert blocks_of(model) == [layers[0], inner]
+
+
+def processes_of(trainer: Any) -> list[asyncio.subprocess.Process]:
+    found: list[asyncio.subprocess.Process] = trainer._processes._processes
+    return list(found)

@@ -111,12 +111,26 @@ def test_rows_keep_labels_and_the_boundaries_of_documents() -> None:
     assert [example.predicted for example in examples] == [2, 2, 3]
 
 
+def test_rows_keep_position_ids_of_the_data() -> None:
+    ids = np.array([4, 5, 6, 0, 1, 0, 1, 2])
+    batch = TokenBatch(
+        np.arange(8, dtype="<u2"), np.array([0, 5, 8]), position_ids=ids, sequence_lengths=np.array([3, 2, 3])
+    )
+    rows = RowArrays.zeros(2, 6)
+    rows.put(0, batch, 0)
+    rows.put(1, batch, 1)
+    given = [example.position_ids for example in RowArrays(rows.data.copy()).examples([0, 1])]
+    assert [None if one is None else one.tolist() for one in given] == [[4, 5, 6], None, None]
+
+
 def test_sample_that_no_row_can_hold_is_said() -> None:
     rows = RowArrays.zeros(1, 4)
     with pytest.raises(CorruptData, match="a sample of 5 tokens; a row has room for 4"):
         rows.put(0, TokenBatch.fixed_length(np.zeros(5, dtype="<u2"), 5), 0)
     with pytest.raises(CorruptData, match="token 4294967295; rows hold tokens up to 2147483647"):
         rows.put(0, TokenBatch.fixed_length(np.full(4, 2**32 - 1, dtype="<u4"), 4), 0)
+    with pytest.raises(CorruptData, match="position ids from -1 to 2; rows hold those from 0 to 2147483647"):
+        rows.put(0, TokenBatch(np.zeros(4, "<u2"), np.array([0, 4]), position_ids=np.arange(-1, 3)), 0)
 
 
 async def test_data_that_end_early_are_said() -> None:
