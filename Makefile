@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-peers chaos mutants clean
+.PHONY: help setup demo test check lint types layers docs bench bench-peers bench-peer-training chaos mutants clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -62,8 +62,23 @@ $(PEERS)/.installed:
 	$(PEERS)/bin/pip install --quiet torch==2.13.0 --requirement $(PEERS)/requirements.txt grain==0.2.18 array_record
 	@touch $@
 
-bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequences, from an environment of their own
+# Systems that train, each in an environment of its own. One that cannot be installed is named with its error on the page.
+TRAINING_PEERS := .bench-peers-torchft .bench-peers-hivemind
+.bench-peers-torchft/.installed: PEER := torchft==0.2.0
+.bench-peers-hivemind/.installed: PEER := hivemind==1.1.12
+
+$(TRAINING_PEERS:=/.installed):
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet torch==2.13.0 transformers==5.23.0 numpy $(PEER) > $(@D)/install.log 2>&1 \
+	  && touch $@ || tail -n 3 $(@D)/install.log
+
+bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequences, and other systems that train the same
 	$(BIN)/python -m benchmarks peers --write benchmarks-peers
+	$(MAKE) bench-peer-training
+
+bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: ten minutes
+	$(BIN)/python -m pip install --quiet --editable '.[dev,torch]' torch==2.13.0 transformers==5.23.0
+	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -14,6 +14,7 @@ from benchmarks import (
     data,
     members,
     packing,
+    peer_training,
     peers,
     quality,
     resilience,
@@ -23,7 +24,7 @@ from benchmarks import (
     torch_rounds,
 )
 from benchmarks.figures import Figure, show
-from benchmarks.report import write
+from benchmarks.report import explain, write
 
 
 def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
@@ -45,6 +46,8 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "torch-memory": lambda: _in_folder(torch_memory.measure),
     "quality": quality.measure,
 }
+EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training": peer_training.measure}
+"""Benchmarks that also return a text, which the page shows below the table."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots, "quality": quality.plots}
 NOTES: dict[str, Sequence[str]] = {
     "torch": torch_rounds.NOTES,
@@ -52,29 +55,40 @@ NOTES: dict[str, Sequence[str]] = {
     "torch-memory": torch_memory.NOTES,
     "quality": quality.NOTES,
 }
-APART = ("peers", "resilience", "torch", "torch-clients", "torch-memory", "quality")
+APART = ("peers", *EXPLAINED, "resilience", "torch", "torch-clients", "torch-memory", "quality")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 
 def main() -> None:
     """Measure the named benchmarks, or those by default, and print the figures."""
+    known = (*BENCHMARKS, *EXPLAINED)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all but {' and '.join(APART)} by default"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but {' and '.join(APART)} by default"
     )
     parser.add_argument("--write", metavar="PAGE", help="also write docs/PAGE.md and docs/PAGE.svg")
     arguments = parser.parse_args()
     names: list[str] = arguments.names or list(BY_DEFAULT)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    figures = [figure for name in names for figure in BENCHMARKS[name]()]
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(known)}")
+    figures: list[Figure] = []
+    texts: list[str] = []
+    for name in names:
+        if name in EXPLAINED:
+            explained, text = EXPLAINED[name]()
+            figures += explained
+            texts.append(text)
+        else:
+            figures += BENCHMARKS[name]()
     show(figures)
     if arguments.write:
         plots = {plot: svg for name in names if name in PLOTS for plot, svg in PLOTS[name]().items()}
         notes = [note for name in names for note in NOTES.get(name, ())]
         write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots, notes)
+        for text in texts:
+            explain(arguments.write, text)
 
 
 if __name__ == "__main__":

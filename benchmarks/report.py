@@ -18,6 +18,7 @@ FURTHER = {
     "benchmarks-torch": "transformers with torch",
     "benchmarks-quality": "what clients learn beside one machine",
     "benchmarks-peers": "beside other projects",
+    "benchmarks-peer-training": "beside other systems that train",
     "benchmarks-resilience": "under attack",
 }
 """The other pages of figures, to which the main one links."""
@@ -53,6 +54,12 @@ def write(
     (DOCS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (DOCS / f"{name}.svg").write_text(ratio_plot(figures), encoding="utf-8")
     sys.stdout.write(f"wrote docs/{name}.md and docs/{name}.svg\n")
+
+
+def explain(name: str, text: str) -> None:
+    """Append a text to the page `docs/NAME.md`."""
+    page = DOCS / f"{name}.md"
+    page.write_text(f"{page.read_text(encoding='utf-8')}\n{text.rstrip()}\n", encoding="utf-8")
 
 
 def _further() -> str:
