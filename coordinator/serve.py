@@ -117,6 +117,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
                 await service.started.wait()
+                store.note_address(endpoint.url_of(listener))
                 farewell = tasks.create_task(_end_after_failure(service))
                 try:
                     yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)

@@ -143,6 +143,13 @@ class MemoryStore:
 
     is_backup = False
 
+    def note_address(self, url: str) -> None:
+        """Do nothing: who reads the store is in the coordinator's process."""
+
+    def served_at(self) -> str | None:
+        """Return None: nobody outside its process reads the store."""
+        return None
+
     async def note_served(self) -> None:
         """Do nothing: it is no backup."""
 

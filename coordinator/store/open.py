@@ -38,6 +38,9 @@ class StoreReader(Protocol):
             StoreFailed: a sweep does not end.
         """
 
+    def served_at(self) -> str | None:
+        """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
+
 
 class Store(StoreReader, Protocol):
     """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
@@ -54,6 +57,9 @@ class Store(StoreReader, Protocol):
     @property
     def is_backup(self) -> bool:
         """Whether it is a backup from which no coordinator has started yet."""
+
+    def note_address(self, url: str) -> None:
+        """Note where the run is served, until the store is closed. A medium that fails is logged."""
 
     async def note_served(self) -> None:
         """Note that a coordinator has started from it: it is no backup any more."""

@@ -76,6 +76,15 @@ class StoredRun:
     def __init__(self, store: StoreReader) -> None:
         self._store = store
 
+    def served_at(self) -> str | None:
+        """Return the address of the coordinator that serves the run now; None if none is known to."""
+        return self._store.served_at()
+
+    async def is_served_by(self, client: CoordinatorClient) -> bool:
+        """Return whether a coordinator serves this very run, and not another one of its name."""
+        document, _ = await config_of(client)
+        return document.coordinator_key == (await self._run()).coordinator_key
+
     async def now(self) -> RunView:
         run = await self._run()
         state = run.state_file

@@ -1,10 +1,10 @@
 """The argument that names a run, by its store or by its coordinator's address, for commands that read checkpoints."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -12,9 +12,11 @@ from coordinator.store.open import open_store_reader
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_admin_token
 from epochal.checkpoints.runs import ServedRun, StoredRun
-from epochal.cli.admin_token import required_token
+from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
 from epochal.cli.options import trusted
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from state.errors import EpochalError
+from state.evaluations import EvaluationReport
 
 RunArgument = Annotated[
     str,
@@ -28,6 +30,8 @@ ReconnectOption = Annotated[
     typer.Option("--reconnect", min=0, help="With --follow: seconds to go on while something does not answer."),
 ]
 DEFAULT_RECONNECT_S = DEFAULT_BOUND_S
+Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
+"""Takes an evaluation into a run's history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,31 @@ class RunAddress:
         check_admin_token(token)
         async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca)) as client:
             yield ServedRun(client, token)
+
+    @contextlib.asynccontextmanager
+    async def recording(self, run: StoredRun | ServedRun) -> AsyncIterator[tuple[Record | None, str]]:
+        """Yield what takes an evaluation into the run's history; or None, and why its coordinator cannot be told."""
+        if isinstance(run, ServedRun):
+            yield run.record, ""
+            return
+        url, token = run.served_at(), given_token(self.admin_token)
+        if url is None:
+            yield None, f"no coordinator serves {self.place} on this machine now"
+            return
+        if token is None:
+            yield None, f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"
+            return
+        check_admin_token(token)
+        async with contextlib.AsyncExitStack() as stack:
+            record, reason = None, f"the coordinator at {url} serves another run"
+            try:
+                connecting = CoordinatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
+                client = await stack.enter_async_context(await connecting)
+                if await run.is_served_by(client):
+                    record, reason = ServedRun(client, token).record, ""
+            except EpochalError as error:
+                reason = error.message
+            yield record, reason
 
 
 def following_policy(reconnect_s: float, *, follows: bool) -> RetryPolicy:

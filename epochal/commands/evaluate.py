@@ -1,13 +1,12 @@
 """`epochal evaluate`: the loss of a run's checkpoints on data, encoded as the run encodes them, into its history."""
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import AdminToken
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, JsonOption
@@ -18,9 +17,6 @@ from epochal.cli.torch_options import AttentionOption, DeviceOption, MicroBatchO
 from epochal.evaluation.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, checked_name
 from epochal.evaluation.losses import EvaluationOptions
 from state.errors import InvalidInput
-from state.evaluations import EvaluationReport
-
-NOT_RECORDED = "not in the run's history: only a coordinator, named by its address, records"
 
 
 def evaluate(
@@ -74,20 +70,20 @@ def evaluate(
     policy = following_policy(reconnect_s, follows=follow)
 
     async def main() -> None:
-        async with RunAddress(run, admin_token, tls_ca).open(policy) as found:
-            recorder = _recorder_of(found) if record else None
-            shown = _as_json if as_json else _as_text
+        address = RunAddress(run, admin_token, tls_ca)
+        shown = _as_json if as_json else _as_text
+        async with contextlib.AsyncExitStack() as stack:
+            found = await stack.enter_async_context(address.open(policy))
+            recorder, obstacle = None, ""
+            if record:
+                recorder, obstacle = await stack.enter_async_context(address.recording(found))
             options = EvaluatorOptions(checked, recorder, lambda one: say(shown(one)), _note)
             async with Evaluator(found, evaluation, options) as evaluator:
                 await (evaluator.follow(policy) if follow else evaluator.once(step))
-            if record and recorder is None:
-                _note(NOT_RECORDED)
+            if obstacle:
+                _note(f"not in the run's history: {obstacle}")
 
     run_to_end(main())
-
-
-def _recorder_of(run: StoredRun | ServedRun) -> Callable[[EvaluationReport], Awaitable[None]] | None:
-    return run.record if isinstance(run, ServedRun) else None
 
 
 def _note(text: str) -> None:

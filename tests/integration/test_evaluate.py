@@ -2,20 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.support.heavy import need_module
-from tests.support.processes import RealRun, prepared_run, real_run
+from tests.support.processes import prepared_run, real_run
 from tests.support.tiny_llama import LLAMA_STATE
 
 ON_DUMMY = ("--data", "dummy", "--samples", "4")
-
-
-async def history(run: RealRun) -> list[dict[str, Any]]:
-    shown = await run.command("status", run.url, "--json")
-    shown.expect(0)
-    found: list[dict[str, Any]] = json.loads(shown.out)["evaluations"]
-    return found
 
 
 async def test_followed_run_has_its_evaluations_in_its_history(tmp_path: Path) -> None:
@@ -26,24 +18,34 @@ async def test_followed_run_has_its_evaluations_in_its_history(tmp_path: Path) -
         ran = await run.command(*follow, **token)
         ran.expect(0, "test-run, replica 4: loss ", "recorded as held-out")
         await run.finish()
-        kept = await history(run)
-        assert [(one["name"], one["samples"]) for one in kept] == [("held-out", 4)] * len(kept)
-        assert kept[-1]["step"] == 4
+        kept = (await run.status()).evaluations
+        assert [(one.name, one.samples) for one in kept] == [("held-out", 4)] * len(kept)
+        assert kept[-1].step == 4
         again = await run.command(*follow, **token)
         again.expect(0)
         assert (again.out, again.err) == ("", "test-run, replica 4: recorded already\n")
-        (await run.command("status", run.url)).expect(0, "held-out")
         assert [line["step"] for line in run.events(run.coordinator, "evaluation_recorded")][-1] == 4
         await run.kill_coordinator()
         await run.start_coordinator()
-        assert await history(run) == kept
+        assert (await run.status()).evaluations == kept
+
+
+async def test_store_s_evaluation_is_recorded_where_a_coordinator_serves_it(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        await run.start_coordinator()
+        evaluate = ("evaluate", str(run.run_dir), *ON_DUMMY)
+        without = await run.command(*evaluate, EPOCHAL_ADMIN_TOKEN="")
+        without.expect(0, "replica 0: loss", f"not in the run's history: the coordinator at {run.url} takes it with")
+        ran = await run.command(*evaluate, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        ran.expect(0, "recorded as validation")
+        assert ran.err == ""
+        shown = await run.command("status", run.url, "--json")
+        (kept,) = json.loads(shown.out)["evaluations"]
+        assert (kept["name"], kept["step"]) == ("validation", 0)
         await run.stop_coordinator()
-        stored = await run.command("evaluate", str(run.run_dir), *ON_DUMMY, "--json")
-        stored.expect(0)
-        assert "not in the run's history" in stored.err
-        found = json.loads(stored.out)
-        assert (found["step"], found["loss"], found["recorded"]) == (4, kept[-1]["loss"], False)
-        await run.prove()
+        stopped = await run.command(*evaluate, "--json", EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        stopped.expect(0, "not in the run's history: no coordinator serves")
+        assert json.loads(stopped.out)["recorded"] is False
 
 
 async def test_transformer_is_evaluated_with_the_chosen_options(tmp_path: Path) -> None:
@@ -56,5 +58,5 @@ async def test_transformer_is_evaluated_with_the_chosen_options(tmp_path: Path) 
         ran.expect(0)
         found = json.loads(ran.out)
         assert (found["step"], found["tokens"], found["recorded"]) == (0, 4 * 15, True)
-        (kept,) = await history(run)
-        assert (kept["name"], kept["loss"]) == ("validation", found["loss"])
+        (kept,) = (await run.status()).evaluations
+        assert (kept.name, kept.loss) == ("validation", found["loss"])

@@ -69,7 +69,7 @@ async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
     async with asyncio.timeout(UP_BOUND_S):
         while b"RoundTrain" not in (line := await process.stdout.readline()):
             assert line, "it ended"
-    return process, int((run / "coordinator" / "lock").read_text())
+    return process, int((run / "coordinator" / "lock").read_text().split()[0])
 
 
 async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 ```
 RUN_DIR/
-├── lock                    held by the coordinator that serves the run; contains its process ID
+├── lock                    held by the coordinator that serves the run; contains its process ID and its address
 ├── sweep.lock              held by a sweep, or shared by those who copy (coordinator/store/directory/sweep_lock.py)
 ├── backup.json             in a backup from which nobody has started (coordinator/store/directory/backup_folder.py)
 ├── state.toml              the run's state file, rewritten at phase changes; a new run can start from it
@@ -54,7 +54,7 @@ OWN_FOLDERS = frozenset({JOURNAL_FOLDER, BLOBS_FOLDER, KEYS_FOLDER})
 OWN_FILES = frozenset({STATE_FILE, f"{STATE_FILE}.new", LOCK_FILE, sweep_lock.SWEEP_LOCK_FILE, NOTE_FILE})
 TESTNET_FOLDER = "coordinator"
 """Name of the run directory in the folder of `epochal up`."""
-MAX_LOCK_BYTES = 64
+MAX_LOCK_BYTES = 512
 
 
 def run_directory_in(folder: Path) -> Path | None:
@@ -104,6 +104,17 @@ class RunDirectory:
     async def note_served(self) -> None:
         await self._thread.run((self._run_dir / NOTE_FILE).unlink, True)
 
+    def served_at(self) -> str | None:
+        return _served_at(self._run_dir)
+
+    def note_address(self, url: str) -> None:
+        try:
+            if self._lock is not None:
+                self._lock.write(url.encode() + b"\n")
+                self._lock.flush()
+        except OSError as error:
+            log.warning("address_not_noted", extra={"reason": error.strerror or str(error)})
+
     @contextlib.contextmanager
     def sweeping(self) -> Iterator[bool]:
         try:
@@ -125,6 +136,8 @@ class RunDirectory:
         lock, self._lock = self._lock, None
         if lock is not None:
             await self._thread.aclose(self.journal.close)
+            with contextlib.suppress(OSError):
+                lock.truncate(0)
             lock.close()
 
 
@@ -140,6 +153,28 @@ class RunDirectoryReader:
 
     def copying(self) -> AbstractAsyncContextManager[None]:
         return sweep_lock.copying(self._run_dir)
+
+    def served_at(self) -> str | None:
+        return _served_at(self._run_dir)
+
+
+def _served_at(run_dir: Path) -> str | None:
+    """Return the address in the lock if its process is alive: one that was killed has left its address."""
+    try:
+        with (run_dir / LOCK_FILE).open("rb") as file:
+            process_id, url = _owner_in(file.read(MAX_LOCK_BYTES))
+        if url is not None:
+            with contextlib.suppress(PermissionError):  # another user's process
+                os.kill(int(process_id), 0)
+    except (OSError, ValueError, OverflowError):
+        return None
+    return url
+
+
+def _owner_in(lock: bytes) -> tuple[str, str | None]:
+    """Return the process ID and the address in the content of a lock; "" and None for what is not there."""
+    lines = lock.decode(errors="replace").split()
+    return (lines[0] if lines else ""), (lines[1] if len(lines) > 1 else None)
 
 
 def _make_all_private(run_dir: Path) -> None:
@@ -167,7 +202,7 @@ def _take_lock(run_dir: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.seek(0)
-        owner = file.read(MAX_LOCK_BYTES).decode(errors="replace").strip() or "unknown"
+        owner = _owner_in(file.read(MAX_LOCK_BYTES))[0] or "unknown"
         file.close()
         raise StoreFailed(f"{run_dir} is served by another coordinator already (process {owner})") from None
     file.truncate(0)
