@@ -43,7 +43,7 @@ def test_tokenizer_is_of_the_commit_from_which_the_run_started(tmp_path: Path, m
     assert all(path.startswith(f"/{REPOSITORY}/resolve/{COMMIT}/") for path in asked if "/resolve/" in path)
 
 
-def test_tokenizer_of_a_relative_folder_is_copied_only_if_it_holds_the_run_s_model(
+def test_relative_folder_gives_its_tokenizer_only_if_it_is_the_runs_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

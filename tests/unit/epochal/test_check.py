@@ -210,7 +210,7 @@ def test_check_compares_tokens_with_the_vocabulary_of_a_config(tmp_path: Path) -
     )
 
 
-def test_check_compares_samples_to_pack_with_the_vocabulary_of_a_folder_of_weights(tmp_path: Path) -> None:
+def test_check_compares_samples_to_pack_with_the_model_at_the_checkpoint(tmp_path: Path) -> None:
     need_module("transformers")
     parameters = make_first_model(state_file(**HF_LLAMA, model__LLM__hf=LLAMA), 0).replica.parameters
     folder = write_model(tmp_path / "model", parameters, config=LLAMA)

@@ -119,7 +119,7 @@ def test_model_that_sees_what_it_predicts_is_refused_by_name() -> None:
     assert open_model(spec_of(**BERT, is_decoder=True)).shapes
 
 
-def test_model_that_sees_ahead_and_is_too_large_to_try_fails_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_that_sees_ahead_fails_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     from state.errors import TrainerFailed
     from trainers.torch import causality
 
@@ -134,7 +134,7 @@ def test_model_that_sees_ahead_and_is_too_large_to_try_fails_where_it_is_made(mo
 # Keys
 
 
-def test_misspelt_key_of_a_state_file_is_a_mistake_with_the_nearest_known_one() -> None:
+def test_misspelt_key_of_a_state_file_names_the_nearest_known_one() -> None:
     from tests.support.states import state_file
     from tests.support.tiny_llama import LLAMA_STATE
     from trainers.genesis import make_first_model
