@@ -10,7 +10,7 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,9 @@ class RealRun:
                     return line
         raise AssertionError(f"{child.name} ended without printing {text!r}:\n{child.log_tail()}")
 
-    async def start_client(self, *arguments: str, trainer: str = "numpy") -> Child:
+    async def start_client(
+        self, *arguments: str, trainer: str = "numpy", environment: Mapping[str, str] | None = None
+    ) -> Child:
         """Start a client of the run, with a key of its own unless `--key` is given."""
         name = f"client-{len(self.clients) + 1}"
         if "--key" not in arguments:
@@ -183,7 +185,8 @@ class RealRun:
             (self.folder / f"{name}.key").write_bytes(seed)
             arguments = (*arguments, "--key", str(self.folder / f"{name}.key"))
             self._client_ids[name] = ClientKey.from_seed(seed).client_id
-        child = await self.children.start(name, "client", self.url, "--trainer", trainer, *arguments)
+        command = ("client", self.url, "--trainer", trainer, *arguments)
+        child = await self.children.start(name, *command, environment=environment)
         self.clients.append(child)
         return child
 
