@@ -1,17 +1,17 @@
 """The last check of a run of a transformer: its model is exported, and loaded by `transformers` as anybody would."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.store.open import open_store_reader
+from epochal.checkpoints.parameters import read_parameters
 from epochal.checkpoints.runs import StoredRun
 from epochal.export.exporter import Exporter, ExportOptions
 from state.errors import EpochalError
-from state.replica import parse_checkpoint
 from state.tensors import Tensors
+from trainers.genesis import model_layout
 from trainers.sources.float_types import FloatType
 
 
@@ -25,11 +25,11 @@ async def export_and_load(store: str, out: Path) -> list[str]:
     run = StoredRun(open_store_reader(store))
     try:
         await Exporter(run, ExportOptions(out, FloatType.FLOAT32, {}), lambda _: None).once(None)
-        async with contextlib.aclosing(run.pieces((await run.now()).checkpoints[-1])) as pieces:
-            data = b"".join([piece async for piece in pieces])
+        view = await run.now()
+        parameters = await read_parameters(run, view.checkpoints[-1], model_layout(view.spec))
     except EpochalError as error:
         return [f"the model could not be exported: {error.message}"]
-    return await asyncio.to_thread(_differences, out, parse_checkpoint(data).parameters)
+    return await asyncio.to_thread(_differences, out, parameters)
 
 
 def _differences(folder: Path, parameters: Tensors) -> list[str]:

@@ -10,7 +10,7 @@ from tests.support.heavy import need_module, need_program
 from tests.support.tutorial import Tutorial, steps_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "first-model.md"
-TIMEOUT_S = 300
+TIMEOUT_S = 400
 """Seconds for a whole page; on two idle cores it takes half a minute."""
 KNOWS_NOTHING = 6.24
 """Loss of a model that gives each of 512 tokens the same probability, in nats."""
@@ -37,5 +37,5 @@ async def test_first_model_does_what_the_page_says(tmp_path: Path) -> None:
     loss = re.search(r"first-model, replica 16: loss ([0-9.]+) nats per token", printed)
     assert loss is not None
     assert float(loss[1]) < KNOWS_NOTHING - 1
-    assert "The statement" in tutorial.printed[-1]
+    assert "\nThe statement" in f"\n{printed}", "transformers generated nothing from the prompt"
     assert (tmp_path / "A" / "model" / "model.safetensors").exists()

@@ -24,9 +24,9 @@ from typing import Self
 
 STEP = re.compile(r"^<!-- machine ([AB])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^```\w+$", re.MULTILINE)
-START_BOUND_S = 60.0
+START_BOUND_S = 100.0
 """Seconds until a command that goes on has printed its text."""
-END_BOUND_S = 100.0
+END_BOUND_S = 200.0
 """Seconds for a command to end."""
 
 
@@ -118,7 +118,11 @@ class Tutorial:
         await self._end(process)
 
     async def _end(self, process: Process) -> None:
-        async with asyncio.timeout(END_BOUND_S):
+        try:
+            async with asyncio.timeout(END_BOUND_S):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.kill()
             out, err = await process.communicate()
         self.printed.append(out.decode())
         assert process.returncode == 0, f"ended with {process.returncode}:\n{''.join(self.printed)}\n{err.decode()}"
