@@ -80,7 +80,7 @@ def test_constants_that_old_versions_stored_are_ignored(tmp_path: Path) -> None:
         tensors_of(write_model(tmp_path / "bias", {"a": A, "b": B, "h.0.attn.bias": B}))
 
 
-def test_files_of_a_model_without_its_head_lack_the_first_part_of_each_name(tmp_path: Path) -> None:
+def test_files_of_a_model_without_its_head_lack_each_names_first_part(tmp_path: Path) -> None:
     folder = write_model(tmp_path, {"wte.weight": A, "h.0.ln.bias": B})
     shapes = {"transformer.wte.weight": (2, 3), "transformer.h.0.ln.bias": (2,)}
     assert tensors_of(folder, shapes) == {"transformer.wte.weight": A.tolist(), "transformer.h.0.ln.bias": B.tolist()}
