@@ -64,8 +64,8 @@ UrlOrPath = Annotated[
 LocalPath = Annotated[
     PathText,
     Field(
-        description="a path on the client's machine; a URL goes into { Http = … }, and what another package's provider "
-        "opens is named by each client with `--data name://…`"
+        description="a path on the client's machine, as a string; a URL goes into { Http = … }, and what another "
+        "package's provider opens is named by each client with `--data name://…`"
     ),
 ]
 UrlTemplate = Annotated[

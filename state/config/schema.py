@@ -45,7 +45,9 @@ def _check_path(place: str) -> str:
     return place
 
 
-PathText = Annotated[str, AfterValidator(_check_path), Field(description="a path on this machine, and no URL")]
+PathText = Annotated[
+    str, AfterValidator(_check_path), Field(description="a path on this machine, as a string, and no URL")
+]
 
 ABSENT: Any = object()
 """The default of a place that has none."""

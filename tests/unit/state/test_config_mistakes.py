@@ -345,3 +345,10 @@ def test_state_file_with_a_hugging_face_config_is_written_as_it_was_read() -> No
     state = state_file(model__LLM__architecture="HfLlama", model__LLM__hf=config)
     assert state.model.LLM.hf == config
     assert parse_state(dump_state(state), "state.toml") == state
+
+
+@pytest.mark.parametrize("place", ["data_location", "checkpoint"])
+def test_mistake_of_a_table_in_place_of_a_path_asks_for_a_string(place: str) -> None:
+    mistake = mistakes_of(**{f"model__LLM__{place}": {"Local": {"path": "data"}}})[f"model.LLM.{place}.Local"]
+    assert mistake.value == '{ path = "data" }'
+    assert "machine, as a string" in mistake.allowed
