@@ -42,6 +42,7 @@ class AuditReport:
         damaged_bytes: size of a complete last record with a wrong checksum, which somebody may have been told of.
         blobs: number of blobs that the run relies on, each of which was read.
         wrong_blobs: number of those that are missing, have another size or other bytes.
+        evaluations: number of evaluations in the run's history.
         recomputed_steps: number of replicas recomputed and compared; None without `recompute`.
         recomputed: how many of the run's steps those are, and why not all; None without `recompute`.
         replicas_identical: whether all of those agree with the attested digests; None without `recompute`.
@@ -61,6 +62,7 @@ class AuditReport:
     damaged_bytes: int
     blobs: int
     wrong_blobs: int
+    evaluations: int
     recomputed_steps: int | None
     recomputed: str | None
     replicas_identical: bool | None
@@ -225,6 +227,7 @@ def _report(run: Run, ledger: _Ledger, journal: JournalReader, recomputed: Recom
         damaged_bytes=journal.damaged_bytes,
         blobs=ledger.blobs,
         wrong_blobs=ledger.wrong_blobs,
+        evaluations=len(run.evaluations),
         recomputed_steps=None if recomputed is None else recomputed.compared_count,
         recomputed=None if recomputed is None else recomputed.scope,
         replicas_identical=None if recomputed is None else recomputed.problem is None,

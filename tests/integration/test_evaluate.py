@@ -17,10 +17,10 @@ async def test_followed_run_has_its_evaluations_in_its_history(tmp_path: Path) -
         follow = ("evaluate", run.url, *ON_DUMMY, "--follow", "--name", "held-out")
         ran = await run.command(*follow, **token)
         ran.expect(0, "test-run, replica 4: loss ", "recorded as held-out")
-        await run.finish()
+        report = await run.finish()
         kept = (await run.status()).evaluations
         assert [(one.name, one.samples) for one in kept] == [("held-out", 4)] * len(kept)
-        assert kept[-1].step == 4
+        assert (kept[-1].step, report.evaluations) == (4, len(kept))
         again = await run.command(*follow, **token)
         again.expect(0)
         assert (again.out, again.err) == ("", "test-run, replica 4: recorded already\n")
