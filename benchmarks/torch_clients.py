@@ -21,14 +21,14 @@ from state.errors import EpochalError
 from tests.support.states import state_text
 
 CLIENTS = 2
-ROUNDS = 8
+ROUNDS = 7
 FIRST_MEASURED = 2
 """The rounds before it warm the processes up."""
 EPOCH_S = 85
 """A checkpoint every three rounds of half a minute."""
 LENGTH = 256
-LOCAL_STEPS = 12
-CLIENT_SAMPLES = 96
+LOCAL_STEPS = 20
+CLIENT_SAMPLES = 160
 MAX_ROUND_TRAIN_S = 80
 RUN_TIMEOUT_S = 600.0
 CONFIG: dict[str, Any] = {
