@@ -64,10 +64,17 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
 async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(tmp_path: Path) -> None:
     need_module("torch")
     need_module("transformers")
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 3, "merge__inner_state": "keep"}
-    async with real_run(tmp_path, **overrides, **LLAMA_STATE) as run:
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 3,
+        "merge__local_steps": 2,
+        "merge__inner_state": "keep",
+    }
+    waiting = {"config__warmup_time": 120, "config__max_round_train_time": 120}  # its processes import much first
+    async with real_run(tmp_path, **overrides, **waiting, **LLAMA_STATE) as run:
         await run.start_client("--mesh", "fsdp=2", "--batch-size", "1", "--device", "cpu", trainer="torch")
         await run.start_client("--device", "cpu", trainer="torch")
+        await run.until(in_training(1))
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (3, 0, 0)
         mesh, alone = ([line["loss"] for line in run.events(one, "round_trained")] for one in run.clients)
