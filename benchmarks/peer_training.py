@@ -144,8 +144,8 @@ A wait that reaches {bound_s:.0f} s counts as {bound_s:.0f} s.
 
 | system | usual settings | quick settings |
 |---|---|---|
-| Epochal | the state file below; its timers are those of the [examples](../examples/states/local/state.toml), \
-`client_timeout_s` has its default of 30 | `client_timeout_s = 2.5`, as in `epochal up` |
+| Epochal | the state file below: `client_timeout_s` has its default of 30; epochs are short, so that a newcomer has \
+few outcomes to merge after the last checkpoint | `client_timeout_s = 2.5`, as in `epochal up` |
 | torchft 0.2.0, `DiLoCo` | those of its example of DiLoCo: `torchft_lighthouse --min_replicas 1 --quorum_tick_ms 100 \
 --join_timeout_ms 10000` (heartbeats expire after 5 s), gloo with 5 s, `Manager` with 30 s | `--heartbeat_timeout_ms \
 1000 --join_timeout_ms 1000`, all parameters reduced at once (`TORCHFT_USE_BUCKETIZATION`) |
@@ -158,6 +158,10 @@ lost worker's last heartbeat has expired; Epochal when the others have trained t
 heard the client for `client_timeout_s`, or the round's [time limit](concepts.md#a-member-earns-its-place) is over
 (twice the usual round, at least 3 s). So with longer rounds a heartbeat of 5 s costs nothing beside the round itself,
 and the time limit does.
+
+What is sent and merged in a round does not depend on how long it is trained for, so all tokens/s are nearer to each
+other with longer rounds. In torchft and hivemind the workers add up their differences in a ring or in parts, each
+sending about twice the model's size; in Epochal each sends its difference to the coordinator and gets every other one.
 
 In torchft a newcomer first trains a round from its own parameters, is given the others' in the quorum after it, and
 contributes its own training one round later. In Epochal it gets the model at once and works from the next round on.
@@ -195,11 +199,15 @@ def text_of(trials: Trials, *, is_apart: bool) -> str:
             settings,
             *map(_shown, (trial.round_s, trial.tokens_per_s, trial.bytes_per_token)),
             *map(spread, (trial.kills_s, trial.newcomers_s, since_imported(trial))),
-            *([f"ended early: {_last_line(trial.error)}"] if trial.error else []),
         )
         for (system, settings), trial in trials.items()
     ]
-    table = "\n".join([_line(heads), _line("---" for _ in heads), *map(_line, rows)])
+    ended = [
+        f"\nThe run of {system} with {settings} settings ended early: {_last_line(trial.error)}"
+        for (system, settings), trial in trials.items()
+        if trial.error
+    ]
+    table = "\n".join([_line(heads), _line("---" for _ in heads), *map(_line, rows), *ended])
     return TEXT.format(
         workers=WORKERS,
         local_steps=LOCAL_STEPS,

@@ -40,7 +40,7 @@ class Trial:
         round_s: the median time between two applied steps.
         kills_s: seconds from each SIGKILL to the next applied step of a remaining worker.
         newcomers_s: seconds from each newcomer's start to the first applied step with its own training in it.
-        imported_s: seconds of those until the newcomer had imported its modules.
+        imported_s: seconds of those until the newcomer had imported its modules; 0 if it did not take part in time.
         error: the message of an error that ended the run early.
     """
 
@@ -113,11 +113,12 @@ class _Measurement:
     def start_newcomer(self) -> None:
         """Start a worker, and wait until a step with its own training is applied."""
         newcomer = self.start_worker()
-        if self._wait(lambda: any(step.own for step in newcomer.applied()), WAIT_BOUND_S):
-            took_part_s = next(step.time_s for step in newcomer.applied() if step.own)
-        else:
-            took_part_s = newcomer.started_s + WAIT_BOUND_S
-        imported_s = next((event.time_s for event in newcomer.events if event.kind == "imported"), took_part_s)
+        if not self._wait(lambda: any(step.own for step in newcomer.applied()), WAIT_BOUND_S):
+            self.trial.newcomers_s.append(WAIT_BOUND_S)
+            self.trial.imported_s.append(0.0)
+            return
+        took_part_s = next(step.time_s for step in newcomer.applied() if step.own)
+        imported_s = next(event.time_s for event in newcomer.events if event.kind == "imported")
         self.trial.newcomers_s.append(took_part_s - newcomer.started_s)
         self.trial.imported_s.append(imported_s - newcomer.started_s)
 
