@@ -89,5 +89,7 @@ class MeshOptions:
                 f"{self.process_count} processes for mesh {self.mesh} with --trainer torch; allowed: "
                 f"{math.prod(sizes.values())}, one for each device"
             )
+        if self.torch.compiles:
+            raise InvalidInput("--compile does not go with --mesh; allowed: one of them")
         if self.torch.device not in MESH_DEVICES:
             raise InvalidInput(f"--device {self.torch.device} with --mesh; allowed: {', '.join(MESH_DEVICES)}")

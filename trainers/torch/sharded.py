@@ -55,7 +55,7 @@ class ShardedLearner:
     Args:
         build: returns the module, with its buffers on the CPU.
         objective: what is minimised.
-        options: how torch computes; `device` is decided.
+        options: how torch computes; `device` is decided, and `compiles` is not carried out.
         mesh: the processes.
         optimizer: None leaves the parameters as they are.
         fitting_places: as in `ShardableModel.sharded_learner`.
@@ -72,7 +72,6 @@ class ShardedLearner:
     ) -> None:
         self._build = build
         self._objective = objective
-        self._compiles = options.compiles
         self._mesh = mesh
         self._settings = optimizer
         self._placement = Placement.of(options)
@@ -88,7 +87,7 @@ class ShardedLearner:
 
     def open(self) -> None:
         if self._sharded is None:
-            self._sharded = sharded(self._build, self._placement, self._mesh, compiles=self._compiles)
+            self._sharded = sharded(self._build, self._placement, self._mesh)
             self._optimizer = FusedAdamW(self._sharded.local, norm_over(self._mesh))
 
     def receive(self, part: str, name: str, values: Float32Array | None) -> None:

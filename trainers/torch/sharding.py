@@ -117,9 +117,7 @@ class ShardedModule:
         return copied_out(found) if dist.get_rank() == FIRST else None
 
 
-def sharded(
-    build: Callable[[], torch.nn.Module], placement: Placement, mesh: DeviceMesh, *, compiles: bool
-) -> ShardedModule:
+def sharded(build: Callable[[], torch.nn.Module], placement: Placement, mesh: DeviceMesh) -> ShardedModule:
     """Return a module's part of this process, with parameters of any value.
 
     Each block (an element of a list of layers) is gathered for itself, the rest with the whole module.
@@ -128,7 +126,6 @@ def sharded(
         build: returns the module, with its buffers on the CPU.
         placement: where and how this process computes.
         mesh: from `device_mesh`.
-        compiles: whether each block is compiled.
     """
     with torch.random.fork_rng(devices=[]), _without_parameters():
         module = build()
@@ -137,8 +134,6 @@ def sharded(
     if placement.autocast_type is not None:
         policy = replace(policy, param_dtype=placement.autocast_type, reduce_dtype=torch.float32)
     for block in blocks_of(module):
-        if compiles:
-            block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy)
     for part in module.modules():

@@ -173,9 +173,16 @@ def test_mesh_that_cannot_be_sharded_is_refused(arguments: tuple[str, int], mess
         MeshOptions(*arguments, trainer="torch")
 
 
-def test_mesh_with_one_device_for_all_processes_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="--device cuda:1 with --mesh; allowed: auto, cpu, cuda"):
-        MeshOptions("fsdp=2", 2, trainer="torch", torch=TorchOptions(device="cuda:1"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (TorchOptions(device="cuda:1"), "--device cuda:1 with --mesh; allowed: auto, cpu, cuda"),
+        (TorchOptions(compiles=True), "--compile does not go with --mesh"),
+    ],
+)
+def test_option_of_torch_that_a_mesh_does_not_take_is_refused(options: TorchOptions, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        MeshOptions("fsdp=2", 2, trainer="torch", torch=options)
 
 
 def test_mesh_with_fewer_gpus_than_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
