@@ -12,6 +12,8 @@ from state.errors import EpochalError
 
 LISTENING = "listening on "
 """Text that a server prints before its address, once it accepts connections."""
+ADMIN_TOKEN_SHOWN = "admin token (shown this once): "
+"""Text that a coordinator prints before a new admin token, earlier than its address."""
 
 
 def say(text: str) -> None:

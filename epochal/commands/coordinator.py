@@ -26,7 +26,7 @@ from epochal.cli.options import (
     VerboseOption,
 )
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
-from epochal.cli.run import LISTENING, run_to_end, say
+from epochal.cli.run import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
@@ -147,7 +147,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
     async with contextlib.AsyncExitStack() as stack:
         served = await stack.enter_async_context(serving(state, options))
         if served.admin_token is not None:
-            say(f"admin token (shown this once): {served.admin_token}")
+            say(f"{ADMIN_TOKEN_SHOWN}{served.admin_token}")
         if data_config is not None:
             certificate = options.endpoint.tls_cert
             verify = True if certificate is None else trusting_holder_of(certificate)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,15 +15,22 @@ STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 120.0
 """Time limit for a server's start; the longest part of it is the first import of PyTorch on a machine."""
 LOG_TAIL_BYTES = 2000
+JSON_LOGS = ("--log-format", "json")
 
 
 @dataclass
 class Child:
-    """One running `epochal` command. `log_path` holds its log lines as JSON."""
+    """One running `epochal` command.
+
+    Attributes:
+        log_path: file with what it writes to standard error: log lines as JSON, of a command that has them.
+        printed: lines that a server printed before its address.
+    """
 
     name: str
     process: asyncio.subprocess.Process
     log_path: Path
+    printed: list[str] = field(default_factory=list)
 
     @property
     def running(self) -> bool:
@@ -70,13 +77,26 @@ class Children:
         for child in reversed(self.started):
             await child.stop()
 
-    async def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
-        """Start `epochal ARGUMENTS…` with JSON logs into `log_dir/NAME.log`, and with more variables if given."""
+    async def start(
+        self,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        log_format: Sequence[str] = JSON_LOGS,
+    ) -> Child:
+        """Start `epochal ARGUMENTS…` with `log_dir/NAME.log` as standard error, and with more variables if given.
+
+        Args:
+            name: of the child.
+            arguments: the command and its arguments.
+            environment: variables besides those of this process.
+            log_format: more arguments; none for a command that keeps no log.
+        """
         log_path = self.log_dir / f"{name}.log"
         fixed = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "epochal", *arguments, "--log-format", "json"),
+                *(sys.executable, "-m", "epochal", *arguments, *log_format),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
@@ -102,6 +122,7 @@ class Children:
                     text = line.decode().strip()
                     if LISTENING in text:
                         return child, text.partition(LISTENING)[2].split()[0]
+                    child.printed.append(text)
         except TimeoutError:
             pass
         raise EpochalError(f"{name} did not start within {START_TIMEOUT_S:.0f} s:\n{child.log_tail()}")

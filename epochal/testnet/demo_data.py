@@ -12,6 +12,8 @@ from state.errors import EpochalError
 
 MAX_TEXT_BYTES = 12 * 1024 * 1024
 SHARD_TOKENS = 1024 * 1024
+HELD_OUT_BYTES = 128 * 1024
+"""Size of the text that a run is evaluated on and never trained on."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -53,10 +55,20 @@ def unigram_entropy(tokens: npt.NDArray[np.uint16]) -> float:
     return -math.fsum(float(share) * math.log(share) for share in shares)
 
 
-def write_demo_data(folder: Path, max_bytes: int = MAX_TEXT_BYTES) -> DemoData:
-    """Write the text as `.bin` shards (uint16, one token per byte) into a new folder."""
+def write_demo_data(folder: Path, max_bytes: int = MAX_TEXT_BYTES, held_out: Path | None = None) -> DemoData:
+    """Write the text as `.bin` shards (uint16, one token per byte) into a new folder.
+
+    Args:
+        folder: for the shards.
+        max_bytes: of the text.
+        held_out: new folder for the text's last `HELD_OUT_BYTES`, which the shards then do not hold.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.frombuffer(stdlib_text(max_bytes), dtype=np.uint8).astype("<u2")
+    if held_out is not None:
+        held_out.mkdir(parents=True)
+        tokens[-HELD_OUT_BYTES:].tofile(held_out / "stdlib-held-out.bin")
+        tokens = tokens[:-HELD_OUT_BYTES]
     shards = range(0, tokens.size, SHARD_TOKENS)
     for number, start in enumerate(shards):
         tokens[start : start + SHARD_TOKENS].tofile(folder / f"stdlib-{number:03d}.bin")

@@ -1,7 +1,8 @@
 """A whole run on one machine, with real processes over loopback, and the checks that it worked.
 
 One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
-killed without warning and another joins, both at given steps of the run. Afterwards the journal is audited, the
+killed without warning and another joins, both at given steps of the run. Meanwhile a further command evaluates every
+checkpoint on text that was held out, into the run's history. Afterwards the journal is audited, the
 parameters are recomputed from checkpoint and outcomes, the replica digests that the clients logged are compared, and a
 transformer is exported and loaded again.
 """
@@ -20,7 +21,9 @@ from coordinator.data_server_token import data_server_token_from
 from coordinator.store.directory.run_directory import TESTNET_FOLDER
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
+from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
+from epochal.cli.run import ADMIN_TOKEN_SHOWN
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demos import demo_of
@@ -30,12 +33,17 @@ from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile, dump_state, parse_state
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, Refused
+from state.evaluations import Evaluation
 from state.messages import RunStatus
 from state.phases import RunState
 from trainers.registry import NULL
 
 HOST = "127.0.0.1"
 FINISH_TIMEOUT_S = 30.0
+EVALUATION_TIMEOUT_S = 60.0
+"""Time limit for the evaluation of the last checkpoint, after the run has finished."""
+EVALUATED_SAMPLES = 64
+EVALUATION_NAME = "held-out"
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
 MODEL_FOLDER = "model"
@@ -84,6 +92,8 @@ class LocalRun:
         self._joined_at: int | None = None
         self._epochs: set[int] = set()
         self._clients: list[Child] = []
+        self._evaluator: Child | None = None
+        self._evaluations: tuple[Evaluation, ...] = ()
 
     async def run(self) -> Report:
         """Start everything, watch it to the end, and check the result.
@@ -102,14 +112,15 @@ class LocalRun:
                     await CoordinatorClient.connect(url, RetryPolicy(attempts=1)) as coordinator,
                 ):
                     status = await self._watch(children, coordinator, url)
+                    self._training_s = time.monotonic() - training_began_s
+                    problems = await self._await_evaluations(coordinator)
             except TimeoutError:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await children.started[0].wait(DEATH_NOTICE_S)  # if it ended, its own log says why
                 self._check_children(children)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
-            self._training_s = time.monotonic() - training_began_s
-            problems = await self._await_clients()
+            problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
         if self._demo.is_exported:
             problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
@@ -132,6 +143,9 @@ class LocalRun:
             tokens=status.tokens_applied,
             loss_first=first,
             loss_last=last,
+            held_out_loss_first=self._evaluations[0].loss if self._evaluations else None,
+            held_out_loss_last=self._evaluations[-1].loss if self._evaluations else None,
+            evaluations=len(self._evaluations),
             unigram_entropy=data.unigram_entropy,
             exported_to=str(self._options.run_dir / MODEL_FOLDER) if self._demo.is_exported else None,
             replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
@@ -157,16 +171,17 @@ class LocalRun:
                 raise EpochalError(f"{options.run_dir} is not empty; give a new --run-dir")
         except OSError as error:
             raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
-        data = write_demo_data(options.run_dir / "data")
+        data = write_demo_data(options.run_dir / "data", held_out=options.run_dir / "held-out")
         state = self._state_file()
         (options.run_dir / "state.toml").write_text(dump_state(state), encoding="utf-8")
-        data_config = {
-            "dir": "data",
-            "token_size": "TwoBytes",
-            "seq_len": state.model.LLM.max_seq_len,
-            "shuffle_seed": list(range(32)),
-        }
-        (options.run_dir / "data.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
+        for folder in ("data", "held-out"):
+            data_config = {
+                "dir": folder,
+                "token_size": "TwoBytes",
+                "seq_len": state.model.LLM.max_seq_len,
+                "shuffle_seed": list(range(32)),
+            }
+            (options.run_dir / f"{folder}.toml").write_text(tomli_w.dumps(data_config), encoding="utf-8")
         self._notes.append(f"{data.token_count:,} bytes of Python's standard library in {data.shard_count} shards")
         return data
 
@@ -183,7 +198,7 @@ class LocalRun:
 
     async def _start(self, children: Children) -> str:
         directory = self._options.run_dir
-        _, url = await children.start_server(
+        coordinator, url = await children.start_server(
             "coordinator",
             *("coordinator", str(directory / "state.toml"), "--store", self._store),
             *("--host", HOST, "--port", "0"),
@@ -196,7 +211,19 @@ class LocalRun:
         )
         for _ in range(self._options.client_count):
             await self._start_client(children, url)
+        if self._options.trainer != NULL:
+            self._evaluator = await self._start_evaluator(children, url, coordinator)
         return url
+
+    async def _start_evaluator(self, children: Children, url: str, coordinator: Child) -> Child:
+        (token,) = (line.removeprefix(ADMIN_TOKEN_SHOWN) for line in coordinator.printed if ADMIN_TOKEN_SHOWN in line)
+        return await children.start(
+            "evaluator",
+            *("evaluate", url, "--follow", "--name", EVALUATION_NAME, "--samples", str(EVALUATED_SAMPLES)),
+            *("--data", str(self._options.run_dir / "held-out.toml")),
+            environment={ADMIN_TOKEN_VARIABLE: token},
+            log_format=(),
+        )
 
     async def _start_client(self, children: Children, url: str) -> None:
         name = f"client-{len(self._clients) + 1}"
@@ -231,6 +258,18 @@ class LocalRun:
             await self._start_client(children, url)
             self._notes.append(f"round {document.step}: {self._clients[-1].name} joins")
 
+    async def _await_evaluations(self, coordinator: CoordinatorClient) -> list[str]:
+        """Wait for the evaluation of the last checkpoint, and return what is wrong with them all."""
+        if self._evaluator is None:
+            return []
+        code = await self._evaluator.wait(EVALUATION_TIMEOUT_S)
+        if code != 0:
+            ended = "did not end" if code is None else f"ended with {code}"
+            return [f"the evaluator {ended}:\n{self._evaluator.log_tail()}"]
+        self._evaluations = await coordinator.evaluations()
+        self._show(await coordinator.status(), self._notes)
+        return evaluation_problems([one.loss for one in self._evaluations])
+
     def _check_children(self, children: Children) -> None:
         for child in children.started:
             if not child.running and child is not self._killed and child.process.returncode != 0:
@@ -260,6 +299,15 @@ def loss_problems(first: float | None, last: float | None, unigram_entropy: floa
         return [f"the loss ended at {last:.3f}, not well below the unigram entropy {unigram_entropy:.3f}"]
     if last > first:
         return [f"the loss rose from {first:.3f} to {last:.3f}"]
+    return []
+
+
+def evaluation_problems(losses: Sequence[float]) -> list[str]:
+    """Return what is wrong with a run's held-out losses, in the order of its checkpoints, each as a sentence."""
+    if not losses:
+        return ["no checkpoint was evaluated"]
+    if losses[-1] > losses[0]:
+        return [f"the held-out loss rose from {losses[0]:.3f} to {losses[-1]:.3f}"]
     return []
 
 

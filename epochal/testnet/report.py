@@ -11,6 +11,8 @@ class Report:
     """The result of a local run. It passed if `problems` is empty. Losses are in nats per token.
 
     Attributes:
+        held_out_loss_first, held_out_loss_last: of the first and the last evaluation on text that nobody trained on.
+        evaluations: number of checkpoints in the run's history of evaluations.
         exported_to: folder with the model as `transformers` loads it; None for a model that it does not know.
     """
 
@@ -20,6 +22,9 @@ class Report:
     tokens: int
     loss_first: float | None
     loss_last: float | None
+    held_out_loss_first: float | None
+    held_out_loss_last: float | None
+    evaluations: int
     unigram_entropy: float
     exported_to: str | None
     replicas_identical: bool

@@ -54,6 +54,7 @@ async def test_up_with_torch_trains_a_llama_that_transformers_loads(tmp_path: Pa
     report = json.loads(report_path.read_text())
     assert (report["rounds"], report["clients"], report["problems"]) == (2, 1, [])
     assert report["loss_last"] < report["loss_first"]
+    assert report["held_out_loss_last"] < report["held_out_loss_first"]
     assert (Path(report["exported_to"]) / "model.safetensors").stat().st_size > 4_000_000
 
 

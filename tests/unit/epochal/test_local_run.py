@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from epochal.testnet.demos import EMBEDDED_DEMO, LLAMA_DEMO, THREADS_VARIABLE, Demo, demo_of
-from epochal.testnet.local_run import ends_of_losses, loss_problems
+from epochal.testnet.local_run import ends_of_losses, evaluation_problems, loss_problems
 from state.config.model import Architecture
 from state.config.state_file import parse_state
 from state.errors import InvalidInput
@@ -75,5 +75,15 @@ def test_loss_must_get_well_below_the_unigram_entropy(
     first: float | None, last: float | None, unigram_entropy: float | None, problem: str
 ) -> None:
     found = loss_problems(first, last, unigram_entropy)
+    assert len(found) == (problem != "")
+    assert problem in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("losses", "problem"),
+    [([5.5, 6.0, 2.0], ""), ([5.5], ""), ([], "no checkpoint was evaluated"), ([2.0, 5.5], "rose from 2.000 to 5.500")],
+)
+def test_held_out_loss_must_fall(losses: list[float], problem: str) -> None:
+    found = evaluation_problems(losses)
     assert len(found) == (problem != "")
     assert problem in "".join(found)
