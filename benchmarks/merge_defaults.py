@@ -1,8 +1,9 @@
-"""`python -m benchmarks.merge_defaults`: why `[merge]` has the defaults that it has.
+"""`python -m benchmarks.merge_defaults`: what `[merge]` does in short runs of few local steps.
 
-Three replicas of the embedded model train on Python's own standard library for 40 rounds, for every combination of
-local steps, outer momentum and treatment of the inner optimizer's state. Printed is the mean loss of the last five
-rounds as a share of the text's unigram entropy: 1 is what counting bytes gives, less is better.
+Its defaults are chosen for longer ones (`benchmarks/quality.py`). Here three replicas of the embedded model train on
+Python's own standard library for 40 rounds, for every combination of local steps, outer momentum and treatment of the
+inner optimizer's state. Printed is the mean loss of the last five rounds as a share of the text's unigram entropy: 1 is
+what counting bytes gives, less is better.
 """
 
 import asyncio

@@ -44,11 +44,17 @@ MACHINE_LRS = (0.001, 0.002, 0.004)
 """Learning rates of which one machine has the best."""
 MACHINE = Setting(base_lr=0.002)
 """One machine, at its best learning rate."""
-SWEEP = (
-    Setting(0.002, CLIENTS, SWEPT_STEPS, 1.0, 0.5, "keep"),
-    Setting(0.001, CLIENTS, SWEPT_STEPS, 0.7, 0.8, "keep"),
-    Setting(0.001, CLIENTS, SWEPT_STEPS, 1.0, 0.5, "keep"),
-    Setting(0.002, CLIENTS, SWEPT_STEPS, 0.7, 0.8, "keep"),
+SWEEP = tuple(
+    replace(clients, clients=CLIENTS, local_steps=SWEPT_STEPS)
+    for clients in (
+        Setting(0.001, outer_lr=0.7, outer_momentum=0.8, inner_state="reset"),
+        Setting(0.001, outer_lr=0.7, outer_momentum=0.8),
+        Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
+        Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
+        Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
+        Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
+        Setting(0.0005, outer_lr=1.0, outer_momentum=0.9),
+    )
 )
 """Settings with one seed among which the defaults of `[merge]` and the clients' learning rate were chosen."""
 CLIENT_LR = 0.002

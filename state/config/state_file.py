@@ -130,7 +130,7 @@ class MergeConfig(Section):
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
     outer_lr: Annotated[float, Field(gt=0, le=1000, description="a number above 0, at most 1000")] = 0.7
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    inner_state: Literal["keep", "reset"] = "reset"
+    inner_state: Literal["keep", "reset"] = "keep"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
 
 

@@ -145,7 +145,7 @@ def test_parse_state_file_without_additions_gets_every_default() -> None:
     assert state.config.on_bad_data == "quarantine"
     assert state.model.LLM.ngram == NgramConfig(context=8, embedding=16, hidden=64)
     assert state.access == Access(mode="open", keys=(), invitations=())
-    assert state.merge == MergeConfig(local_steps=8, outer_lr=0.7, outer_momentum=0.8, inner_state="reset", max_abs=1e4)
+    assert state.merge == MergeConfig(local_steps=8, outer_lr=0.7, outer_momentum=0.8, inner_state="keep", max_abs=1e4)
     assert state.client == ClientConfig(fetch_attempts=6, fetch_timeout_s=30.0, prefetch_requests=2)
     assert state.blobs == BlobsConfig(max_total_bytes=4294967296)
 
