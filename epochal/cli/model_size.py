@@ -18,7 +18,7 @@ SLOW_LINE_BYTES_PER_S = 12_500_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a run's model takes.
+    """The sizes that follow from a run's model.
 
     Attributes:
         parameter_count: number of its parameters.

@@ -32,7 +32,7 @@ async def test_torch_clients_of_other_precision_and_threads_merge_alike(tmp_path
             assert all(line["loss"] < 6 for line in trained)
 
 
-async def test_run_goes_on_past_devices_that_fail_and_a_client_that_flushes_denormals(
+async def test_run_goes_on_past_failed_devices_and_flushed_denormals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_module("torch")

@@ -147,7 +147,7 @@ async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(t
         assert [process.pid for process in processes_of(trainer)] == pids, "the same processes"
 
 
-async def test_sharded_mesh_out_of_memory_repeats_the_round_in_smaller_micro_batches(
+async def test_sharded_mesh_out_of_memory_repeats_in_smaller_micro_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(launcher, "MODULE", "tests.support.tight_worker")
