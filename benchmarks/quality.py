@@ -51,6 +51,8 @@ SWEEP = tuple(
         Setting(0.001, outer_lr=0.7, outer_momentum=0.8),
         Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
         Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
+        Setting(0.003, outer_lr=0.7, outer_momentum=0.8),
+        Setting(0.002, outer_lr=0.7, outer_momentum=0.9),
         Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
         Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
         Setting(0.0005, outer_lr=1.0, outer_momentum=0.9),
@@ -130,10 +132,10 @@ def clients_setting(local_steps: int) -> Setting:
 
 
 def planned() -> list[Run]:
-    """Return every run of the page: those with one seed first, then seed by seed."""
+    """Return every run of the page: seed by seed, then those with one seed."""
     single = [*(replace(MACHINE, base_lr=rate) for rate in MACHINE_LRS), *SWEEP]
     each = [MACHINE, *(clients_setting(steps) for steps in sorted(ROUND_STEPS, key=lambda one: one != SWEPT_STEPS))]
-    runs = [Run(setting) for setting in single] + [Run(setting, seed) for seed in SEEDS for setting in each]
+    runs = [Run(setting, seed) for seed in SEEDS for setting in each] + [Run(setting) for setting in single]
     return list(dict.fromkeys(runs))
 
 
