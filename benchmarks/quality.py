@@ -44,23 +44,26 @@ MACHINE_LRS = (0.001, 0.002, 0.004)
 """Learning rates of which one machine has the best."""
 MACHINE = Setting(base_lr=0.002)
 """One machine, at its best learning rate."""
-SWEEP = tuple(
-    replace(clients, clients=CLIENTS, local_steps=SWEPT_STEPS)
-    for clients in (
-        Setting(0.001, outer_lr=0.7, outer_momentum=0.8, inner_state="reset"),
-        Setting(0.001, outer_lr=0.7, outer_momentum=0.8),
-        Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
-        Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
-        Setting(0.003, outer_lr=0.7, outer_momentum=0.8),
-        Setting(0.002, outer_lr=0.7, outer_momentum=0.9),
-        Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
-        Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
-        Setting(0.0005, outer_lr=1.0, outer_momentum=0.9),
-    )
+SWEEP = (
+    Setting(0.002, CLIENTS, 8, 0.7, 0.8),
+    *(
+        replace(clients, clients=CLIENTS, local_steps=SWEPT_STEPS)
+        for clients in (
+            Setting(0.001, outer_lr=0.7, outer_momentum=0.8, inner_state="reset"),
+            Setting(0.001, outer_lr=0.7, outer_momentum=0.8),
+            Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
+            Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
+            Setting(0.003, outer_lr=0.7, outer_momentum=0.8),
+            Setting(0.002, outer_lr=0.7, outer_momentum=0.9),
+            Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
+            Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
+            Setting(0.0005, outer_lr=1.0, outer_momentum=0.9),
+        )
+    ),
 )
 """Settings with one seed among which the defaults of `[merge]` and the clients' learning rate were chosen."""
-CLIENT_LR = 0.002
-"""The clients' learning rate, the best of the sweep."""
+CLIENT_LRS = {8: 0.001, 30: 0.002, 100: 0.002}
+"""The clients' learning rate by local steps of a round: the best of those tried."""
 
 NOTES = (
     f"A Llama of 0.25 M parameters learns the bytes of Python's standard library in {TOKENS / MILLION:.2f} M tokens. "
@@ -128,7 +131,9 @@ class Run:
 def clients_setting(local_steps: int) -> Setting:
     """Return how clients train in rounds of so many local steps, with the defaults of `[merge]`."""
     merge = MergeConfig()
-    return Setting(CLIENT_LR, CLIENTS, local_steps, merge.outer_lr, merge.outer_momentum, merge.inner_state)
+    return Setting(
+        CLIENT_LRS[local_steps], CLIENTS, local_steps, merge.outer_lr, merge.outer_momentum, merge.inner_state
+    )
 
 
 def planned() -> list[Run]:
@@ -150,11 +155,15 @@ def make_missing() -> None:
 def measure() -> list[Figure]:
     """Return the final held-out losses: of the seeds' means, and of the settings with one seed."""
     machine = [Run(MACHINE, seed).result().loss for seed in SEEDS]
-    spread = f"one machine, {len(SEEDS)} seeds: {_losses(machine)}"
+    spread = f"one machine, learning rate {MACHINE.base_lr:g} (seed by seed: {_losses(machine)})"
     figures = []
     for steps in ROUND_STEPS:
-        losses = [Run(clients_setting(steps), seed).result().loss for seed in SEEDS]
-        name = f"held-out loss, {CLIENTS} clients, {steps} local steps a round (its seeds: {_losses(losses)})"
+        setting = clients_setting(steps)
+        losses = [Run(setting, seed).result().loss for seed in SEEDS]
+        name = (
+            f"held-out loss, {CLIENTS} clients, {steps} local steps a round, learning rate {setting.base_lr:g} "
+            f"(seed by seed: {_losses(losses)})"
+        )
         target = TARGET if steps == SWEPT_STEPS else ""
         figures.append(Figure(name, statistics.fmean(losses), UNIT, target, statistics.fmean(machine), spread))
     for rate in MACHINE_LRS:

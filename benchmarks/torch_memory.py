@@ -25,8 +25,8 @@ from epochal.testnet.child_processes import Child
 from state.config.model import Architecture, ModelSpec
 from state.errors import EpochalError
 from state.merging import Contribution, OuterStep, merge
-from state.replica import first_replica
-from state.results import ResultHeader, encode_result
+from state.replica import Replica
+from state.results import ResultHeader, result_of
 from state.wire import ClientId, Sha256
 from tests.support.states import state_text
 from trainers.architectures import open_model
@@ -48,11 +48,11 @@ REPLICA, MODULE, GRADIENT, MOMENTS, DIFFERENCE, FILE, MERGED, KEPT = STAGES = (
     "gradients",
     "AdamW's two moments",
     "the result, as differences",
-    "the result, as a file",
+    "the result's file, hashed and sent tensor by tensor",
     "the next replica, while both are held",
     "moments kept for the next round (inner_state keep)",
 )
-EXPECTED = (8, 4, 4, 8, 4, 4, 8, 8)
+EXPECTED = (8, 4, 4, 8, 4, 0, 8, 8)
 """Bytes per parameter of each of `STAGES`: 4 for each float32 array of the model's size."""
 UNIT = "B/parameter"
 NOTES = (
@@ -61,13 +61,10 @@ NOTES = (
     "what was resident before it.",
 )
 """What the page says of the figures."""
-BESIDES = {"the other's result": 4, "the checkpoint's file": 8}
-"""What a client of two holds besides, in bytes per parameter."""
-CLIENT = f"host memory: a whole client of {CLIENTS}, at its peak"
-CLIENT_HOLDS = " + ".join(["all of the above", *(f"{what} ({size})" for what, size in BESIDES.items())])
-CHECKPOINT = "the first checkpoint's file"
-GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Environment in which the C library keeps no large memory that was freed."""
+OTHERS = 4 * (CLIENTS - 1)
+"""Bytes per parameter of the other clients' results."""
+CLIENT_HOLDS = f"all of the above but the gradients, and the other's result ({OTHERS})"
+COORDINATOR_HOLDS = "the parameters of step 0, which transformers makes at once"
 
 
 def config_of(layers: int) -> dict[str, Any]:
@@ -122,7 +119,8 @@ def _staged(layers: int, device: str) -> dict[str, Any]:
     learner = model.learner()
     stages = _Stages()
     stages.end(LIBRARIES)
-    replica = first_replica(0, model.initial_parameters(bytes(32)))
+    parameters = model.initial_parameters(bytes(32))
+    replica = Replica(1, parameters, {name: np.full_like(values, RATE) for name, values in parameters.items()})
     stages.end(REPLICA)
     learner.load(replica.parameters)
     stages.end(MODULE)
@@ -136,14 +134,13 @@ def _staged(layers: int, device: str) -> dict[str, Any]:
     trained = TrainedRound.between(1, replica.parameters, learner.parameters, loss)
     stages.end(DIFFERENCE)
     header = ResultHeader("r", 1, 1, ClientId("0" * 64), Sha256("0" * 64), Sha256("0" * 64))
-    data = encode_result(header, trained.difference)
+    result_of(header, trained.difference).sha256()
     stages.end(FILE)
     merged = merge(replica, [Contribution(1, trained.difference)], OuterStep(0.7, 0.8))
     stages.end(MERGED)
     state = learner.inner_state
     learner.load(merged.parameters)
     stages.end(KEPT)
-    assert data
     assert len(state.tensors)
     found = {"parameters": sum(values.size for values in merged.parameters.values()), "stages": stages.found}
     if device != "cpu":
@@ -211,7 +208,7 @@ def _state(layers: int) -> str:
     )
 
 
-async def _peaks_of_a_run(layers: int, folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
+async def _peaks_of_a_run(layers: int, folder: Path) -> tuple[int, int]:
     """Return the peaks of a client, the larger one, and of the coordinator, over a run with a checkpoint at its end."""
     async with coordinator_of(_state(layers), folder) as process:
         ended = asyncio.Event()
@@ -221,7 +218,6 @@ async def _peaks_of_a_run(layers: int, folder: Path, environment: Mapping[str, s
                 await process.children.start(
                     f"client-{number}",
                     *("client", process.url, "--trainer", "torch", "--device", "cpu"),
-                    environment=environment,
                 )
                 for number in range(CLIENTS)
             ]
@@ -243,15 +239,16 @@ async def measure(folder: Path) -> list[Figure]:
         Figure(f"host memory: {name}", found, UNIT, "", expected, f"{expected // 4} float32 of the model's size")
         for name, found, expected in zip(STAGES, _per_parameter(small, large), EXPECTED, strict=True)
     ]
-    for name, environment in (("", {}), (", what is freed given back at once", GIVES_BACK)):
-        peaks = []
-        for layers in LAYERS:
-            with tempfile.TemporaryDirectory(dir=folder) as run_folder:
-                peaks.append(await _peaks_of_a_run(layers, Path(run_folder), environment))
-        client, coordinator = ((after - before) / parameters for before, after in zip(*peaks, strict=True))
-        figures.append(Figure(f"{CLIENT}{name}", client, UNIT, "", sum(EXPECTED) + sum(BESIDES.values()), CLIENT_HOLDS))
-        if not name:
-            figures.append(Figure("host memory: their coordinator, at its peak", coordinator, UNIT, "", 8, CHECKPOINT))
+    peaks = []
+    for layers in LAYERS:
+        with tempfile.TemporaryDirectory(dir=folder) as run_folder:
+            peaks.append(await _peaks_of_a_run(layers, Path(run_folder)))
+    client, coordinator = ((after - before) / parameters for before, after in zip(*peaks, strict=True))
+    held = sum(EXPECTED) - EXPECTED[STAGES.index(GRADIENT)] + OTHERS
+    figures += [
+        Figure(f"host memory: a whole client of {CLIENTS}, at its peak", client, UNIT, "", held, CLIENT_HOLDS),
+        Figure("host memory: their coordinator, at its peak", coordinator, UNIT, "", 4, COORDINATOR_HOLDS),
+    ]
     return [*figures, await _on_a_device(torch.cuda.is_available())]
 
 
