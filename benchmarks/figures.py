@@ -21,6 +21,7 @@ class Figure:
         target: the project's target in words; "" for no target.
         baseline: the figure of bare work of the same amount, in the figure's unit; None for no baseline.
         baseline_name: describes the bare work.
+        digits: decimal places that are shown.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Figure:
     target: str = ""
     baseline: float | None = None
     baseline_name: str = ""
+    digits: int = 2
 
     @property
     def ratio(self) -> float | None:
@@ -37,9 +39,9 @@ class Figure:
 
     def cells(self) -> tuple[str, ...]:
         """Return the figure's row of a table with the columns `HEADINGS`."""
-        value = "not measured" if self.value is None else f"{self.value:,.2f} {self.unit}"
-        ratio = "" if self.ratio is None else f"{self.ratio:.2f} x"
-        baseline = "" if self.baseline is None else f"{self.baseline:,.2f} {self.unit}"
+        value = "not measured" if self.value is None else f"{self.value:,.{self.digits}f} {self.unit}"
+        ratio = "" if self.ratio is None else f"{self.ratio:.{self.digits}f} x"
+        baseline = "" if self.baseline is None else f"{self.baseline:,.{self.digits}f} {self.unit}"
         return self.name, value, self.target, baseline, ratio, self.baseline_name
 
 

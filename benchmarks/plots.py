@@ -30,17 +30,21 @@ STYLE: Any = {
 
 def ratio_plot(figures: Sequence[Figure]) -> str:
     """Return a bar for each figure with a baseline: measured as a multiple of it, on a logarithmic scale around 1."""
-    shown = [(f"{figure.name} ({figure.unit})", figure.ratio) for figure in figures if figure.ratio is not None]
+    shown = [
+        (f"{figure.name} ({figure.unit})", figure.ratio, figure.digits)
+        for figure in figures
+        if figure.ratio is not None
+    ]
     places = range(len(shown))
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(shown) + MARGIN_IN), layout="constrained")
         axes = canvas.subplots()
-        bars = axes.barh(places, [ratio - 1 for _, ratio in shown], left=1, height=0.7, color=COLOUR)
-        axes.bar_label(bars, [f" {ratio:,.2f} × " for _, ratio in shown])
+        bars = axes.barh(places, [ratio - 1 for _, ratio, _ in shown], left=1, height=0.7, color=COLOUR)
+        axes.bar_label(bars, [f" {ratio:,.{digits}f} × " for _, ratio, digits in shown])
         axes.set_xscale("log")
         axes.margins(x=0.15)
         axes.axvline(1, color="black", linewidth=1)
-        axes.set_yticks(places, [label for label, _ in shown])
+        axes.set_yticks(places, [label for label, *_ in shown])
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g} ×"))
         axes.set_xlabel("measured ÷ baseline")

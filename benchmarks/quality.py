@@ -39,6 +39,7 @@ SWEPT_STEPS = 30
 TARGET = "≤ 1.02 x"
 UNIT = "nats per byte"
 MILLION = 1e6
+DIGITS = 4
 
 MACHINE_LRS = (0.001, 0.002, 0.004)
 """Learning rates of which one machine has the best."""
@@ -155,20 +156,21 @@ def make_missing() -> None:
 def measure() -> list[Figure]:
     """Return the final held-out losses: of the seeds' means, and of the settings with one seed."""
     machine = [Run(MACHINE, seed).result().loss for seed in SEEDS]
-    spread = f"one machine, learning rate {MACHINE.base_lr:g} (seed by seed: {_losses(machine)})"
     figures = []
     for steps in ROUND_STEPS:
         setting = clients_setting(steps)
         losses = [Run(setting, seed).result().loss for seed in SEEDS]
-        name = (
-            f"held-out loss, {CLIENTS} clients, {steps} local steps a round, learning rate {setting.base_lr:g} "
-            f"(seed by seed: {_losses(losses)})"
+        name = f"{CLIENTS} clients, {steps} local steps a round, learning rate {setting.base_lr:g}"
+        beside = (
+            f"one machine, learning rate {MACHINE.base_lr:g}; seed by seed {_losses(losses)} beside {_losses(machine)}"
         )
         target = TARGET if steps == SWEPT_STEPS else ""
-        figures.append(Figure(name, statistics.fmean(losses), UNIT, target, statistics.fmean(machine), spread))
-    for rate in MACHINE_LRS:
-        alone = Run(replace(MACHINE, base_lr=rate))
-        figures.append(_single(f"one seed: one machine, learning rate {rate:g}", alone))
+        mean, alone = statistics.fmean(losses), statistics.fmean(machine)
+        figures.append(Figure(name, mean, UNIT, target, alone, beside, DIGITS))
+    figures += [
+        _single(f"one seed: one machine, learning rate {rate:g}", Run(replace(MACHINE, base_lr=rate)))
+        for rate in MACHINE_LRS
+    ]
     for setting in SWEEP:
         outer = f"outer rate {setting.outer_lr:g}, momentum {setting.outer_momentum:g}, {setting.inner_state}"
         name = f"one seed: {CLIENTS} clients, {setting.local_steps} local steps, learning rate {setting.base_lr:g}, "
@@ -204,7 +206,7 @@ def band(curves: Sequence[Sequence[tuple[int, float]]]) -> Band:
 
 def _single(name: str, run: Run) -> Figure:
     alone = Run(MACHINE, run.seed)
-    return Figure(name, run.result().loss, UNIT, "", alone.result().loss, "one machine, the same seed")
+    return Figure(name, run.result().loss, UNIT, "", alone.result().loss, "one machine, the same seed", DIGITS)
 
 
 def _losses(values: Sequence[float]) -> str:
