@@ -21,7 +21,7 @@ from coordinator.run_journal import RunJournal
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
 from runtime.clock import Clock
-from state.config.changes import runtime_changes
+from state.config.changes import Change, names_the_checkpoint, runtime_changes
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreConflict, StoreFailed
 from state.wire import Sha256
@@ -127,11 +127,13 @@ async def open_run(
     if options.coordinator_key != journal.run.coordinator_key:
         log.warning("coordinator_key_replaced", extra={"before": journal.run.coordinator_key})
         stimuli.append(CoordinatorKeyReplaced(options.coordinator_key, lineage_of(options.new_seed())))
-    applied, _ = runtime_changes(journal.run.state_file, state_file)
+    applied, _ = _edits(journal.run, state_file)
     if applied:
         stimuli.append(ConfigChanged(state_file))
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
+    if any(map(names_the_checkpoint, applied)):
+        log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.replica_step})
     return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
 
 
@@ -165,9 +167,14 @@ def _check_key(run: Run, options: ServiceOptions) -> None:
         )
 
 
+def _edits(run: Run, state_file: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+    """Return the differences from the kept run's state file that are applied, and those that are refused."""
+    return runtime_changes(run.state_file, state_file, has_checkpoint=run.checkpoint is not None)
+
+
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:
     """Raise `InvalidInput` unless the kept run may go on with this state file."""
-    _, refused = runtime_changes(run.state_file, state_file)
+    _, refused = _edits(run, state_file)
     if refused:
         lines = "\n".join(f"  {change}" for change in refused)
         raise InvalidInput(

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 
 from pydantic import ValidationError
 
+from state.config.changes import goes_on_from_its_own
 from state.config.model import HF_ARCHITECTURES, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidDocument, InvalidInput
@@ -74,6 +75,8 @@ def make_first_model(
     """
     llm = state.model.LLM
     if source is None and not llm.is_made_from_seed:
+        if said := step_of_own_checkpoint(state, step):
+            note(said)
         source = open_source(llm.checkpoint)
     if source is None:
         check_config(state, llm.spec)
@@ -87,6 +90,22 @@ def make_first_model(
     layout = model_layout(spec)
     source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
     return FirstModel(spec, step, layout, partial(_checked_parameters, source, layout, state.merge.max_abs))
+
+
+def step_of_own_checkpoint(state: StateFile, step: int) -> str:
+    """Return what a new run that is to start late from "its own" checkpoint reads in its place; "" for any other.
+
+    Args:
+        state: the run's state file.
+        step: number of the replica that the run starts from.
+    """
+    if step <= 0 or not goes_on_from_its_own(state):
+        return ""
+    variant = state.model.LLM.checkpoint.variant
+    return (
+        f"`checkpoint = {{ {variant} = … }}` is the run's own checkpoint, but a new store has none: what it names is "
+        f"read as replica {step}, as [progress] says; whether it is that replica is not known"
+    )
 
 
 def _checked_parameters(

@@ -4,7 +4,7 @@ A subclass says what the model is, how samples become a batch, and what the loss
 and `LearnerTrainer`'s: devices, precision, micro-batches, gradients, optimizer and inner state.
 
 The rule kept here: a subclass is another's code and may raise anything. What it raises becomes an error that names the
-class and the method; only the errors of torch itself pass as they are, because the learner knows what they mean.
+class and the method. Failures of memory and of the device pass as they are, because the learner knows what they mean.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from state.errors import EpochalError, InvalidInput, TrainerFailed
 from state.tensors import Tensors
 from trainers.learner_trainer import LearnerTrainer
 from trainers.packages import TrainerSetup
-from trainers.torch.devices import reason_of
+from trainers.torch.devices import is_device_failure, is_out_of_memory, reason_of
 from trainers.torch.learner import TorchLearner
 from trainers.torch.objective import BatchLoss, TensorBatch
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -228,13 +228,20 @@ def _made(kind: type[TorchTask], spec: ModelSpec) -> TorchTask:
 
 @contextlib.contextmanager
 def _named(task: TorchTask, method: str, error_type: type[EpochalError]) -> Iterator[None]:
-    """Turn what a task raises within the block into an error that names the method; torch's own errors pass."""
+    """Turn what a task raises within the block into an error that names the method.
+
+    Failures of memory and of the device pass: they are not the task's.
+    """
     try:
         yield
-    except (EpochalError, RuntimeError, MemoryError):
+    except EpochalError:
         raise
     except Exception as error:
-        raise error_type(f"{_name_of(type(task))}.{method} failed: {type(error).__name__}: {error}") from error
+        if is_out_of_memory(error) or is_device_failure(error):
+            raise
+        raise error_type(
+            f"{_name_of(type(task))}.{method} failed: {type(error).__name__}: {reason_of(error)}"
+        ) from error
 
 
 def _by_key(batch: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_in_words
 from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import Note, check_config, look_at_source, make_first_model
+from trainers.genesis import Note, check_config, look_at_source, make_first_model, step_of_own_checkpoint
 
 DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
@@ -114,6 +114,8 @@ async def open_what_data_file_names(
 async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, with_network: bool) -> ModelSpec | None:
     """Open the run's first model as `epochal coordinator` would; return its spec, as far as it is known."""
     spec = state.model.LLM.spec
+    if said := step_of_own_checkpoint(state, state.progress.step - 1):
+        found.notes.append(f"{place}: {said}")
     is_local = isinstance(state.model.LLM.checkpoint, LocalCheckpoint)
     if not (with_network or is_local):
         found.notes.append(f"{place} was not opened: it is on another machine; --network opens it")

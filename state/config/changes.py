@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from state.config.mistakes import show
+from state.config.model import P2P, P2PGcs
 from state.config.state_file import StateFile
 
 CHANGEABLE = (
@@ -31,6 +32,9 @@ CHANGEABLE = (
 )
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 
+CHECKPOINT = ("model.LLM.checkpoint",)
+"""Changes only to `P2P` or `P2PGcs`, the run's own checkpoint, and only once there is one."""
+
 COORDINATORS_OWN = ("run_state", "progress")
 """Lines that the coordinator rewrites; an edit there is neither applied nor refused."""
 
@@ -47,17 +51,36 @@ class Change:
         return f"{self.path}: {self.before or '(absent)'} → {self.after or '(absent)'}"
 
 
-def runtime_changes(old: StateFile, new: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+def runtime_changes(
+    old: StateFile, new: StateFile, *, has_checkpoint: bool = True
+) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
     """Return the differences that are applied, and those that are refused, both in the file's order.
 
     A difference in an enum's variant is one change of the whole field.
+
+    Args:
+        old: the run's.
+        new: the edited one.
+        has_checkpoint: whether the run has a checkpoint of its own, from which it goes on whatever the file names.
     """
+    goes_on = has_checkpoint and goes_on_from_its_own(new) and old.model.LLM.spec == new.model.LLM.spec
+    changeable = (*CHANGEABLE, *CHECKPOINT) if goes_on else CHANGEABLE
     changes = [
         change for change in _differences("", old.to_plain(), new.to_plain()) if not _is_under(change, COORDINATORS_OWN)
     ]
-    applied = tuple(change for change in changes if _is_under(change, CHANGEABLE))
-    refused = tuple(change for change in changes if not _is_under(change, CHANGEABLE))
+    applied = tuple(change for change in changes if _is_under(change, changeable))
+    refused = tuple(change for change in changes if not _is_under(change, changeable))
     return applied, refused
+
+
+def goes_on_from_its_own(state: StateFile) -> bool:
+    """Return whether the file's `checkpoint` means the run's own checkpoint, once it has one."""
+    return isinstance(state.model.LLM.checkpoint, P2P | P2PGcs)
+
+
+def names_the_checkpoint(change: Change) -> bool:
+    """Return whether a difference is in the file's `checkpoint`."""
+    return _is_under(change, CHECKPOINT)
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[Change]:

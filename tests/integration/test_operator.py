@@ -162,6 +162,18 @@ async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: 
         assert (await run.finish()).rounds == 5
 
 
+async def test_started_run_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    async with finished_run(tmp_path, 2) as run:
+        await run.stop_coordinator()
+        run.write_state(config__total_steps=3, model__LLM__checkpoint={"P2P": {"repo_id": "nobody/nothing"}})
+        await run.start_coordinator()
+        said = run.events(run.coordinator, "run_goes_on_from_its_own_checkpoint")
+        assert [line["replica_step"] for line in said] == [2]
+        await run.start_client("--key", str(tmp_path / "client-1.key"))
+        await run.until(at_round(4, RunState.FINISHED))
+        assert (await run.finish()).rounds == 3
+
+
 @pytest.mark.parametrize(
     ("edit", "difference"),
     [

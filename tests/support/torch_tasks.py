@@ -83,11 +83,15 @@ class Wrong(Sides):
         return made.get(self.options.get("model", ""), lambda: nn.Linear(4, 2))()
 
     def batch_of(self, samples: Sequence[Example]) -> Any:
+        if self.options.get("batch") == "torch":
+            raise RuntimeError("boom")
         made: dict[str, Any] = {"list": lambda: [1, 2], "error": lambda: samples[999], "empty": lambda: ()}
         return made.get(self.options.get("batch", ""), lambda: super(Wrong, self).batch_of(samples))()
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         nats, count = super().loss(model, batch)
+        if self.options.get("loss") == "device":
+            raise RuntimeError("CUDA error: the device is gone")
         made: dict[str, Any] = {
             "alone": lambda: nats,
             "unsummed": lambda: (nats[None], count),

@@ -21,6 +21,15 @@ OUT_OF_MEMORY_SIGNS = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 """Phrases in the errors of torch's allocators, of which only CUDA's has a class of its own."""
+DEVICE_FAILURE_SIGNS = (
+    "CUDA error",
+    "CUDA driver error",
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+    "CUSPARSE_STATUS_",
+    "MPS backend",
+)
+"""Phrases in the errors of a device or its driver that torch raises as plain `RuntimeError`."""
 MAX_REASON_CHARS = 300
 """Maximum length of a device's own error message in ours; those of CUDA add a page of advice."""
 
@@ -118,6 +127,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether the error says that a device failed, rather than the code that used it."""
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):  # since torch 2.8
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in DEVICE_FAILURE_SIGNS)
 
 
 def reason_of(error: BaseException) -> str:

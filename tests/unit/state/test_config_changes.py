@@ -84,6 +84,35 @@ def test_optional_line_added_is_a_change_from_absent() -> None:
     assert [str(change) for change in refused] == ["model.LLM.optimizer.AdamW.clip_grad_norm: (absent) → 1.0"]
 
 
+HUB = {"repo_id": "org/model", "revision": "main"}
+
+
+@pytest.mark.parametrize("checkpoint", [{"P2P": HUB}, {"P2P": {"repo_id": "a/b"}}, {"P2PGcs": {"bucket": "b"}}])
+def test_own_checkpoint_may_take_the_place_of_the_first_ones_source(checkpoint: Any) -> None:
+    for first in ({"Hub": HUB}, {"P2P": {"repo_id": "org/other"}}):
+        runs = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": first}
+        edited = runs | {"model__LLM__checkpoint": checkpoint}
+        applied, refused = runtime_changes(state_file(**runs), state_file(**edited))
+        assert applied
+        assert refused == ()
+        applied, refused = runtime_changes(state_file(**runs), state_file(**edited), has_checkpoint=False)
+        assert applied == (), "the run has yet to read it"
+        assert refused
+
+
+@pytest.mark.parametrize("checkpoint", [{"Hub": {"repo_id": "a/b"}}, {"Gcs": {"bucket": "b"}}, "Dummy"])
+def test_other_source_of_the_first_checkpoint_is_refused(checkpoint: Any) -> None:
+    runs = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": {"P2P": HUB}}
+    for old, new in (
+        (runs["model__LLM__checkpoint"], checkpoint),
+        *([("Dummy", {"P2P": HUB})] * (checkpoint == "Dummy")),
+    ):
+        before, after = (state_file(**runs | {"model__LLM__checkpoint": one}) for one in (old, new))
+        applied, refused = runtime_changes(before, after)
+        assert applied == ()
+        assert [change.path for change in refused] == ["model.LLM.checkpoint"]
+
+
 def test_lines_of_the_coordinator_are_not_compared() -> None:
     state = state_file()
     moved = state.with_progress(RunState.ROUND_TRAIN, Progress(epoch=3, step=9, epoch_start_data_index=24))

@@ -162,7 +162,9 @@ def test_class_that_cannot_be_made_is_named(kind: str, message: str) -> None:
         ({"loss": "tensor"}, r"loss returned \(a tensor of shape \(\), a tensor of shape \(\)\)"),
         ({"loss": "negative"}, r"loss returned \(a tensor of shape \(\), a int\)"),
         ({"loss": "error"}, r"Wrong\.loss failed: KeyError: 'absent'"),
-        ({"loss": "torch"}, r"torch failed on cpu: .*shapes"),
+        ({"loss": "torch"}, r"Wrong\.loss failed: RuntimeError: .*shapes"),
+        ({"batch": "torch"}, r"Wrong\.batch_of failed: RuntimeError: boom"),
+        ({"loss": "device"}, r"torch failed on cpu: CUDA error: the device is gone"),
         ({"loss": "nan"}, r"the loss is nan"),
     ],
 )
