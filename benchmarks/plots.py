@@ -47,6 +47,7 @@ def ratio_plot(figures: Sequence[Figure]) -> str:
         axes.set_yticks(places, [label for label, *_ in shown])
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g} ×"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("measured ÷ baseline")
         return _svg(canvas)
 

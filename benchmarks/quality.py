@@ -168,12 +168,11 @@ def measure() -> list[Figure]:
         mean, alone = statistics.fmean(losses), statistics.fmean(machine)
         figures.append(Figure(name, mean, UNIT, target, alone, beside, DIGITS))
     figures += [
-        _single(f"one seed: one machine, learning rate {rate:g}", Run(replace(MACHINE, base_lr=rate)))
-        for rate in MACHINE_LRS
+        _single(f"one seed: one machine, rate {rate:g}", Run(replace(MACHINE, base_lr=rate))) for rate in MACHINE_LRS
     ]
     for setting in SWEEP:
-        outer = f"outer rate {setting.outer_lr:g}, momentum {setting.outer_momentum:g}, {setting.inner_state}"
-        name = f"one seed: {CLIENTS} clients, {setting.local_steps} local steps, learning rate {setting.base_lr:g}, "
+        outer = f"outer rate {setting.outer_lr:g} and momentum {setting.outer_momentum:g}, {setting.inner_state}"
+        name = f"one seed: {CLIENTS} clients, {setting.local_steps} steps, rate {setting.base_lr:g}, "
         figures.append(_single(name + outer, Run(setting)))
     return figures
 
