@@ -5,8 +5,7 @@ it learns nothing. The model's class does not say so (BERT's classes do both), s
 computed twice, the second time with another last token, and no logit before it may move.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,40 +13,80 @@ import torch
 from state.config.model import ModelSpec
 from state.errors import Mistake, Unsupported
 from trainers.torch.devices import is_out_of_memory
+from trainers.torch.forward_trial import (
+    TRIED_VOCABULARY,
+    check_computable,
+    check_shapes,
+    in_mode,
+    logits_of,
+    tried_row,
+)
 from trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, build_module, hf_config
 
-TRIED_PLACES = 8
-"""Length of the row that is computed."""
 TOLERANCE = 1e-5
 """Largest movement that is rounding, as a part of the largest logit. Of models that look ahead it is above 1e-4."""
 TWIN_LAYERS = 2
-TWIN_VOCABULARY = 256
 MAX_TWIN_PARAMETERS = 64_000_000
 """Largest model that is made to be tried out and thrown away: 256 MB for a second or two."""
 _TWINS: tuple[Mapping[str, int], ...] = (
-    {"num_hidden_layers": TWIN_LAYERS, "vocab_size": TWIN_VOCABULARY},
+    {"num_hidden_layers": TWIN_LAYERS, "vocab_size": TRIED_VOCABULARY},
     {"num_hidden_layers": TWIN_LAYERS},
-    {},
 )
 """Changes to a config that leave a model's kind as it is, and make it smaller; not every kind takes them."""
 
 
-def check_small_twin(spec: ModelSpec) -> None:
-    """Raise `Unsupported` if a small model of this kind looks ahead. One that cannot be made small is not tried out."""
+def check_untrained(spec: ModelSpec, original: torch.nn.Module, vocabulary: int) -> None:
+    """Raise `Unsupported` if a model cannot be computed, or looks ahead.
+
+    A large model is not made: the shapes inside it are compared, and a small one of its kind is tried out instead. If
+    that fails, nothing is said, because the smaller config may be none of its kind.
+
+    Args:
+        spec: the model.
+        original: its module on torch's `meta` device.
+        vocabulary: tokens are below it.
+    """
+    looks = None
+    if _size_of(original) > MAX_TWIN_PARAMETERS:
+        check_shapes(original, vocabulary)
+    else:
+        try:
+            looks = _tried_out(spec, vocabulary)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+    _refuse(spec, looks=_looks_ahead_if_small(spec) if looks is None else looks)
+
+
+def _tried_out(spec: ModelSpec, vocabulary: int) -> bool | None:
+    """Return what `looks_ahead` does of the model itself. Raise `Unsupported` if it cannot be computed."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        module = build_module(spec)
+        check_computable(module, vocabulary)
+        return looks_ahead(module, vocabulary)
+
+
+def _looks_ahead_if_small(spec: ModelSpec) -> bool:
+    """Return whether a small model of this kind looks ahead; False if none can be tried out."""
     for changed in _TWINS:
         try:
             with torch.device("meta"):
-                size = sum(one.numel() for one in build_module(spec, changed=changed).parameters())
+                size = _size_of(build_module(spec, changed=changed))
             if size > MAX_TWIN_PARAMETERS:
                 continue
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(0)
-                found = looks_ahead(build_module(spec, changed=changed), TWIN_VOCABULARY)
+                found = looks_ahead(build_module(spec, changed=changed), TRIED_VOCABULARY)
         except Exception:  # of any model class: the smaller config may be none of its kind
             continue
         if found is not None:
-            _refuse(spec, looks=found)
-            return
+            return found
+    return False
+
+
+def _size_of(module: torch.nn.Module) -> int:
+    return sum(one.numel() for one in module.parameters())
 
 
 def check_causal(module: torch.nn.Module, spec: ModelSpec, vocabulary: int) -> None:
@@ -65,12 +104,12 @@ def looks_ahead(module: torch.nn.Module, vocabulary: int) -> bool | None:
     device = next(module.parameters()).device
     if device.type == "meta" or vocabulary < 2:
         return None
-    with _evaluating(module), torch.no_grad():
-        tokens = torch.arange(TRIED_PLACES, device=device)[None] % min(vocabulary, TWIN_VOCABULARY)
+    with in_mode(module, training=False), torch.no_grad():
+        tokens = tried_row(module, vocabulary)
         other = tokens.clone()
-        other[0, -1] = (other[0, -1] + 1) % min(vocabulary, TWIN_VOCABULARY)
+        other[0, -1] = (other[0, -1] + 1) % min(vocabulary, TRIED_VOCABULARY)
         try:
-            one, two = (_logits(module, row)[0, :-1].float() for row in (tokens, other))
+            one, two = (logits_of(module, row)[0, :-1].float() for row in (tokens, other))
             moved, largest = float((one - two).abs().max()), float(one.abs().max())
         except Exception as error:  # a step fails as well, and says why
             if is_out_of_memory(error):
@@ -78,23 +117,6 @@ def looks_ahead(module: torch.nn.Module, vocabulary: int) -> bool | None:
             return None
     is_finite = moved < float("inf") and largest < float("inf")  # False for NaN, too
     return moved > TOLERANCE * largest if is_finite else None
-
-
-def _logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    is_half = getattr(getattr(module, "config", None), "_attn_implementation", "") == "flash_attention_2"
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=is_half):  # its kernels take no float32
-        logits: torch.Tensor = module(input_ids=tokens).logits
-    return logits
-
-
-@contextmanager
-def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
 
 
 def _refuse(spec: ModelSpec, *, looks: bool) -> None:

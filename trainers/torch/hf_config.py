@@ -20,6 +20,8 @@ NOT_TRAINED = "this model cannot be trained"
 _SIZES = "head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
 POSITIVE_SIZES = frozenset(f"{_SIZES} num_key_value_heads vocab_size".split())
 """Sizes that every model has above zero, where its config names them."""
+NORM_KEYS = ("_eps", "_epsilon")
+"""Endings of keys for the number under a norm's root, which a negative one turns into NaN."""
 NEVER_BUILT = ("quantization_config", CODE_KEY)
 """Keys of a config that say how weights are stored or loaded; parameters here are float32."""
 
@@ -100,7 +102,7 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
     allowed = "a causal language model that transformers can build"
     if attention != "auto":
         allowed += f" with --attention {attention}; --attention auto takes what a model has"
-    raise _wrong(CONFIG_PLACE, f"refused: {_first_line(failure)}", allowed) from failure
+    raise _wrong(CONFIG_PLACE, f"refused: {first_line(failure)}", allowed) from failure
 
 
 def _with_routing_biases(module: Any) -> Any:
@@ -120,7 +122,7 @@ def _with_routing_biases(module: Any) -> Any:
 
 
 def _check_sizes(hf: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if a size is not positive; transformers makes a model of some kind of it, or none."""
+    """Raise `Unsupported` if a size is not positive, or the small number of a norm is negative."""
     from transformers import CONFIG_MAPPING
 
     own_names = CONFIG_MAPPING[hf["model_type"]].attribute_map
@@ -129,6 +131,11 @@ def _check_sizes(hf: Mapping[str, Any]) -> None:
         Mistake(f"{CONFIG_PLACE}.{key}", str(value), "a whole number above 0")
         for key, value in hf.items()
         if key in sizes and type(value) in (int, float) and value <= 0
+    ]
+    wrong += [
+        Mistake(f"{CONFIG_PLACE}.{key}", str(value), "a number of at least 0")
+        for key, value in hf.items()
+        if key.endswith(NORM_KEYS) and type(value) in (int, float) and value < 0
     ]
     if wrong:
         raise Unsupported("model", tuple(wrong), NOT_TRAINED)
@@ -192,7 +199,8 @@ def quiet() -> Iterator[None]:
         hf_logging.set_verbosity(before)
 
 
-def _first_line(error: Exception | None) -> str:
+def first_line(error: Exception | None) -> str:
+    """Return the first line of an error of transformers or torch, with the name of its class where it needs one."""
     line = next(iter(str(error).splitlines()), "")
     return line if isinstance(error, ValueError | ImportError) else f"{type(error).__name__} {line}".rstrip()
 

@@ -15,7 +15,8 @@ import torch
 from state.config.model import AdamW, ModelSpec
 from state.errors import TrainerFailed, Unsupported
 from state.tensors import Tensors
-from trainers.torch.causality import check_causal, check_small_twin
+from trainers.torch.causality import check_causal, check_untrained
+from trainers.torch.forward_trial import check_computable, check_dimensions
 from trainers.torch.hf_config import build_module, hf_config
 from trainers.torch.language import NextTokenLoss
 from trainers.torch.learner import TorchLearner
@@ -68,6 +69,7 @@ class HfModel:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
                 module = build_module(self._spec)
+                check_computable(module, self.vocabulary)
                 check_causal(module, self._spec, self.vocabulary)
         except (MemoryError, RuntimeError) as error:
             raise TrainerFailed(f"no memory for a model of {self._parameter_count} parameters: {error}") from error
@@ -127,7 +129,8 @@ def _layout_of(spec_json: str) -> _Layout:
     with torch.device("meta"):
         module = build_module(spec)
     shapes = {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
-    check_small_twin(spec)
+    check_dimensions(spec.hf or {}, shapes)
+    check_untrained(spec, module, int(config.vocab_size))
     longest = getattr(config, "max_position_embeddings", None)
     return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
 

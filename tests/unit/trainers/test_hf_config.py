@@ -43,6 +43,7 @@ def transformers() -> None:
         (spec_of(intermediate_size=-4), "model.LLM.hf.intermediate_size is -4; allowed: a whole number above 0"),
         (spec_of(num_hidden_layers=-1), "model.LLM.hf.num_hidden_layers is -1; allowed: a whole number above 0"),
         (spec_of(model_type="gpt2", n_layer=0), "model.LLM.hf.n_layer is 0; allowed: a whole number above 0"),
+        (spec_of(rms_norm_eps=-1.0), r"model.LLM.hf.rms_norm_eps is -1\.0; allowed: a number of at least 0"),
         (spec_of(pad_token_id=256), "model.LLM.hf is (refused: AssertionError|not a config of llama)"),
     ],
 )
@@ -129,6 +130,58 @@ def test_large_model_that_sees_ahead_fails_where_it_is_made(monkeypatch: pytest.
         model.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match="sees the tokens after it"):
         model.learner().load({})
+
+
+# Forward passes
+
+MIXTRAL: dict[str, Any] = {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 2}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+    **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+    **{"num_key_value_heads": 4, "n_group": 2, "topk_group": 1},
+}
+NOT_COMPUTABLE: list[tuple[dict[str, Any], str]] = [
+    ({"num_key_value_heads": 3}, "RuntimeError The size of tensor a .4. must match the size of tensor b .3."),
+    ({"num_attention_heads": 2, "num_key_value_heads": 4}, "RuntimeError The size of tensor a"),
+    (MIXTRAL | {"num_experts_per_tok": 4}, "RuntimeError .*k (out of|not in) range"),
+    (DEEPSEEK | {"n_group": 3}, "RuntimeError shape .* is invalid for input of size"),
+    ({"model_type": "gpt_neox", "rotary_pct": 3.0}, "RuntimeError (The size of tensor|.*broadcast a dimension)"),
+    ({"attention_dropout": 2.0}, "RuntimeError dropout probability has to be between 0 and 1"),
+]
+
+
+@pytest.mark.parametrize("largest", [64_000_000, 1000], ids=["made", "too large to be made"])
+@pytest.mark.parametrize(("changed", "reason"), NOT_COMPUTABLE)
+def test_config_that_cannot_be_computed_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reason: str, largest: int
+) -> None:
+    from trainers.torch import causality
+
+    monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", largest)
+    with pytest.raises(Unsupported, match=f"model.LLM.hf is refused: {reason}.*; allowed: a config with which"):
+        open_model(spec_of(vocab_size=256 + (largest == 1000), **changed))
+
+
+@pytest.mark.parametrize("changed", [MIXTRAL, DEEPSEEK, {"max_position_embeddings": 4}])
+def test_large_config_that_can_be_computed_is_taken(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]) -> None:
+    from trainers.torch import causality
+
+    monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", 1000)
+    assert open_model(spec_of(vocab_size=258, **changed)).initial_parameters(SEED)
+
+
+def test_model_whose_random_parameters_compute_nan_is_refused() -> None:
+    with pytest.raises(Unsupported, match="refused: with random parameters it computes numbers that are not finite"):
+        open_model(spec_of(model_type="granite", logits_scaling=0.0))
+
+
+def test_parameter_without_numbers_names_the_size_that_is_zero() -> None:
+    message = (
+        r"a size of it is 0, as parameter \S+ has the shape \[0, .*; allowed: sizes above 0; .*: num_local_experts"
+    )
+    with pytest.raises(Unsupported, match=message):
+        open_model(spec_of(**MIXTRAL | {"num_local_experts": 0}))
 
 
 # Keys
