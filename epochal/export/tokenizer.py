@@ -10,6 +10,7 @@ from state.errors import InvalidInput, ModelUnavailable
 from trainers.sources.opening import names_a_source, open_source, parse_source
 from trainers.sources.origin import origin_of
 from trainers.sources.protocol import ModelSource
+from trainers.sources.tokenizers import LISTS_OF_TOKENS, check_list
 
 NO_TOKENIZER = "none"
 HINT = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
@@ -34,7 +35,8 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
         place: the option's value; None for the run's own.
 
     Raises:
-        InvalidInput, ModelUnavailable: it cannot be read, or there is none at the place.
+        InvalidInput, ModelUnavailable: it cannot be read, or there is none at the place, or the one there has a
+            larger vocabulary than the run's model.
     """
     if place == NO_TOKENIZER:
         return FoundTokenizer()
@@ -46,10 +48,24 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     except (InvalidInput, ModelUnavailable) as error:
         raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}") from error
     if files:
-        return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
+        said = [f"tokenizer: {', '.join(files)} of {source.place}"]
+        if place is not None:
+            vocabulary = _vocabulary_of(view)
+            said += [
+                check_list(name, files[name], source.place, vocabulary) for name in LISTS_OF_TOKENS if name in files
+            ]
+        return FoundTokenizer(files, "\n".join(filter(None, said)))
     if place is not None:
         raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
     return FoundTokenizer(said=f"no tokenizer: {source.place} has none; --tokenizer names one")
+
+
+def _vocabulary_of(view: RunView) -> int | None:
+    """Return the number of tokens that the run's config gives; None if it leaves it to its class."""
+    config = view.spec.hf or {}
+    inner = config.get("text_config")
+    found = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    return found if type(found) is int else None
 
 
 def _source_of(view: RunView) -> ModelSource | str:

@@ -9,6 +9,11 @@ from state.errors import InvalidInput, ModelUnavailable
 from trainers.sources.protocol import ModelSource
 
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
+LISTS_OF_TOKENS = (TOKENIZER_FILE, VOCABULARY_FILE)
+
+
+class UnreadableTokenizer(InvalidInput):
+    """A tokenizer's file is not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,42 @@ def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
     Raises:
         InvalidInput: the tokenizer's vocabulary is larger than the model's: it is another model's.
     """
-    found = _largest_in(source)
+    try:
+        found = next(((name, data) for name, data in source.tokenizer_files() if name in LISTS_OF_TOKENS), None)
+    except ModelUnavailable:
+        return ""  # the model itself was read, and training needs no tokenizer
     if found is None:
         return ""
-    name, largest = found
-    place = f"{source.place}/{name}"
+    try:
+        return check_list(*found, source.place, vocabulary)
+    except UnreadableTokenizer as error:
+        return f"{error.message}; the run does not need it"
+
+
+def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> str:
+    """Return what is to be said of a file that lists a tokenizer's tokens; "" if there is nothing.
+
+    Args:
+        name: of the file, one of `LISTS_OF_TOKENS`.
+        data: its bytes.
+        folder: where it is.
+        vocabulary: number of the model's tokens; None if it is not known.
+
+    Raises:
+        UnreadableTokenizer: the bytes are not JSON.
+        InvalidInput: its vocabulary is larger than the model's.
+    """
+    place = f"{folder}/{name}"
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableTokenizer(f"{place} is not JSON: {error}", place=place) from error
+    try:
+        largest = _largest(name, content)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return ""  # of a form that is not known here
+    if vocabulary is None:
+        return ""
     if largest.own >= vocabulary:
         raise InvalidInput(
             f"{place} is a tokenizer of tokens from 0 to {largest.own}; the model's vocab_size is {vocabulary}, so "
@@ -51,19 +87,6 @@ def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
             "know: data that contain it are refused"
         )
     return ""
-
-
-def _largest_in(source: ModelSource) -> tuple[str, LargestTokens] | None:
-    """Return the file that lists the tokenizer's tokens, and the largest; None if no such file can be read."""
-    try:
-        for name, data in source.tokenizer_files():
-            if name in (TOKENIZER_FILE, VOCABULARY_FILE):
-                return name, _largest(name, json.loads(data))
-    except ModelUnavailable:
-        return None  # the model itself was read, and training needs no tokenizer
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return None  # of a form that is not known here
-    return None
 
 
 def _largest(name: str, content: Mapping[str, Any]) -> LargestTokens:

@@ -77,3 +77,22 @@ def test_run_without_a_source_or_with_none_has_no_tokenizer(tmp_path: Path) -> N
     for view, place in ((view_of("Ephemeral"), None), (view_of({"Local": "x"}), "none")):
         found = find_tokenizer(view, place)
         assert (found.files, found.said) == ({}, "")
+
+
+def test_tokenizer_of_the_option_must_fit_the_model(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 301}]}')
+    with pytest.raises(
+        InvalidInput, match=r"tokenizer\.json is a tokenizer of tokens from 0 to 300; .* vocab_size is 300"
+    ):
+        find_tokenizer(view_of("Ephemeral", vocab_size=300), str(folder))
+    said = find_tokenizer(view_of("Ephemeral", vocab_size=301), str(folder)).said
+    assert "has an added token 301, which the model, with vocab_size = 301, does not know" in said
+
+
+@pytest.mark.parametrize("hf", [{}, {"vocab_size": 300}])
+def test_tokenizer_of_the_option_that_is_not_json_is_refused(tmp_path: Path, hf: dict[str, int]) -> None:
+    folder = model_folder(tmp_path / "m")
+    (folder / "tokenizer.json").write_text('{"model"')
+    with pytest.raises(InvalidInput, match=r"m/tokenizer\.json is not JSON"):
+        find_tokenizer(view_of("Ephemeral", **hf), str(folder))

@@ -197,7 +197,15 @@ def test_added_token_outside_the_vocabulary_is_said(tmp_path: Path, bag: Tensors
     assert "added token 256, which the model, with vocab_size = 256, does not know" in notes[0]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {"a": "b"}}}'])
+def test_tokenizer_that_is_not_json_is_said(tmp_path: Path, bag: Tensors) -> None:
+    folder = write_model(tmp_path / "model", bag)
+    (folder / "tokenizer.json").write_text('{"model"')
+    notes: list[str] = []
+    assert look_at_source(llama_at(folder), notes.append).is_complete
+    assert [note.partition(" is not JSON: ")[0] for note in notes] == [f"{folder}/tokenizer.json"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"model": 3}', '{"model": {"vocab": {"a": "b"}}}'])
 def test_tokenizer_of_unknown_form_is_no_obstacle(tmp_path: Path, bag: Tensors, text: str) -> None:
     folder = write_model(tmp_path / "model", bag)
     (folder / "tokenizer.json").write_text(text)
