@@ -59,16 +59,20 @@ class JsonLinesDataProvider:
     def __init__(self, files: list[LineFile], shuffle_seed: bytes | None) -> None:
         # For the order a line is a sample of one token.
         spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
-        self._order = DataOrder(files, spec)
+        self._order = DataOrder(
+            files,
+            spec,
+            lambda ordered: dataset_fingerprint(
+                "json-lines",
+                files=[[file.name, file.size_bytes, file.token_count] for file in ordered],
+                shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
+            ),
+        )
         self._closed = False
         self.files: tuple[LineFile, ...] = self._order.files
         """The files in their order; a token of theirs is a line."""
         self.sequence_count = self._order.sequence_count
-        self.fingerprint = dataset_fingerprint(
-            "json-lines",
-            files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
-            shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
-        )
+        self.fingerprint = self._order.fingerprint
         self.description = describe_files("JSON lines", self.files, self.sequence_count, shuffle_seed)
 
     @classmethod

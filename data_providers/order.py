@@ -12,7 +12,7 @@ Memory grows with the number of files, not of samples. All machines must compute
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
@@ -85,18 +85,29 @@ def block_sequences(sequence_count: int) -> int:
 class DataOrder(Generic[File]):
     """The order of a dataset: which place in which file each data index stands for.
 
+    Args:
+        files: the dataset's files.
+        spec: how they are read.
+        fingerprint_of: returns the fingerprint of the sorted files, of data that are not plain tokens.
+
     Attributes:
         files: the dataset's files, sorted by name.
         spec: how they are read.
         sequence_count: samples of one pass.
         dropped_tokens: by file name, the number of tokens at a file's end that are too few for a sample.
-        fingerprint: 64 hex characters over the files' names and sizes, the token size, sequence length and shuffle.
+        fingerprint: 64 hex characters; of plain tokens over the files' names and sizes, the token size, sequence length
+            and shuffle.
 
     Raises:
         CorruptData: no file holds a whole sample, or two have the same name. The fault of the data's owner.
     """
 
-    def __init__(self, files: Iterable[File], spec: DatasetSpec) -> None:
+    def __init__(
+        self,
+        files: Iterable[File],
+        spec: DatasetSpec,
+        fingerprint_of: Callable[[tuple[File, ...]], str] | None = None,
+    ) -> None:
         self.files: tuple[File, ...] = tuple(sorted(files, key=lambda file: file.name))
         self.spec = spec
         for file, following in zip(self.files, self.files[1:], strict=False):
@@ -117,13 +128,7 @@ class DataOrder(Generic[File]):
         self._full_blocks, self._short = divmod(self.sequence_count, self._block)
         self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_window)
         self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_short_place)
-        self.fingerprint = dataset_fingerprint(
-            "dataset",
-            files=[[file.name, file.size_bytes] for file in self.files],
-            token_size_bytes=spec.token_size_bytes,
-            sequence_length=spec.sequence_length,
-            shuffle_seed=None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),
-        )
+        self.fingerprint = self._fingerprint_of_tokens() if fingerprint_of is None else fingerprint_of(self.files)
         _log.info(
             "dataset opened",
             extra={
@@ -133,6 +138,16 @@ class DataOrder(Generic[File]):
                 "dropped_tokens": sum(self.dropped_tokens.values()),
                 "fingerprint": self.fingerprint,
             },
+        )
+
+    def _fingerprint_of_tokens(self) -> str:
+        spec = self.spec
+        return dataset_fingerprint(
+            "dataset",
+            files=[[file.name, file.size_bytes] for file in self.files],
+            token_size_bytes=spec.token_size_bytes,
+            sequence_length=spec.sequence_length,
+            shuffle_seed=None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),
         )
 
     def locate(self, data_ids: DataIds) -> list[Extent]:

@@ -75,21 +75,26 @@ class PreprocessedDataProvider:
     """A `DataProvider` over parquet files. Make one with `open`."""
 
     def __init__(self, files: Sequence[RowFile], max_tokens: int | None) -> None:
-        self._order = DataOrder(files, _ROWS)
+        columns = files[0].columns
+        self._order = DataOrder(
+            files,
+            _ROWS,
+            lambda ordered: dataset_fingerprint(
+                "preprocessed",
+                files=[[file.name, file.size_bytes, file.token_count] for file in ordered],
+                columns=list(columns),
+            ),
+        )
         self.files: tuple[RowFile, ...] = self._order.files
         """The files in their order; a token of theirs is a row."""
-        self.columns = files[0].columns
+        self.columns = columns
         self._max_tokens = max_tokens
         self._decoded: OrderedDict[tuple[int, int], dict[str, _Column]] = OrderedDict()
         self._decoded_bytes = 0
         self._reading = asyncio.Lock()
         self._closed = False
         self.sequence_count = self._order.sequence_count
-        self.fingerprint = dataset_fingerprint(
-            "preprocessed",
-            files=[[file.name, file.size_bytes, file.token_count] for file in self.files],
-            columns=list(self.columns),
-        )
+        self.fingerprint = self._order.fingerprint
         self.description = describe_files("parquet files", self.files, self.sequence_count)
 
     @classmethod

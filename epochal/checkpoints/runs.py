@@ -16,9 +16,10 @@ from coordinator_client.operator import config_of
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
-from state.errors import StoreFailed
+from state.errors import Refused, StoreFailed
 from state.evaluations import Evaluation, EvaluationReport
 from state.phases import RunState
+from state.refusals import Refusal
 
 STORE_POLL_S = 5.0
 """Time between two looks at a store that is followed."""
@@ -126,6 +127,20 @@ class ServedRun:
         self._client = client
         self._admin_token = admin_token
         self._feed = DocumentFeed(client)
+
+    async def has_admin_token(self) -> bool:
+        """Return whether the coordinator takes the token for its own.
+
+        It is asked for a data server's token, which needs the admin token and changes nothing.
+        """
+        try:
+            with self._as_operator():
+                await self._client.data_server_token()
+        except Refused as error:
+            if error.kind in (Refusal.UNAUTHORIZED, Refusal.FORBIDDEN):
+                return False
+            raise
+        return True
 
     async def now(self) -> RunView:
         document, state = await config_of(self._client)

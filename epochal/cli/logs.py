@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 MAX_FIELD_CHARS = 2000
+NOISY = ("httpx", "httpx2", "httpcore", "httpcore2", "uvicorn.access", "asyncio", "transitions")
+"""Loggers of libraries that write a line for each request, or each callback: only their warnings are shown."""
 
 
 class LogFormat(StrEnum):
@@ -58,5 +60,5 @@ def start_logging(log_format: LogFormat, *, verbose: bool, stream: TextIO | None
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio", "transitions"):
+    for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)

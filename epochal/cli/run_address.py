@@ -15,7 +15,7 @@ from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
 from epochal.cli.options import trusted
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
-from state.errors import EpochalError
+from state.errors import EpochalError, InvalidInput
 from state.evaluations import EvaluationReport
 
 RunArgument = Annotated[
@@ -51,7 +51,9 @@ class RunAddress:
         token = required_token(self.admin_token)
         check_admin_token(token)
         async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca)) as client:
-            yield ServedRun(client, token)
+            run = ServedRun(client, token)
+            await _check_token(run)
+            yield run
 
     @contextlib.asynccontextmanager
     async def recording(self, run: StoredRun | ServedRun) -> AsyncIterator[tuple[Record | None, str]]:
@@ -68,15 +70,27 @@ class RunAddress:
             return
         check_admin_token(token)
         async with contextlib.AsyncExitStack() as stack:
-            record, reason = None, f"the coordinator at {url} serves another run"
+            record, reason, served = None, f"the coordinator at {url} serves another run", None
             try:
                 connecting = CoordinatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
                 client = await stack.enter_async_context(await connecting)
                 if await run.is_served_by(client):
-                    record, reason = ServedRun(client, token).record, ""
+                    served = ServedRun(client, token)
             except EpochalError as error:
                 reason = error.message
+            if served is not None:
+                await _check_token(served)
+                record, reason = served.record, ""
             yield record, reason
+
+
+async def _check_token(run: ServedRun) -> None:
+    """Raise `InvalidInput` unless the run's coordinator takes the admin token: before anything is computed."""
+    if not await run.has_admin_token():
+        raise InvalidInput(
+            f"--admin-token or {ADMIN_TOKEN_VARIABLE} is not the admin token of this run's coordinator, which it "
+            "printed at its first start; `epochal coordinator … --new-admin-token` makes another"
+        )
 
 
 def following_policy(reconnect_s: float, *, follows: bool) -> RetryPolicy:

@@ -15,10 +15,11 @@ from batching.mesh.layout import parse_mesh
 from coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import ClientProfile
-from data_providers.locations import AnyLocation, parse_location
+from data_providers.locations import parse_location
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
+from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
@@ -50,7 +51,6 @@ from runtime.metrics import LOOPBACK, new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
-from state.config.data_location import Local, WeightedHttp
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput
@@ -58,6 +58,7 @@ from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.protocol import Trainer
 from trainers.registry import (
+    NULL,
     REMOTE,
     RemoteOptions,
     TrainerOptions,
@@ -279,22 +280,13 @@ def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: Dat
 
 def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
     if data.location is not None:
-        _check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
+        check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
     cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
 
     async def open_data(access: RunAccess) -> DataProvider:
         return await open_provider(access.state, access.ticket, data.location, cache)
 
     return open_data
-
-
-def _check_place(location: AnyLocation) -> None:
-    """Raise `InvalidInput` for a path on this machine at which nothing is."""
-    place = location.path if isinstance(location, Local) else ""
-    if isinstance(location, WeightedHttp) and "://" not in location.place:
-        place = location.place
-    if place and not Path(place).exists():
-        raise InvalidInput(f"--data {place}: there is no such file or folder ({Path(place).absolute()})", path=place)
 
 
 def _trainer_opener(
@@ -312,6 +304,8 @@ def _trainer_checker(
     name: str, options: TrainerOptions, mesh: MeshOptions | None
 ) -> Callable[[StateFile, ModelSpec], Awaitable[None]]:
     async def check(state: StateFile, spec: ModelSpec) -> None:
+        if name == NULL and not spec.dummy:
+            log.warning("null_trainer_of_a_real_model", extra={"consequence": "its zeros count as results of the run"})
         if mesh is not None:
             await asyncio.to_thread(check_mesh_trains, mesh, state, spec)
         else:

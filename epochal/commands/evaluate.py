@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from data_providers.locations import parse_location
 from epochal.cli.admin_token import AdminToken
+from epochal.cli.data_place import check_place
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, JsonOption
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
@@ -68,6 +70,8 @@ def evaluate(
     evaluation = EvaluationOptions(data, split, samples, torch)
     checked = None if name is None else checked_name(name)
     policy = following_policy(reconnect_s, follows=follow)
+    if data is not None:
+        check_place(parse_location(data))
 
     async def main() -> None:
         address = RunAddress(run, admin_token, tls_ca)

@@ -48,7 +48,7 @@ def export(
     if follow and step is not None:
         raise InvalidInput("--follow exports every new checkpoint; leave --step out")
     if keep is not None and not follow:
-        raise InvalidInput("--keep says how many checkpoints --follow keeps; give both or neither")
+        raise InvalidInput("--keep goes with --follow: it says how many checkpoints to keep")
     start_logging(LogFormat.TEXT, verbose=False)
     destination = None if to is None else parse_destination(to, by_step=follow)
     policy = following_policy(reconnect_s, follows=follow)

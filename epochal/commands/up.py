@@ -18,7 +18,7 @@ from epochal.cli.run import say
 from epochal.cli.shutdown import Interrupts
 from epochal.status_panel import status_line, status_panel
 from epochal.testnet.demos import demo_of
-from epochal.testnet.local_run import LocalRun, LocalRunOptions
+from epochal.testnet.local_run import LocalRun, LocalRunOptions, Show
 from epochal.testnet.report import Report
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
@@ -79,6 +79,11 @@ def _run_live(options: LocalRunOptions, console: Console) -> Report:
 
 
 def _run_plain(options: LocalRunOptions, console: Console) -> Report:
+    return _run(LocalRun(options, plain_lines(console)))
+
+
+def plain_lines(console: Console) -> Show:
+    """Return what prints each new note and each new status as a line of its own, however long it is."""
     noted, last = 0, ""
 
     def show(status: RunStatus, notes: list[str]) -> None:
@@ -88,10 +93,10 @@ def _run_plain(options: LocalRunOptions, console: Console) -> Report:
         if lines or line != last:
             lines.append(line)
         for text in lines:
-            console.print(text, highlight=False, markup=False)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         noted, last = len(notes), line
 
-    return _run(LocalRun(options, show))
+    return show
 
 
 def _run(local_run: LocalRun) -> Report:

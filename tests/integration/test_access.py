@@ -74,7 +74,9 @@ async def test_invitation_admits_one_client_as_often_as_it_comes(tmp_path: Path)
         assert (await run.finish()).rounds == 2
         used = await run.command("client", run.url, "--key", second_path, "--invitation", "a secret code")
         used.expect(1, "was used by another client")
-        (await run.command("client", run.url, "--key", first_path, "--trainer", "null")).expect(0)
+        (await run.command("client", run.url, "--key", first_path, "--trainer", "null")).expect(
+            0, "null_trainer_of_a_real_model"
+        )
         assert "a secret code" not in "".join(
             path.read_text(errors="replace") for path in (run.run_dir / "journal").iterdir()
         )

@@ -39,6 +39,15 @@ async def test_store_s_evaluation_is_recorded_where_a_coordinator_serves_it(tmp_
         ran = await run.command(*evaluate, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         ran.expect(0, "recorded as validation")
         assert ran.err == ""
+        for command in (
+            evaluate,
+            ("evaluate", run.url, *ON_DUMMY),
+            ("export", run.url, "--out", str(tmp_path / "out")),
+        ):
+            wrong = await run.command(*command, EPOCHAL_ADMIN_TOKEN="nope")
+            wrong.expect(2, "--admin-token or EPOCHAL_ADMIN_TOKEN is not the admin token of this run's coordinator")
+            assert wrong.out == ""
+            assert "opened" not in wrong.err, "no data before the token"
         shown = await run.command("status", run.url, "--json")
         (kept,) = json.loads(shown.out)["evaluations"]
         assert (kept["name"], kept["step"]) == ("validation", 0)

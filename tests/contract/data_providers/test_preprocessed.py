@@ -1,5 +1,6 @@
 """Preprocessed samples in parquet files, written by pyarrow as anyone would."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,14 @@ async def samples(provider: PreprocessedDataProvider, start: int, end: int) -> l
     return [batch.input_ids[a:b].tolist() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
 
 
-async def test_rows_are_samples_in_the_files_order_pass_after_pass(tmp_path: Path) -> None:
+async def test_rows_are_samples_in_the_files_order_pass_after_pass(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "b.parquet", inputs=ROWS[10:])
     write(tmp_path / "a.parquet", inputs=ROWS[:10])
-    provider = PreprocessedDataProvider.open(tmp_path)
+    with caplog.at_level(logging.INFO):
+        provider = PreprocessedDataProvider.open(tmp_path)
+    assert [one.__dict__["fingerprint"] for one in caplog.records] == [provider.fingerprint], "the log's is the data's"
     assert provider.sequence_count == 23
     for start, end in [(0, 22), (3, 3), (9, 10), (20, 50), (46, 68)]:
         assert await samples(provider, start, end) == [ROWS[number % 23] for number in range(start, end + 1)]

@@ -1,10 +1,12 @@
 """A run whose state file names a repository: what its first model takes from there, and what a check looks at."""
 
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from epochal.cli.logs import LogFormat, start_logging
 from state.config.model import Architecture
 from state.errors import InvalidInput, Unsupported
 from tests.support.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
@@ -67,6 +69,15 @@ def test_own_checkpoint_of_a_new_store_is_noted_at_a_later_step(hub: FakeHub, tm
         make_first_model(state_file(**late, model__LLM__checkpoint=checkpoint), 5, note=notes.append)
         assert [NOTED in text for text in (checked.err, " ".join(notes))] == [wanted] * 2
     assert hub.requests
+
+
+def test_requests_to_a_hub_leave_no_line_each_in_the_log(hub: FakeHub) -> None:
+    said = StringIO()
+    start_logging(LogFormat.TEXT, verbose=False, stream=said)
+    state = state_file(model__LLM__architecture="HfLlama", model__LLM__checkpoint={"Hub": {"repo_id": REPOSITORY}})
+    make_first_model(state, 0)
+    assert hub.requests
+    assert "HTTP Request" not in said.getvalue()
 
 
 NOTED = "a new store has none: what it names is read as replica 5"

@@ -6,6 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from epochal.commands.up import plain_lines
 from epochal.status_panel import curve, status_line, status_panel
 from state.evaluations import Evaluation
 from state.intervals import BatchId
@@ -142,6 +143,13 @@ def test_status_shows_who_rests_and_for_what() -> None:
     assert "0.25 of 1" in shown
     assert "its result was late\\x1b" in shown
     assert "clients 14/14 resting 1 " in status_line(status)
+
+
+def test_printed_status_is_one_line_however_narrow_the_console() -> None:
+    console = Console(file=StringIO(), width=20)
+    plain_lines(console)(status_of(2, 2.5), ["a note that is longer than the console"])
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.splitlines() == ["* a note that is longer than the console", status_line(status_of(2, 2.5))]
 
 
 def test_status_line_is_one_line() -> None:
