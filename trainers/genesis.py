@@ -28,6 +28,8 @@ GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
 KEPT_LAYOUTS = 4
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Keys of Hugging Face configs for the number of positions that a model knows."""
+ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
+"""Keys of Hugging Face configs for the kernel of attention, which is no part of a run."""
 
 Note = Callable[[str], None]
 """Receives what a person should know of a model, and what is no mistake."""
@@ -79,13 +81,13 @@ def make_first_model(
             note(said)
         source = open_source(llm.checkpoint)
     if source is None:
-        check_config(state, llm.spec)
+        check_config(state, llm.spec, note)
         parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
         return FirstModel.of(llm.spec, first_replica(step, parameters))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
-    check_config(state, spec)
+    check_config(state, spec, note)
     _look_around(spec, source, note)
     layout = model_layout(spec)
     source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
@@ -133,18 +135,26 @@ def look_at_source(state: StateFile, note: Note = _log_note) -> ModelSpec:
     llm = state.model.LLM
     source = open_source(llm.checkpoint)
     spec = _completed(llm.spec, source)
-    check_config(state, spec)
+    check_config(state, spec, note)
     _look_around(spec, source, note)
     if spec.architecture not in HF_ARCHITECTURES:
         source.tensors(dict(model_layout(spec).entries))
     return spec
 
 
-def check_config(state: StateFile, spec: ModelSpec) -> None:
+def check_config(state: StateFile, spec: ModelSpec, note: Note = _log_note) -> None:
     """Raise `InvalidInput` if the state file's config of the model is not what its author meant.
 
     That is: the run's samples are longer than the model's positions, or keys are misspelt.
+
+    Args:
+        state: the run's state file.
+        spec: its model, complete.
+        note: receives what the config says and no client does.
     """
+    for key in ATTENTION_KEYS:
+        if (spec.hf or {}).get(key) is not None:
+            note(f"model.LLM.hf.{key} is ignored: each client chooses its attention (`epochal client --attention`)")
     if state.model.LLM.hf is not None and _is_of_transformers(spec):
         from trainers.torch.config_keys import check_keys
 

@@ -79,7 +79,7 @@ async def open_what_state_names(
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
     if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
         with found.collecting(source):
-            check_config(state, spec)
+            check_config(state, spec, found.notes.append)
     if spec is not None and not found.problems:
         await asyncio.to_thread(_look_at_size, state, spec, source, found)
     if _DATA_PARTS.intersection(wrong_parts):

@@ -8,20 +8,38 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from state.config.schema import MAX_INTEGER
+from state.config.schema import MAX_INTEGER, Path
 
 MAX_NESTING = 32
 """The largest number of tables and lists around a value."""
 
 
+PLAIN = "a string, true, false, a finite number of 64 bits, or a list or table of these"
+
+
+class WrongEntry(ValueError):
+    """An entry of such a table is wrong.
+
+    Attributes:
+        path: of the entry in the table.
+        allowed: a phrase that says what would be right there.
+    """
+
+    def __init__(self, path: Path, allowed: str) -> None:
+        super().__init__(f"{'.'.join(map(str, path))}: allowed is {allowed}")
+        self.path = path
+        self.allowed = allowed
+
+
 def check_free_table(table: Mapping[str, Any], max_bytes: int) -> None:
-    """Raise `ValueError` unless the table holds plain values and takes at most `max_bytes` as JSON."""
-    _check_value(table, MAX_NESTING)
+    """Raise `WrongEntry` unless the table holds plain values, `ValueError` if its JSON is longer than `max_bytes`."""
+    for key, value in table.items():
+        _check_value(value, (key,))
     if len(json.dumps(table)) > max_bytes:
         raise ValueError("too long")
 
 
-def _check_value(value: Any, nesting: int) -> None:
+def _check_value(value: Any, path: Path) -> None:
     match value:
         case None | bool() | str():
             return
@@ -29,8 +47,10 @@ def _check_value(value: Any, nesting: int) -> None:
             return
         case float() if math.isfinite(value):
             return
-        case dict() | list() if nesting:
-            for item in value.values() if isinstance(value, dict) else value:
-                _check_value(item, nesting - 1)
+        case dict() | list() if len(path) < MAX_NESTING:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                _check_value(item, (*path, key))
             return
-    raise ValueError("no plain value, or nested too deeply")
+    raise WrongEntry(
+        path, PLAIN if len(path) < MAX_NESTING else f"at most {MAX_NESTING} tables and lists in each other"
+    )

@@ -6,12 +6,13 @@ several fields are checked beside pydantic, so that they are reported together w
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tomli
 from pydantic import BaseModel, ValidationError
 
+from state.config.free_table import WrongEntry
 from state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
 from state.errors import InvalidConfig, Mistake
 
@@ -106,8 +107,11 @@ def _spell(value: Any) -> str:
 def _mistakes(
     known: Known, rules: Sequence[Rule], tree: Mapping[str, Any], error: ValidationError
 ) -> tuple[Mistake, ...]:
-    problems = [(problem["type"], problem["loc"]) for problem in error.errors(include_url=False, include_input=False)]
-    places = [(kind, path) for kind, path in problems if path]  # the model itself has no path: it is a broken rule
+    problems = [
+        (problem["type"], *_place_of(problem)) for problem in error.errors(include_url=False, include_input=False)
+    ]
+    allowed_at = {path: allowed for _, path, allowed in problems if allowed}
+    places = [(kind, path) for kind, path, _ in problems if path]  # the model itself has no path: it is a broken rule
     mistakes: list[Mistake] = []
     misspelt: set[Path] = set()
     for path in (path for kind, path in places if kind == "extra_forbidden"):
@@ -118,10 +122,19 @@ def _mistakes(
     for kind, path in places:
         if kind == "extra_forbidden" or (kind == "missing" and path in misspelt):
             continue  # a missing key beside its misspelling is one mistake, not two
-        mistakes.append(_wrong_value(known, tree, path))
+        wrong = _wrong_value(known, tree, path)
+        mistakes.append(replace(wrong, allowed=allowed_at[path], nearest=None) if path in allowed_at else wrong)
     invalid = [path for kind, path in places if kind != "extra_forbidden"]
     mistakes.extend(broken_rules(known, rules, tree, invalid))
     return tuple(mistakes)
+
+
+def _place_of(problem: Any) -> tuple[Path, str]:
+    """Return the path of a problem that pydantic found, and what is allowed there; "" for what the schema says."""
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, WrongEntry):
+        return (*problem["loc"], *cause.path), cause.allowed
+    return problem["loc"], ""
 
 
 def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from state.config.data_location import DataLocation, Url
-from state.config.free_table import check_free_table
+from state.config.free_table import WrongEntry, check_free_table
 from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
@@ -27,7 +27,7 @@ def _check_hf_config(config: dict[str, Any] | None) -> dict[str, Any] | None:
     if config is None:
         return None
     if not isinstance(config.get("model_type"), str):
-        raise ValueError("no model_type")
+        raise WrongEntry(("model_type",), "a string: the kind of the model, as transformers names it")
     check_free_table(config, MAX_HF_CONFIG_BYTES)
     return config
 
@@ -46,7 +46,7 @@ def _check_custom(table: dict[str, Any] | None) -> dict[str, Any] | None:
     if table is None:
         return None
     if not isinstance(table.get(TRAINER), str) or not table[TRAINER]:
-        raise ValueError("no trainer")
+        raise WrongEntry((TRAINER,), "a string that is not empty: the trainer to which the model belongs")
     check_free_table(table, MAX_CUSTOM_BYTES)
     return table
 

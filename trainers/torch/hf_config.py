@@ -51,6 +51,7 @@ def hf_config(spec: ModelSpec) -> Any:
         with quiet():
             config = CONFIG_MAPPING[kind].from_dict(named)
     except Exception as error:  # whatever a config class makes of wrong values
+        _name_unknown_value(hf, error)
         reason = " ".join(str(error).split())
         raise _wrong(CONFIG_PLACE, f"not a config of {kind} ({reason})", "the keys of its config.json") from error
     return config
@@ -99,6 +100,7 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
             if is_out_of_memory(error):
                 raise
             failure = error
+    _name_unknown_value(spec.hf or {}, failure)
     allowed = "a causal language model that transformers can build"
     if attention != "auto":
         allowed += f" with --attention {attention}; --attention auto takes what a model has"
@@ -203,6 +205,22 @@ def first_line(error: Exception | None) -> str:
     """Return the first line of an error of transformers or torch, with the name of its class where it needs one."""
     line = next(iter(str(error).splitlines()), "")
     return line if isinstance(error, ValueError | ImportError) else f"{type(error).__name__} {line}".rstrip()
+
+
+def _name_unknown_value(hf: Mapping[str, Any], error: Exception | None) -> None:
+    """Raise `Unsupported` with the keys of a value that transformers looked up in vain, if that is the error."""
+    value = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(value, str) and (places := list(_places_of(hf, value, CONFIG_PLACE))):
+        allowed = "a name that transformers knows there"
+        raise Unsupported("model", tuple(Mistake(one, value, allowed) for one in places), NOT_TRAINED) from error
+
+
+def _places_of(table: Mapping[str, Any], value: str, place: str) -> Iterator[str]:
+    for key, item in table.items():
+        if isinstance(item, dict):
+            yield from _places_of(item, value, f"{place}.{key}")
+        elif item == value:
+            yield f"{place}.{key}"
 
 
 def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:

@@ -93,16 +93,8 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("model__LLM__optimizer", ["Dummy"]),
         ("model__LLM__ngram__context", 0),
         ("model__LLM__custom", "lab"),
-        ("model__LLM__custom", {"width": 3}),
-        ("model__LLM__custom", {"trainer": ""}),
-        ("model__LLM__custom", {"trainer": "lab", "since": date(2024, 1, 1)}),
-        ("model__LLM__custom", {"trainer": "lab", "rate": math.inf}),
         ("model__LLM__custom", {"trainer": "lab", "name": "x" * MAX_CUSTOM_BYTES}),
-        ("model__LLM__hf", {"model_type": "llama", "since": date(2024, 1, 1)}),
         ("model__LLM__hf", "llama"),
-        ("model__LLM__hf", {}),
-        ("model__LLM__hf", {"model_type": 3}),
-        ("model__LLM__hf", {"model_type": "llama", "rope_theta": float("inf")}),
         ("model__LLM__hf", {"model_type": "llama", "vocabulary": "x" * MAX_HF_CONFIG_BYTES}),
         ("access__mode", "closed"),
         ("access__keys", ["AB" * 32]),
@@ -131,6 +123,24 @@ def test_value_outside_its_rule_is_a_mistake_at_its_path(path: str, value: Any) 
     else:
         expected = path.replace("__", ".") + (".0" if path == "access__keys" else "")
     assert expected in mistakes_of(**{path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "table", "wrong", "allowed"),
+    [
+        ("custom", {"width": 3}, "trainer is missing", "a string that is not empty"),
+        ("custom", {"trainer": ""}, 'trainer is ""', "a string that is not empty"),
+        ("custom", {"trainer": "lab", "since": date(2024, 1, 1)}, "since is 2024-01-01", "a string, true, false, a"),
+        ("custom", {"trainer": "lab", "rate": math.inf}, "rate is inf", "a string, true, false, a finite number"),
+        ("hf", {"vocab_size": 5}, "model_type is missing", "a string: the kind of the model"),
+        ("hf", {"model_type": 3}, "model_type is 3", "a string: the kind of the model"),
+        ("hf", {"model_type": "llama", "since": date(2024, 1, 1)}, "since is 2024-01-01", "a string, true, false, a"),
+        ("hf", {"model_type": "llama", "rope": {"t": [1, math.nan]}}, "rope.t.1 is nan", "a string, true, false, a"),
+    ],
+)
+def test_wrong_entry_of_a_free_table_is_named_alone(path: str, table: Any, wrong: str, allowed: str) -> None:
+    (mistake,) = mistakes_of(**{f"model__LLM__{path}": table}).values()
+    assert str(mistake).startswith(f"model.LLM.{path}.{wrong}; allowed: {allowed}")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +338,7 @@ def test_any_value_anywhere_is_read_or_reported_below_its_path(path: str, value:
 
 
 def test_mistake_in_a_hugging_face_config_says_what_is_allowed() -> None:
-    found = mistakes_of(model__LLM__architecture="HfLlama", model__LLM__hf={"hidden_size": 8})
+    found = mistakes_of(model__LLM__architecture="HfLlama", model__LLM__hf="llama")
     assert (
         "a table with the keys of a Hugging Face `config.json`, `model_type` among them"
         in found["model.LLM.hf"].allowed

@@ -164,6 +164,15 @@ def test_samples_longer_than_the_models_positions_are_refused(tmp_path: Path, ba
     assert make_first_model(state_file(**made, model__LLM__max_seq_len=7), 0).spec.hf == config
 
 
+def test_attention_in_a_config_is_said_to_be_ignored(bag: Tensors) -> None:
+    notes: list[str] = []
+    config = {"model_type": "bag", "attn_implementation": "eager"}
+    state = state_file(model__LLM__architecture="HfLlama", model__LLM__hf=config)
+    make_first_model(state, 0, note=notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("model.LLM.hf.attn_implementation is ignored: each client chooses")
+
+
 TOKENIZER = {"model": {"vocab": {"a": 0, "b": 256}}, "added_tokens": []}
 
 

@@ -44,6 +44,14 @@ def transformers() -> None:
         (spec_of(num_hidden_layers=-1), "model.LLM.hf.num_hidden_layers is -1; allowed: a whole number above 0"),
         (spec_of(model_type="gpt2", n_layer=0), "model.LLM.hf.n_layer is 0; allowed: a whole number above 0"),
         (spec_of(rms_norm_eps=-1.0), r"model.LLM.hf.rms_norm_eps is -1\.0; allowed: a number of at least 0"),
+        (
+            spec_of(hidden_act="nosuch"),
+            r"model\.LLM\.hf\.hidden_act is nosuch; allowed: a name that transformers knows",
+        ),
+        (
+            spec_of(rope_scaling={"rope_type": "nosuch", "factor": 2.0}),
+            r"model\.LLM\.hf\.rope_scaling\.rope_type is nosuch; allowed: a name that transformers knows",
+        ),
         (spec_of(pad_token_id=256), "model.LLM.hf is (refused: AssertionError|not a config of llama)"),
     ],
 )
