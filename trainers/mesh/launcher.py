@@ -48,10 +48,18 @@ START_TIMEOUT_S = 120.0
 WAIT_FOR_OTHERS_S = 60.0
 """Time limit for waiting for another process, in addition to the time that loading may take."""
 END_TIMEOUT_S = 10.0
+MAX_SILENT_LOGGED = 16
+"""Maximum number of processes without an answer of which a round's log has a line each."""
+PROCESS_STATES = {"R": "running", "S": "waiting", "D": "waiting for a disk or device", "T": "stopped", "Z": "ended"}
+"""Words for the letters that Linux has for a process's state."""
 
 
 class MeshBroken(EpochalError):
     """A process of the mesh is gone or gave an invalid answer; the mesh was ended."""
+
+
+class ProcessGone(MeshBroken):
+    """A process of the mesh is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,8 @@ class MeshProcesses:
     async def train(self, task: RoundTask, tensors: RoundTensors) -> list[RoundDone | Failed]:
         """Return each process's answer. End all processes when this is cancelled.
 
+        The log names the processes that had not answered by then, or when another says that it waited in vain.
+
         Args:
             task: the round.
             tensors: exchanged with the first process.
@@ -136,20 +146,35 @@ class MeshProcesses:
             DoesNotFit: memory did not suffice in one; all are ended.
         """
         nothing = RoundTensors((), tensors.take)
+        silent = set(range(len(self._processes)))
+
+        async def exchanged(number: int) -> Reply:
+            process = self._processes[number]
+            try:
+                found = await _exchange(process, task, nothing if number else tensors)
+            except EpochalError:
+                silent.discard(number)
+                raise
+            silent.discard(number)
+            return found
+
         try:
-            answers = await self._ask(
-                [
-                    _exchange(process, task, nothing if number else tensors)
-                    for number, process in enumerate(self._processes)
-                ]
-            )
+            answers = await self._ask([exchanged(number) for number in range(len(self._processes))])
             found = [answer for answer in answers if not isinstance(answer, Ready)]
             if len(found) != len(answers):
                 raise MeshBroken("a process of the mesh answered out of turn")
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError | MeshBroken) and not isinstance(error, ProcessGone):
+                self._log_silent(task.plan.step, sorted(silent))
             await asyncio.shield(self.aclose())
             raise
         return found
+
+    def _log_silent(self, step: int, numbers: Sequence[int]) -> None:
+        for number in numbers[:MAX_SILENT_LOGGED]:
+            pid = self._processes[number].pid
+            fields = {"step": step, "number": number, "pid": pid, "state": state_of_process(pid)}
+            log.warning("mesh_process_silent", extra=fields)
 
     async def aclose(self) -> None:
         """End the processes, within a bounded time."""
@@ -214,7 +239,7 @@ def _reporting(process: asyncio.subprocess.Process) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as error:
-        raise MeshBroken(f"process {process.pid} of the mesh is gone") from error
+        raise ProcessGone(f"process {process.pid} of the mesh is gone") from error
     except InvalidDocument as error:
         raise MeshBroken(f"process {process.pid} of the mesh: {error.message}") from error
 
@@ -241,3 +266,12 @@ def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
     most_rows = max(layout.loading(process).local_batch_size for process in range(options.process_count))
     requests = math.ceil(most_rows / settings.samples_per_request)
     return WAIT_FOR_OTHERS_S + requests * settings.attempts * (settings.timeout_s + MAX_DELAY_S)
+
+
+def state_of_process(pid: int) -> str:
+    """Return in a word or two what the operating system says a process does; "unknown" where it does not say."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "unknown"
+    return PROCESS_STATES.get(letter, "unknown")

@@ -161,7 +161,9 @@ async def test_process_that_dies_costs_its_round_and_others_replace_it(tmp_path:
         np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
 
 
-async def test_cancelled_round_leaves_no_process_and_the_next_one_works(tmp_path: Path) -> None:
+async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with opened(run_state(tmp_path)) as trainer:
         running = _processes_of(trainer)
         os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
@@ -169,9 +171,17 @@ async def test_cancelled_round_leaves_no_process_and_the_next_one_works(tmp_path
             async with asyncio.timeout(0.5):
                 await train(trainer)
         assert all(process.returncode is not None for process in running)
+        assert (0, running[0].pid, "stopped") in silent_in(caplog), "the log says which process to look at"
+        caplog.clear()
         assert (await train(trainer)).token_count == 21 * SEQ_LEN
         (*_, last) = _processes_of(trainer)
     assert last.returncode is not None
+    assert silent_in(caplog) == []
+
+
+def silent_in(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, str]]:
+    fields = [one.__dict__ for one in caplog.records if one.getMessage() == "mesh_process_silent"]
+    return [(one["number"], one["pid"], one["state"]) for one in fields]
 
 
 async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
@@ -184,14 +194,18 @@ async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
         assert (await train(trainer)).token_count == 21 * SEQ_LEN
 
 
-async def test_process_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_hangs_is_waited_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(launcher, "WAIT_FOR_OTHERS_S", 10.0)  # they need some of it to find each other
     monkeypatch.setattr(launcher, "MAX_DELAY_S", 0.0)
     state = run_state(tmp_path, client__fetch_timeout_s=0.1, client__fetch_attempts=1)
     async with opened(state, batch_size=32) as trainer:
-        os.kill(_processes_of(trainer)[1].pid, signal.SIGSTOP)
+        pid = _processes_of(trainer)[1].pid
+        os.kill(pid, signal.SIGSTOP)
         with pytest.raises(TrainerFailed, match=r"step 3: the mesh fell apart"):
             await train(trainer)
+        assert silent_in(caplog) == [(1, pid, "stopped")]
 
 
 async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
