@@ -14,6 +14,10 @@ KEY_FREE_AFTER_S = 5.0
 """Time after which another process may use the key of a member of which nothing is heard. It is longer than the pause
 between two attempts of a client whose requests fail, and than a coordinator's restart takes a client."""
 
+GONE_AFTER_S = 2.0
+"""Time after which a member is lost that has closed its connections and opened no other. A client whose request fails
+asks again after 0.1 s, and four times within this time."""
+
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
 
@@ -25,10 +29,14 @@ class Liveness:
         self._since_s = now_s
         self._heard_s: dict[ClientId, float] = {}
         self._waits: dict[ClientId, list[HasGone]] = {}
+        self._closed: set[ClientId] = set()
+        self._gone_s: dict[ClientId, float] = {}
 
     def heard(self, client_id: ClientId, now_s: float) -> None:
         """Record that a request of this client arrived."""
         self._heard_s[client_id] = now_s
+        self._closed.discard(client_id)
+        self._gone_s.pop(client_id, None)
 
     @contextmanager
     def waiting(self, client_id: ClientId, has_gone: HasGone) -> Iterator[None]:
@@ -38,6 +46,8 @@ class Liveness:
             yield
         finally:
             self._forget(client_id, has_gone)
+            if client_id not in self._waits and has_gone():
+                self._closed.add(client_id)
 
     def free_in_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the seconds until another process may use this member's key if nothing more is heard; 0 if it may."""
@@ -47,6 +57,22 @@ class Liveness:
         for has_gone in [has_gone for has_gone in waits if has_gone()]:
             self._forget(client_id, has_gone)
         return max(0.0, KEY_FREE_AFTER_S - self.silent_s(client_id, now_s))
+
+    def gone(self, expected: Collection[ClientId], members: Collection[ClientId], now_s: float) -> tuple[ClientId, ...]:
+        """Return the expected members that closed their connections and sent nothing for `GONE_AFTER_S` since.
+
+        Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
+        """
+        for client in expected:
+            waits = self._waits.get(client, [])
+            is_closed = all(has_gone() for has_gone in waits) if waits else client in self._closed
+            if is_closed:
+                self._gone_s.setdefault(client, now_s)
+        self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
+        self._closed.intersection_update(members)
+        if 2 * len(self._gone_s) > len(members):
+            return ()
+        return tuple(client for client in expected if now_s - self._gone_s.get(client, now_s) > GONE_AFTER_S)
 
     def _forget(self, client_id: ClientId, has_gone: HasGone) -> None:
         waits = self._waits.get(client_id, [])

@@ -335,7 +335,10 @@ class CoordinatorService:
             if not self.accepting:
                 continue
             now_s = self._clock.now_s()
-            silent = self._liveness.silent(self.run.members.keys(), now_s, self.run.state_file.config.client_timeout_s)
+            members = self.run.members.keys()
+            silent = self._liveness.silent(members, now_s, self.run.state_file.config.client_timeout_s)
+            if self.run.round is not None:
+                silent += self._liveness.gone(self.run.round.pending - set(silent), members, now_s)
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
