@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 WORKERS = 4
-LENGTH = 128
-STEP_ROWS = 3
-LOCAL_STEPS = 20
+LENGTH = 256
+STEP_ROWS = 2
+LOCAL_STEPS = 30
 RATE = 3e-4
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
