@@ -72,7 +72,7 @@ class SimulatedClient:
 
     def kill(self) -> None:
         """End the process without a withdrawal."""
-        self.link.cut = True
+        self.link.cut = self.link.closed = True
         if self.task is not None:
             self.task.cancel()
 

@@ -43,6 +43,7 @@ class Link:
 
     Attributes:
         cut: every message is lost; the sender notices it at once, or only after its timeout.
+        closed: the client's process has ended, and with it its connections.
         faults: raises errors for single requests.
         requests: the names of the requests that were sent; a report also counts under the name of its class.
     """
@@ -50,6 +51,7 @@ class Link:
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     weather: Weather = field(default_factory=Weather)
     cut: bool = False
+    closed: bool = False
     faults: Faults = no_faults
     requests: list[str] = field(default_factory=list)
 
@@ -124,7 +126,7 @@ class SimulatedApi(ForwardedApi):
         saw: Callable[[RunDocument], None],
     ) -> None:
         super().__init__(
-            InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces, lambda: link.cut)
+            InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces, lambda: link.closed)
         )
         self._coordinator = coordinator
         self._link = link
