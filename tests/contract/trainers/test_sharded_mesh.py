@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
@@ -116,35 +117,50 @@ async def test_sharded_mesh_trains_as_one_process_does(tmp_path: Path) -> None:
     assert_same(found, await rounds_alone(state, 2))
 
 
-async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(tmp_path: Path) -> None:
-    state = run_state(tmp_path)
-    wanted = await rounds_alone(state, 2)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[MeshTrainer, StateFile]]:
+    """A mesh of two processes for tests that leave it as it was, or with others in their place; token 999 is at 45."""
+    need_module("torch")
+    need_module("transformers")
+    state = run_state(tmp_path_factory.mktemp("shared"), bad_index=45)
     async with opened(state) as trainer:
-        first, after = await rounds(trainer, PLAN, start_of(state), nothing, 1)
-        running = processes_of(trainer)
-        os.kill(running[1].pid, signal.SIGKILL)
-        with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
-            await trainer.train(PLAN, after, nothing())
-        assert all(process.returncode is not None for process in running), "none is left"
-        second = await trainer.train(PLAN, after, nothing())
-    assert_same([*first, second], wanted)
+        yield trainer, state
 
 
-async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(tmp_path: Path) -> None:
-    state = run_state(tmp_path, bad_index=28)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(
+    shared: tuple[MeshTrainer, StateFile],
+) -> None:
+    trainer, state = shared
     start = start_of(state)
+    bad = RoundPlan(3, (BatchId(14, 17), BatchId(2, 2)), 3, (0.01, 0.02))
     good = RoundPlan(4, (BatchId(2, 2),), 3, (0.01,))
-    async with opened(state) as trainer:
-        pids = [process.pid for process in processes_of(trainer)]
-        with pytest.raises(CorruptData, match="data index 28 has token 999") as failed:
-            await trainer.train(PLAN, start, nothing())
-        assert failed.value.context["batch_id"] == BatchId(9, 9)
-        broken = start | {"model.norm.weight": np.full(32, np.nan, np.float32)}
-        with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan"):
-            await trainer.train(good, broken, nothing())
-        trained = await trainer.train(good, start, nothing())
-        assert trained.token_count == 3 * (SEQ_LEN - 1)
-        assert [process.pid for process in processes_of(trainer)] == pids, "the same processes"
+    pids = [process.pid for process in processes_of(trainer)]
+    with pytest.raises(CorruptData, match="data index 45 has token 999") as failed:
+        await trainer.train(bad, start, nothing())
+    assert failed.value.context["batch_id"] == BatchId(15, 15)
+    broken = start | {"model.norm.weight": np.full(32, np.nan, np.float32)}
+    with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan"):
+        await trainer.train(good, broken, nothing())
+    trained = await trainer.train(good, start, nothing())
+    assert trained.token_count == 3 * (SEQ_LEN - 1)
+    assert [process.pid for process in processes_of(trainer)] == pids, "the same processes"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(
+    shared: tuple[MeshTrainer, StateFile],
+) -> None:
+    trainer, state = shared
+    wanted = await rounds_alone(state, 2)
+    first, after = await rounds(trainer, PLAN, start_of(state), nothing, 1)
+    running = processes_of(trainer)
+    os.kill(running[1].pid, signal.SIGKILL)
+    with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
+        await trainer.train(PLAN, after, nothing())
+    assert all(process.returncode is not None for process in running), "none is left"
+    second = await trainer.train(PLAN, after, nothing())
+    assert_same([*first, second], wanted)
 
 
 async def test_sharded_mesh_out_of_memory_repeats_in_smaller_micro_batches(
