@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -364,7 +363,7 @@ class CoordinatorService:
         """Record that a request of this member arrived."""
         self._liveness.heard(client_id, self._clock.now_s())
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self, client_id: ClientId | None, has_gone: HasGone) -> Iterator[None]:
         """Note that a member's request waits for news; for a stranger's (None), do nothing.
 
