@@ -1,8 +1,8 @@
 """`python -m benchmarks quality`: what clients learn beside one machine with the same tokens and total batch.
 
-A small Llama learns the bytes of Python's standard library. The results of runs are kept in `.bench-quality`, one file
-for each setting and seed: a run that is there is not repeated. `python -m benchmarks.quality` only makes the runs that
-are missing; several of it at a time divide them among themselves (with `OMP_NUM_THREADS=1`).
+A small Llama learns the bytes of Python's standard library. The results of runs are kept in `quality_results`, one
+file for each setting and seed, in the repository: a run that is there is not repeated. `python -m benchmarks.quality`
+only makes the runs that are missing; several of it at a time divide them among themselves (with `OMP_NUM_THREADS=1`).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from benchmarks.quality_training import (
 from state.config.state_file import MergeConfig
 from state.wire import canonical_json
 
-KEPT = Path(__file__).parents[1] / ".bench-quality"
+KEPT = Path(__file__).parent / "quality_results"
 SEEDS = (0, 1, 2)
 ROUND_STEPS = (8, 30, 100)
 SWEPT_STEPS = 30
@@ -47,6 +47,7 @@ MACHINE = Setting(base_lr=0.002)
 """One machine, at its best learning rate."""
 SWEEP = (
     Setting(0.002, CLIENTS, 8, 0.7, 0.8),
+    Setting(0.003, CLIENTS, 100, 0.7, 0.8),
     *(
         replace(clients, clients=CLIENTS, local_steps=SWEPT_STEPS)
         for clients in (
@@ -55,6 +56,7 @@ SWEEP = (
             Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
             Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
             Setting(0.003, outer_lr=0.7, outer_momentum=0.8),
+            Setting(0.004, outer_lr=0.7, outer_momentum=0.8),
             Setting(0.002, outer_lr=0.7, outer_momentum=0.9),
             Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
             Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
@@ -63,7 +65,7 @@ SWEEP = (
     ),
 )
 """Settings with one seed among which the defaults of `[merge]` and the clients' learning rate were chosen."""
-CLIENT_LRS = {8: 0.001, 30: 0.002, 100: 0.002}
+CLIENT_LRS = {8: 0.001, 30: 0.003, 100: 0.002}
 """The clients' learning rate by local steps of a round: the best of those tried."""
 
 NOTES = (
