@@ -43,7 +43,7 @@ async def test_llama_is_exported_from_store_and_address_for_transformers(tmp_pat
         (await run.command("export", str(run.run_dir), "--out", str(tmp_path / "a"))).expect(0, "test-run, replica 0")
         (await run.command("export", run.url, "--out", str(tmp_path / "b"), **token)).expect(0, "test-run, replica 0")
         refused = await run.command("export", run.url, "--out", str(tmp_path / "c"), "--admin-token", "a-guess")
-        refused.expect(1, "session token")
+        refused.expect(2, "is not the admin token")
     assert not (tmp_path / "c").exists()
     assert not (tmp_path / "c.partial").exists()
     replica = await newest_replica(run.run_dir)

@@ -71,8 +71,13 @@ class SimulatedClient:
         return [event for event in self.events if isinstance(event, kind)]
 
     def kill(self) -> None:
-        """End the process without a withdrawal."""
-        self.link.cut = self.link.closed = True
+        """End the process without a withdrawal. Its machine closes the connections."""
+        self.link.closed = True
+        self.vanish()
+
+    def vanish(self) -> None:
+        """End the process as a machine that loses its power does: nobody closes the connections."""
+        self.link.cut = True
         if self.task is not None:
             self.task.cancel()
 

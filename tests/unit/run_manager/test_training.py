@@ -116,11 +116,11 @@ async def test_client_back_with_another_result_reports_that_it_failed() -> None:
         run.start(run.client(1))
         dying = run.start(run.client(2, faults=dies_at_the_upload))
         await killed.wait()
-        dying.kill()
+        dying.vanish()
         begun_s = asyncio.get_running_loop().time()
         run.start(run.client(2, ClientSpec(open_trainer=lambda *_: _Varying(NgramModel(NgramConfig())))))
         await run.coordinator.wait_for(lambda: bool(run.coordinator.outcomes))
-        bound_s = KEY_FREE_AFTER_S + 5
+        bound_s = 2 * KEY_FREE_AFTER_S + 5  # the first attempt may come before the key is free
         assert asyncio.get_running_loop().time() < begun_s + bound_s, "the round waited for a result that is lost"
         ((number, failed),) = failures(run)
         assert (number, failed.kind) == (2, "unavailable")
