@@ -19,20 +19,19 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput, Refused
-from state.first_model import FirstModel, first_checkpoint, model_document, spec_in_checkpoint
+from state.first_model import FirstModel, first_checkpoint, model_document, spec_of_document
 from state.refusals import Refusal
 from state.replica import (
+    FirstValues,
     ReplicaDigest,
     check_first_parameter,
-    check_first_values,
     check_layout,
     checkpoint_size_bound,
+    examine_checkpoint,
     no_momentum,
-    parse_checkpoint,
-    replica_digest,
 )
-from state.tensors import Float32Array, TensorLayout, TensorStream
-from state.wire import Sha256, sha256_hex
+from state.tensors import Float32Array, Readable, TensorLayout, TensorStream
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -126,18 +125,23 @@ class GenesisRules:
                 return self.layout_of(self.spec)
         return None
 
-    def check(self, data: bytes) -> GenesisProvided:
+    def check(self, data: Readable, sha256: Sha256) -> GenesisProvided:
         """Return the reference of a first checkpoint, and its model.
+
+        Args:
+            data: the file, read a piece at a time.
+            sha256: its digest.
 
         Raises:
             InvalidDocument: it is no checkpoint of the run's first replica, or of another model, or has values from
                 which a run cannot start; the context's `rule` says which.
         """
-        replica = parse_checkpoint(data)
-        spec = spec_in_checkpoint(data) or self.spec
-        self.check_model(replica.step, spec, replica.layout)
-        check_first_values(replica, self.max_abs)
-        reference = CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica)))
+        first_values = FirstValues(self.max_abs)
+        found = examine_checkpoint(data, first_values.look)
+        spec = spec_of_document(found.model) or self.spec
+        self.check_model(found.step, spec, found.layout)
+        first_values.check()
+        reference = CheckpointRef(found.step, sha256, len(data), Sha256(found.replica_digest))
         return GenesisProvided(reference, spec)
 
     def check_model(self, step: int, spec: ModelSpec, layout: TensorLayout) -> None:

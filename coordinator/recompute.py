@@ -88,7 +88,8 @@ async def _contributions(outcome: Outcome, blobs: BlobReader) -> list[Contributi
 
 
 async def _blob(blobs: BlobReader, sha256: Sha256) -> bytes:
-    data = await blobs.read(sha256)
+    async with blobs.opened(sha256) as file:
+        data = bytes(file[:])
     if sha256_hex(data) != sha256:
         raise StoreFailed(f"blob {sha256} is damaged")
     return data

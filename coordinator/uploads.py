@@ -27,9 +27,9 @@ from runtime.worker_thread import Worker
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.refusals import Refusal
-from state.replica import check_layout, checkpoint_size_bound, parse_checkpoint, replica_digest
+from state.replica import check_layout, checkpoint_layout, checkpoint_size_bound, examine_checkpoint
 from state.results import ResultHeader, check_result
-from state.tensors import TensorLayout
+from state.tensors import Readable, TensorLayout
 from state.wire import ClientId, Sha256
 
 MAX_UPLOADS = 512
@@ -37,7 +37,7 @@ MAX_UPLOADS = 512
 MAX_UPLOADS_PER_CLIENT = 4
 """A client uploads one blob at a time; the rest is for connections that broke unnoticed."""
 MAX_CHECKS = 2
-"""Maximum number of blobs that are in memory for their check."""
+"""Maximum number of blobs that are checked at a time: each is read once more, a piece at a time."""
 
 
 class Uploads:
@@ -78,7 +78,8 @@ class Uploads:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading_layout:
             if self._layout is None:
-                self._layout = parse_checkpoint(await self._service.blobs.read(checkpoint.blob_sha256)).layout
+                async with self._service.blobs.opened(checkpoint.blob_sha256) as data:
+                    self._layout = await self._worker.run(partial(checkpoint_layout, data))
         return self._layout
 
     async def receive(
@@ -151,8 +152,8 @@ class Uploads:
             await self.check_first_size(length_bytes)
             try:
                 await self._service.blobs.receive(sha256, length_bytes, body)
-                data = await self._service.blobs.read(sha256)
-                provided = await self._worker.run(partial(self._genesis_rules.check, data))
+                async with self._service.blobs.opened(sha256) as data:
+                    provided = await self._worker.run(partial(self._genesis_rules.check, data, sha256))
                 await self._service.submit(provided)
             except InvalidDocument as error:
                 raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
@@ -196,7 +197,6 @@ class Uploads:
     async def _take_result(self, expected: ExpectedBlob) -> None:
         run = self._service.run
         layout = await self.layout()
-        data = await self._service.blobs.read(expected.sha256)
         wanted = ResultHeader(
             run_id=run.state_file.run_id,
             step=expected.step,
@@ -206,7 +206,9 @@ class Uploads:
             replica_digest="",
         )
         try:
-            found = await self._worker.run(lambda: check_result(data, wanted, layout, run.state_file.merge.max_abs))
+            async with self._service.blobs.opened(expected.sha256) as data:
+                check = partial(check_result, data, wanted, layout, run.state_file.merge.max_abs)
+                found = await self._worker.run(check)
         except InvalidResult as error:
             await self._service.submit(
                 ResultRejected(expected.client_id, expected.step, expected.attempt, expected.sha256, error.rule)
@@ -222,24 +224,23 @@ class Uploads:
         )
 
     async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
-        data = await self._service.blobs.read(expected.sha256)
-
         layout = None if self._service.run.checkpoint is None else await self.layout()
         rules = self._genesis_rules
 
-        def check() -> CheckpointRef:
+        def check(data: Readable) -> CheckpointRef:
             if layout is None:
-                return rules.check(data).checkpoint
-            replica = parse_checkpoint(data)
-            if replica.step != expected.step:
+                return rules.check(data, expected.sha256).checkpoint
+            found = examine_checkpoint(data)
+            if found.step != expected.step:
                 raise InvalidDocument(
-                    f"a checkpoint of replica {replica.step}; {expected.step} was asked for", rule="step"
+                    f"a checkpoint of replica {found.step}; {expected.step} was asked for", rule="step"
                 )
-            check_layout(replica.layout, layout)
-            return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(replica_digest(replica)))
+            check_layout(found.layout, layout)
+            return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(found.replica_digest))
 
         try:
-            held = await self._worker.run(check)
+            async with self._service.blobs.opened(expected.sha256) as data:
+                held = await self._worker.run(partial(check, data))
         except InvalidDocument as error:
             rule = str(error.context.get("rule", "form"))
             await self._service.submit(CheckpointRejected(expected.client_id, expected.step, expected.sha256, rule))

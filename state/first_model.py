@@ -9,8 +9,8 @@ from typing import Self
 
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
-from state.replica import Replica, checkpoint_stream, first_replica, no_momentum, parse_model_document
-from state.tensors import Buffer, Float32Array, TensorLayout, TensorStream
+from state.replica import Replica, checkpoint_stream, first_replica, no_momentum
+from state.tensors import Float32Array, TensorLayout, TensorStream
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
 
@@ -76,13 +76,12 @@ def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None
     return checkpoint_stream(first.step, first.layout, values, model_document(first.spec).decode("ascii"))
 
 
-def spec_in_checkpoint(data: Buffer) -> ModelSpec | None:
-    """Return the spec that a checkpoint file holds; None if it holds none.
+def spec_of_document(text: str | None) -> ModelSpec | None:
+    """Return the spec that the model document of a checkpoint says; None without a document.
 
     Raises:
-        InvalidDocument: as `parse_checkpoint`; with the rule `model` if the document is not a spec.
+        InvalidDocument: rule `model`: the document is not a spec.
     """
-    text = parse_model_document(data)
     if text is None:
         return None
     try:

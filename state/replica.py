@@ -17,6 +17,7 @@ from state.tensors import (
     Buffer,
     Float32Array,
     InvalidTensorFile,
+    Readable,
     TensorFile,
     TensorHeader,
     TensorLayout,
@@ -28,7 +29,9 @@ from state.tensors import (
     layout_difference,
     layout_of,
     parse_tensor_file,
+    read_tensor_header,
     tensor_stream,
+    value_pieces,
     wire_bytes,
 )
 
@@ -104,10 +107,18 @@ class ReplicaDigest:
 
     def add(self, name: str, parameter: Float32Array, momentum: Float32Array) -> None:
         """Add the next parameter, in name order, and its outer momentum."""
-        text, shape = name.encode(), parameter.shape
+        self.begin(name, parameter.shape)
+        self.add_values(parameter)
+        self.add_values(momentum)
+
+    def begin(self, name: str, shape: tuple[int, ...]) -> None:
+        """Begin the next parameter, in name order: its values follow, and then those of its outer momentum."""
+        text = name.encode()
         self._digest.update(struct.pack(f"<I{len(text)}sI{len(shape)}Q", len(text), text, len(shape), *shape))
-        self._digest.update(wire_bytes(parameter))
-        self._digest.update(wire_bytes(momentum))
+
+    def add_values(self, values: Float32Array) -> None:
+        """Add the next values of the parameter that was begun, of any number."""
+        self._digest.update(wire_bytes(values))
 
     def hexdigest(self) -> str:
         """Return the digest of what was added."""
@@ -191,20 +202,79 @@ def parse_checkpoint(data: Buffer) -> Replica:
     return Replica(step, parameters, momentum)
 
 
-def parse_model_document(data: Buffer) -> str | None:
-    """Return the model document, as text, that a run's first checkpoint holds; None without one.
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """The content of a checkpoint without its values.
+
+    Attributes:
+        step: of its replica.
+        layout: of its parameters.
+        model: the model document, as text, in a run's first checkpoint.
+        replica_digest: of its replica.
+    """
+
+    step: int
+    layout: TensorLayout
+    model: str | None
+    replica_digest: str
+
+
+def look_at_nothing(_name: str, _parameter: Float32Array | None, _momentum: Float32Array | None) -> None:
+    """Do nothing."""
+
+
+def examine_checkpoint(
+    data: Readable, look: Callable[[str, Float32Array | None, Float32Array | None], None] = look_at_nothing
+) -> CheckpointContent:
+    """Check a checkpoint as `parse_checkpoint` does, and return what it holds, in constant memory besides its header.
+
+    Args:
+        data: the file, read a piece at a time.
+        look: is shown all values in the order of the replica digest, a flat piece at a time: the parameter's name, and
+            a piece of the parameter or of its outer momentum.
 
     Raises:
-        InvalidDocument: as `parse_checkpoint`, for the file's form and metadata.
+        InvalidDocument: as `parse_checkpoint`.
     """
-    return _parse_metadata(_tensor_file(data).metadata)[1]
+    header = _tensor_header(data)
+    step, layout = parse_checkpoint_header(header)
+    digest = ReplicaDigest(step, len(layout.entries))
+    momentum_start = header.size_bytes
+    for name, shape in layout.entries:
+        size_bytes = 4 * math.prod(shape)
+        digest.begin(name, shape)
+        parameter_start = momentum_start + layout.size_bytes
+        for is_momentum, start in ((False, parameter_start), (True, momentum_start)):
+            for values in value_pieces(data, start, start + size_bytes):
+                if check_values(values, math.inf) is not None:
+                    raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
+                look(name, None if is_momentum else values, values if is_momentum else None)
+                digest.add_values(values)
+        momentum_start += size_bytes
+    return CheckpointContent(step, layout, _parse_metadata(header.metadata)[1], digest.hexdigest())
+
+
+def checkpoint_layout(data: Readable) -> TensorLayout:
+    """Return the layout of a checkpoint's parameters, from its header alone. Raises as `parse_checkpoint_header`."""
+    return parse_checkpoint_header(_tensor_header(data))[1]
 
 
 def _tensor_file(data: Buffer) -> TensorFile:
     try:
         return parse_tensor_file(data)
     except InvalidTensorFile as error:
-        raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
+        raise _not_a_checkpoint(error) from error
+
+
+def _tensor_header(data: Readable) -> TensorHeader:
+    try:
+        return read_tensor_header(data)
+    except InvalidTensorFile as error:
+        raise _not_a_checkpoint(error) from error
+
+
+def _not_a_checkpoint(error: InvalidTensorFile) -> InvalidDocument:
+    return InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule)
 
 
 def parse_checkpoint_header(header: TensorHeader) -> tuple[int, TensorLayout]:
@@ -250,19 +320,44 @@ def check_first_values(replica: Replica, max_abs: float) -> None:
     The rule is `max_abs` for a parameter that is larger than any value of a result may be, and `momentum` if the outer
     momentum is not zero.
     """
-    for name, values in replica.parameters.items():
-        check_first_parameter(name, values, max_abs)
-    if any(check_values(values.reshape(-1), 0.0) is not None for values in replica.momentum.values()):
-        raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
+    values = FirstValues(max_abs)
+    for name, parameter in replica.parameters.items():
+        values.look(name, parameter.reshape(-1), replica.momentum[name].reshape(-1))
+    values.check()
+
+
+class FirstValues:
+    """The rules of `check_first_values`, for values that come a piece at a time."""
+
+    def __init__(self, max_abs: float) -> None:
+        self._max_abs = max_abs
+        self._too_large: str | None = None
+        self._has_momentum = False
+
+    def look(self, name: str, parameter: Float32Array | None, momentum: Float32Array | None) -> None:
+        """Take flat values of a parameter, or of its outer momentum, or of both."""
+        if parameter is not None and self._too_large is None and check_values(parameter, self._max_abs) is not None:
+            self._too_large = name
+        if momentum is not None and not self._has_momentum:
+            self._has_momentum = check_values(momentum, 0.0) is not None
+
+    def check(self) -> None:
+        """Raise as `check_first_values` does if a run cannot start from the values that came."""
+        if self._too_large is not None:
+            raise _too_large(self._too_large, self._max_abs)
+        if self._has_momentum:
+            raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
 
 
 def check_first_parameter(name: str, values: Float32Array, max_abs: float) -> None:
     """Raise `InvalidDocument` (rule `max_abs`) unless a run can start from these values of one parameter."""
     if check_values(values.reshape(-1), max_abs) is not None:
-        raise InvalidDocument(
-            f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}",
-            rule="max_abs",
-        )
+        raise _too_large(name, max_abs)
+
+
+def _too_large(name: str, max_abs: float) -> InvalidDocument:
+    message = f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}"
+    return InvalidDocument(message, rule="max_abs")
 
 
 def _parse_metadata(metadata: Mapping[str, str]) -> tuple[int, str | None]:

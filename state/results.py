@@ -17,14 +17,17 @@ from state.tensors import (
     Buffer,
     Float32Array,
     InvalidTensorFile,
-    TensorFile,
+    Readable,
+    TensorHeader,
     TensorLayout,
     Tensors,
     TensorStream,
     check_values,
     file_size_bound,
     parse_tensor_file,
+    read_tensor_header,
     stream_of,
+    value_pieces,
 )
 
 RESULT_FORMAT = "epochal/result/v1"
@@ -75,11 +78,11 @@ def result_size_bound(layout: TensorLayout) -> int:
     return file_size_bound(layout, METADATA_BOUND_BYTES)
 
 
-def check_result(data: Buffer, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> ResultHeader:
+def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> ResultHeader:
     """Check a result's bytes against every rule, and return its header. Takes constant memory besides the header.
 
     Args:
-        data: the result's bytes.
+        data: the result's bytes, read a piece at a time.
         expected: the assigned round and client. Its `replica_digest` is not compared: the outcome compares the
             returned one with the digest that the quorum attested.
         layout: names and shapes of the model's parameters.
@@ -92,17 +95,19 @@ def check_result(data: Buffer, expected: ResultHeader, layout: TensorLayout, max
     bound = result_size_bound(layout)
     if len(data) > bound:
         raise InvalidResult("size", f"a result of {len(data)} bytes; at most {bound} are allowed")
-    file = _parse(data)
-    header = _parse_header(file)
+    file = _read_header(data)
+    header = _parse_header(file.metadata)
     for name in _CHECKED:
         found, wanted = getattr(header, name), getattr(expected, name)
         if found != wanted:
             raise InvalidResult(name, f"a result for {name} {str(found)[:80]!a}; expected {wanted!a}")
     if file.layout != layout:
         raise InvalidResult("layout", f"a result whose {_first_difference(file.layout, layout)}")
-    broken = check_values(file.values, max_abs)
-    if broken is not None:
-        raise InvalidResult(broken, f"a result with a value that is not finite or beyond ±{max_abs}", max_abs=max_abs)
+    for values in value_pieces(data, file.size_bytes, len(data)):
+        broken = check_values(values, max_abs)
+        if broken is not None:
+            message = f"a result with a value that is not finite or beyond ±{max_abs}"
+            raise InvalidResult(broken, message, max_abs=max_abs)
     return header
 
 
@@ -113,19 +118,26 @@ def decode_result(data: Buffer) -> tuple[ResultHeader, Tensors]:
         InvalidResult: the bytes are not a result (`size`, `header`, `dtype`, `layout`, `format` and the header's
             fields); the content of the header and the values are not checked.
     """
-    file = _parse(data)
-    return _parse_header(file), file.tensors()
-
-
-def _parse(data: Buffer) -> TensorFile:
     try:
-        return parse_tensor_file(data)
+        file = parse_tensor_file(data)
     except InvalidTensorFile as error:
-        raise InvalidResult(error.rule, f"not a result: {error.message}") from error
+        raise _not_a_result(error) from error
+    return _parse_header(file.metadata), file.tensors()
 
 
-def _parse_header(file: TensorFile) -> ResultHeader:
-    found = dict(file.metadata)
+def _read_header(data: Readable) -> TensorHeader:
+    try:
+        return read_tensor_header(data)
+    except InvalidTensorFile as error:
+        raise _not_a_result(error) from error
+
+
+def _not_a_result(error: InvalidTensorFile) -> InvalidResult:
+    return InvalidResult(error.rule, f"not a result: {error.message}")
+
+
+def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
+    found = dict(metadata)
     if found.pop("format", "") != RESULT_FORMAT:
         raise InvalidResult("format", f"not a result of format {RESULT_FORMAT}")
     if set(found) != {field.name for field in fields(ResultHeader)}:

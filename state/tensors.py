@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,15 @@ Tensors = dict[str, Float32Array]
 """Named float32 arrays, ordered by name."""
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Readable(Protocol):
+    """Bytes of which a part is read at a time: `bytes`, a `memoryview`, or a file that is not in memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Buffer: ...
+
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Header of the largest file that is read: about 100,000 tensors."""
@@ -266,6 +275,24 @@ def parse_tensor_file(data: Buffer) -> TensorFile:
     if sys.byteorder == "big":
         values = values.astype(np.float32)
     return TensorFile(header.metadata, header.layout, values)
+
+
+def read_tensor_header(data: Readable) -> TensorHeader:
+    """Return the header of a tensor file, of which nothing else is read.
+
+    Raises:
+        InvalidTensorFile: as `parse_tensor_file`.
+    """
+    size_bytes = len(data)
+    return parse_tensor_header(data[: tensor_header_bytes(data[:LENGTH_BYTES], size_bytes)], size_bytes)
+
+
+def value_pieces(data: Readable, start: int, stop: int) -> Iterator[Float32Array]:
+    """Yield the float32 values in the bytes `[start, stop)` of a tensor file, `CHECK_CHUNK_ELEMENTS` at a time."""
+    size_bytes = CHECK_CHUNK_ELEMENTS * _WIRE_DTYPE.itemsize
+    for offset in range(start, stop, size_bytes):
+        piece = np.frombuffer(data[offset : min(offset + size_bytes, stop)], dtype=_WIRE_DTYPE)
+        yield piece.astype(np.float32, copy=False)
 
 
 def parse_tensor_header(beginning: Buffer, size_bytes: int) -> TensorHeader:

@@ -1,10 +1,12 @@
 """The blobs of a run: results and checkpoints, immutable bytes named by their SHA-256, and the rules for them."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from state.errors import Refused
 from state.refusals import Refusal
+from state.tensors import Readable
 from state.wire import Sha256
 
 STREAM_BYTES = 256 * 1024
@@ -17,8 +19,11 @@ class BlobReader(Protocol):
     Every method raises `StoreFailed` if the medium fails: `StoreBlocked` if the same may succeed later.
     """
 
-    async def read(self, sha256: Sha256) -> bytes:
-        """Return the whole blob. Raise `Refused(Refusal.NOT_FOUND)` if it is not held."""
+    def opened(self, sha256: Sha256) -> AbstractAsyncContextManager[Readable]:
+        """Open a blob to read parts of it, in any thread, until the context is left.
+
+        Only the parts that are read take memory. Entering raises `Refused(Refusal.NOT_FOUND)` if it is not held.
+        """
 
     async def size(self, sha256: Sha256) -> int | None:
         """Return the blob's size in bytes, or None if it is not held."""

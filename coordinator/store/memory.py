@@ -8,6 +8,7 @@ from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content,
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
+from state.tensors import Readable
 from state.wire import Sha256, sha256_hex
 
 
@@ -83,11 +84,15 @@ class MemoryBlobs:
         return len(self._blobs[sha256]) if sha256 in self._blobs else None
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        data = await self.read(sha256)
+        data = self._held(sha256)
         for offset in range(start, stop, STREAM_BYTES):
             yield data[offset : min(offset + STREAM_BYTES, stop)]
 
-    async def read(self, sha256: Sha256) -> bytes:
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[Readable]:
+        yield self._held(sha256)
+
+    def _held(self, sha256: Sha256) -> bytes:
         if sha256 not in self._blobs:
             raise blob_not_found(sha256)
         return self._blobs[sha256]

@@ -25,6 +25,7 @@ from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Res
 from state.refusals import Refusal
 from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, canonical_json, parse_document
+from tests.support.stored_blobs import blob_bytes
 
 M = TypeVar("M")
 
@@ -125,7 +126,7 @@ class InProcessCoordinator:
     async def get_blob(self, sha256: Sha256) -> bytes:
         with self._asking() as handlers:
             handlers.authenticate(self._token)
-            return await handlers.service.blobs.read(sha256)
+            return await blob_bytes(handlers.service.blobs, sha256)
 
     def _immutable(self, sha256: Sha256) -> bytes:
         with self._asking() as handlers:

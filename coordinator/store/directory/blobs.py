@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content,
 from coordinator.store.directory.failures import repeated_while_passing, store_failure
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
 from state.errors import StoreBlocked, StoreFailed
+from state.tensors import Buffer, Readable
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
@@ -32,11 +34,20 @@ class _Arriving:
     Attributes:
         spare_bytes: room that must stay free when all of it has arrived.
         received_bytes: number of bytes that have arrived.
+        digest: of the bytes before `hashed_bytes`; changed by one thread at a time, and not by the event loop.
     """
 
     partial: Path
     spare_bytes: int
     received_bytes: int = 0
+    hashed_bytes: int = 0
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+
+    def add(self, offset: int, data: Buffer) -> None:
+        """Add the bytes at `offset` to the digest; once, however often a write of them is repeated."""
+        if offset == self.hashed_bytes:
+            self.digest.update(data)
+            self.hashed_bytes += len(data)
 
 
 class DirectoryBlobs:
@@ -113,34 +124,36 @@ class DirectoryBlobs:
     async def _receive(
         self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
     ) -> Sha256:
-        digest, waiting = hashlib.sha256(), bytearray()
+        waiting = bytearray()
         async for piece in body:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
             check_room(self.total_bytes + len(piece) + arriving.spare_bytes, self._max_total_bytes)
             arriving.received_bytes += len(piece)
             self._arriving_bytes += len(piece)
-            digest.update(piece)
             waiting += piece
             if len(waiting) > MAX_IN_MEMORY_BYTES:
-                await _in_thread(self._write, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
-                waiting.clear()
-        found = Sha256(digest.hexdigest())
+                await _in_thread(self._write, arriving, arriving.received_bytes - len(waiting), waiting)
+                waiting = bytearray()
+        if waiting:
+            await _in_thread(arriving.add, arriving.received_bytes - len(waiting), waiting)
+        found = Sha256(arriving.digest.hexdigest())
         check_content(sha256, size_bytes, arriving.received_bytes, found)
-        await _in_thread(self._finish, found, arriving, arriving.received_bytes - len(waiting), bytes(waiting))
+        await _in_thread(self._finish, found, arriving, arriving.received_bytes - len(waiting), waiting)
         return found
 
-    def _write(self, arriving: "_Arriving", offset: int, data: bytes, *, is_last: bool = False) -> None:
+    def _write(self, arriving: "_Arriving", offset: int, data: Buffer, *, is_last: bool = False) -> None:
         """Write a piece of a blob at its place, so that a failed call may be repeated.
 
         The file is open only meanwhile: however many blobs arrive, few descriptors are taken from the journal.
         """
+        arriving.add(offset, data)
         with open_private(arriving.partial) as file:
             file.seek(offset)
-            self._disk.write(file, data)
+            self._disk.write(file, bytes(data))
             if is_last:
                 self._disk.sync(file.fileno())
 
-    def _finish(self, sha256: Sha256, arriving: "_Arriving", offset: int, rest: bytes) -> None:
+    def _finish(self, sha256: Sha256, arriving: "_Arriving", offset: int, rest: Buffer) -> None:
         """Write the rest and name the blob. The name is durable once its folder is synced."""
         self._write(arriving, offset, rest, is_last=True)
         path = self._path(sha256)
@@ -165,8 +178,19 @@ class DirectoryBlobs:
             start += len(piece)
             yield piece
 
-    async def read(self, sha256: Sha256) -> bytes:
-        return await _in_thread(self._read, sha256, 0, -1)
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[Readable]:
+        file = await _in_thread(self._open, sha256)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def _open(self, sha256: Sha256) -> "_OpenBlob":
+        try:
+            return _OpenBlob(sha256, os.open(self._path(sha256), os.O_RDONLY))
+        except FileNotFoundError:
+            raise blob_not_found(sha256) from None
 
     def _read(self, sha256: Sha256, start: int, size_bytes: int) -> bytes:
         """Return a piece of a blob. The file is open only meanwhile, as in `_write`."""
@@ -188,6 +212,31 @@ class DirectoryBlobs:
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(Sha256(path.name) for path in await _in_thread(_blob_paths, self._folder))
+
+
+class _OpenBlob:
+    """A blob's bytes, read from its file (`Readable`). Raises `StoreFailed` if that fails."""
+
+    def __init__(self, sha256: Sha256, descriptor: int) -> None:
+        self._sha256 = sha256
+        self._descriptor = descriptor
+        self._size_bytes = os.fstat(descriptor).st_size
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._size_bytes)
+        try:
+            data = os.pread(self._descriptor, stop - start, start)
+        except OSError as error:
+            raise store_failure("a blob could not be read", error) from error
+        if len(data) < stop - start:
+            raise StoreFailed(f"blob {self._sha256} is shorter than {self._size_bytes} bytes")
+        return data
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def _blob_paths(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from state.phases import RunState
 from state.wire import sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, phase, problem, served, training
 from tests.support.states import state_file
+from tests.support.stored_blobs import blob_bytes
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ async def test_copying_anothers_digest_is_refused_and_costs_the_other_nothing(co
     assert (await copier.commit(data)).status_code == 200
     answer = await copier.put_blob(data)
     assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
-    assert await coordinator.service.blobs.read(sha256_hex(data)) == data
+    assert await blob_bytes(coordinator.service.blobs, sha256_hex(data)) == data
 
 
 async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) -> None:
@@ -98,7 +99,8 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
             nonlocal checking, most
             checking += 1
             most = max(most, checking)
-            await asyncio.sleep(0)
+            for _ in clients:
+                await asyncio.sleep(0)
             found = await super().run(call)
             checking -= 1
             return found
@@ -144,10 +146,10 @@ async def test_kept_checkpoint_claimed_as_a_delivery_is_not_lost(coordinator: Se
     client, _ = await training(coordinator)
     kept = coordinator.service.run.checkpoint
     assert kept is not None
-    data = await coordinator.service.blobs.read(kept.blob_sha256)
+    data = await blob_bytes(coordinator.service.blobs, kept.blob_sha256)
     await client.commit(client.result(REPLICA, DIFFERENCE))
     assert (await client.send("PUT", f"/v1/blobs/{kept.blob_sha256}", data)).status_code == 201
-    assert await coordinator.service.blobs.read(kept.blob_sha256) == data
+    assert await blob_bytes(coordinator.service.blobs, kept.blob_sha256) == data
 
 
 async def test_blob_that_the_run_needs_and_that_is_lost_is_logged_once(

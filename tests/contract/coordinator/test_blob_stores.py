@@ -11,6 +11,7 @@ from coordinator.store.directory.blobs import MAX_IN_MEMORY_BYTES, DirectoryBlob
 from coordinator.store.memory import MemoryBlobs
 from state.errors import Refused
 from state.wire import Sha256, sha256_hex
+from tests.support.stored_blobs import blob_bytes
 
 LIMIT = 5 * MAX_IN_MEMORY_BYTES
 
@@ -35,7 +36,7 @@ async def put(blobs: BlobStore, data: bytes) -> Sha256:
 async def test_blob_is_given_back_whole_and_in_ranges(blobs: BlobStore, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     digest = await put(blobs, data)
-    assert await blobs.read(digest) == data
+    assert await blob_bytes(blobs, digest) == data
     assert await blobs.size(digest) == size
     assert b"".join([piece async for piece in blobs.stream(digest, size // 3, size)]) == data[size // 3 :]
     assert blobs.total_bytes == size
@@ -51,7 +52,7 @@ async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:
 async def test_blob_is_added_under_the_digest_that_its_bytes_have(blobs: BlobStore) -> None:
     data = b"z" * 200_000
     assert [await blobs.add(len(data), pieces(data)) for _ in range(2)] == [sha256_hex(data)] * 2
-    assert await blobs.read(sha256_hex(data)) == data
+    assert await blob_bytes(blobs, sha256_hex(data)) == data
     assert blobs.total_bytes == len(data)
     with pytest.raises(Refused) as refused:
         await blobs.add(4, pieces(b"12345"))
@@ -65,7 +66,7 @@ async def test_blob_received_at_once_by_many_is_counted_once(blobs: BlobStore) -
         for _ in range(4):
             tasks.create_task(put(blobs, data))
     assert blobs.total_bytes == len(data)
-    assert await blobs.read(sha256_hex(data)) == data
+    assert await blob_bytes(blobs, sha256_hex(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ async def test_blob_that_was_only_promised_takes_no_room(blobs: BlobStore) -> No
         upload = tasks.create_task(expect_reset(blobs.receive(sha256_hex(promised), len(promised), dripping())))
         await begun.wait()
         assert blobs.total_bytes <= 5
-        assert await blobs.read(await put(blobs, other)) == other
+        assert await blob_bytes(blobs, await put(blobs, other)) == other
         given_up.set()
         await upload
     assert blobs.total_bytes == len(other)
@@ -155,7 +156,7 @@ async def test_blob_deleted_frees_its_bytes_and_may_be_deleted_again(blobs: Blob
     assert blobs.total_bytes == 0
     assert await blobs.size(digest) is None
     with pytest.raises(Refused) as refused:
-        await blobs.read(digest)
+        await blob_bytes(blobs, digest)
     assert refused.value.kind == "not-found"
 
 

@@ -14,6 +14,7 @@ from state.first_model import FirstModel, first_checkpoint_bytes
 from state.replica import parse_checkpoint, replica_digest
 from state.tensors import Float32Array, TensorLayout
 from tests.support.states import state_file
+from tests.support.stored_blobs import blob_bytes
 
 NAMES = [f"w{number}" for number in range(8)]
 LAYOUT = TensorLayout(tuple((name, (50_000,)) for name in NAMES))
@@ -31,7 +32,7 @@ async def keep(blobs: DirectoryBlobs, first: FirstModel) -> tuple[str, str]:
     provided = await keep_made_genesis(Genesis(lambda spec: LAYOUT, make), rules, blobs)
     assert provided is not None
     reference = provided.checkpoint
-    data = await blobs.read(reference.blob_sha256)
+    data = await blob_bytes(blobs, reference.blob_sha256)
     assert len(data) == reference.size_bytes
     assert data == first_checkpoint_bytes(first)
     return reference.replica_digest, replica_digest(parse_checkpoint(data))

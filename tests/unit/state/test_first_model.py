@@ -7,8 +7,8 @@ import pytest
 
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
-from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document, spec_in_checkpoint
-from state.replica import checkpoint_bytes, checkpoint_size_bound, first_replica, parse_checkpoint
+from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document, spec_of_document
+from state.replica import checkpoint_bytes, checkpoint_size_bound, examine_checkpoint, first_replica, parse_checkpoint
 from state.wire import parse_document, sha256_hex
 from tests.support.states import state_file
 
@@ -59,17 +59,17 @@ def test_spec_completes_a_complete_one_only_if_it_is_equal() -> None:
 
 def test_first_checkpoint_brings_replica_and_spec() -> None:
     data = first_checkpoint_bytes(FirstModel.of(KNOWN, FIRST))
-    assert spec_in_checkpoint(data) == KNOWN
+    assert spec_of_document(examine_checkpoint(data).model) == KNOWN
     assert parse_checkpoint(data).parameters["w"].tobytes() == FIRST.parameters["w"].tobytes()
     assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)))
 
 
 def test_checkpoint_without_a_model_document_brings_none() -> None:
-    assert spec_in_checkpoint(checkpoint_bytes(FIRST)) is None
+    assert spec_of_document(examine_checkpoint(checkpoint_bytes(FIRST)).model) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"architecture": "HfLlama", "hf": {}}', '{"architecture": "X"}'])
 def test_checkpoint_with_another_text_breaks_the_rule_model(text: str) -> None:
     with pytest.raises(InvalidDocument, match="not a valid ModelSpec") as caught:
-        spec_in_checkpoint(checkpoint_bytes(FIRST, text))
+        spec_of_document(examine_checkpoint(checkpoint_bytes(FIRST, text)).model)
     assert caught.value.context["rule"] == "model"

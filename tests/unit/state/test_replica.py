@@ -19,12 +19,14 @@ from state.replica import (
     check_first_values,
     check_layout,
     checkpoint_bytes,
+    checkpoint_layout,
     checkpoint_size_bound,
+    examine_checkpoint,
     first_replica,
     parse_checkpoint,
     replica_digest,
 )
-from state.tensors import TensorLayout, Tensors, layout_of
+from state.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, layout_of
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -71,6 +73,9 @@ def rewritten(change: Callable[[dict[str, Any]], object], tail: bytes = b"") -> 
 def broken_rule(data: bytes) -> str:
     with pytest.raises(InvalidDocument) as caught:
         parse_checkpoint(data)
+    with pytest.raises(InvalidDocument) as examined:
+        examine_checkpoint(data)
+    assert examined.value.context["rule"] == caught.value.context["rule"]
     return str(caught.value.context["rule"])
 
 
@@ -215,9 +220,38 @@ def test_checkpoint_of_arbitrary_bytes_raises_nothing_but_invalid_document(patch
     data = checkpoint_bytes(small_replica())
     mutated = data[:start] + patch + data[start + cut :]
     try:
-        parse_checkpoint(mutated)
-    except InvalidDocument as error:
-        assert error.context["rule"]  # noqa: PT017
+        replica = parse_checkpoint(mutated)
+    except InvalidDocument:
+        assert broken_rule(mutated)
+    else:
+        assert examine_checkpoint(mutated).replica_digest == replica_digest(replica)
+
+
+def test_examined_checkpoint_is_what_parsing_all_of_it_finds() -> None:
+    elements = 3 * CHECK_CHUNK_ELEMENTS // 2
+    parameters = {"a": np.arange(elements, dtype=np.float32), "b": np.ones((2, 3), np.float32)}
+    replica = Replica(4, parameters, {name: -values for name, values in parameters.items()})
+    data = checkpoint_bytes(replica, '{"a":1}')
+    found = examine_checkpoint(data)
+    assert (found.step, found.layout, found.model) == (4, replica.layout, '{"a":1}')
+    assert found.replica_digest == replica_digest(replica)
+    assert checkpoint_layout(data) == replica.layout
+
+
+def test_examined_checkpoint_is_read_a_piece_at_a_time() -> None:
+    data = checkpoint_bytes(Replica(0, {"w": np.ones(10**6, np.float32)}, {"w": np.zeros(10**6, np.float32)}))
+    read_bytes: list[int] = []
+
+    class Watched:
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, part: slice) -> bytes:
+            read_bytes.append(len(data[part]))
+            return data[part]
+
+    examine_checkpoint(Watched())
+    assert max(read_bytes) <= 4 * CHECK_CHUNK_ELEMENTS
 
 
 def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:

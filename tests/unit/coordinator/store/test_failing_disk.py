@@ -13,6 +13,7 @@ from coordinator.store.journal import JournalRecord, Snapshot
 from state.errors import StoreBlocked, StoreFailed
 from state.wire import sha256_hex
 from tests.support.recording_disk import FailingDisk
+from tests.support.stored_blobs import blob_bytes
 
 MAX_BLOB_BYTES = 10_000_000
 BLOCKING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -159,7 +160,7 @@ async def test_blob_that_is_blocked_says_its_size_and_is_kept_later(
     assert [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()] == []
     failing.write_errno = 0
     await store.blobs.receive(digest, len(data), body())
-    assert await store.blobs.read(digest) == data
+    assert await blob_bytes(store.blobs, digest) == data
     assert b"".join([piece async for piece in store.blobs.stream(digest, 5, len(data))]) == data[5:]
 
 
