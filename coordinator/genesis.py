@@ -19,17 +19,16 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput, Refused
-from state.first_model import FirstModel, first_checkpoint, model_document, spec_of_document
-from state.refusals import Refusal
-from state.replica import (
+from state.first_model import (
+    FirstModel,
     FirstValues,
-    ReplicaDigest,
     check_first_parameter,
-    check_layout,
-    checkpoint_size_bound,
-    examine_checkpoint,
-    no_momentum,
+    first_checkpoint,
+    model_document,
+    spec_of_document,
 )
+from state.refusals import Refusal
+from state.replica import ReplicaDigest, check_layout, checkpoint_size_bound, examine_checkpoint, no_momentum
 from state.tensors import Float32Array, Readable, TensorLayout, TensorStream
 from state.wire import Sha256
 

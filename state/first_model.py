@@ -10,7 +10,7 @@ from typing import Self
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
 from state.replica import Replica, checkpoint_stream, first_replica, no_momentum
-from state.tensors import Float32Array, TensorLayout, TensorStream
+from state.tensors import Float32Array, TensorLayout, TensorStream, check_values
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
 
@@ -88,3 +88,49 @@ def spec_of_document(text: str | None) -> ModelSpec | None:
         return parse_document(ModelSpec, text)
     except InvalidDocument as error:
         raise InvalidDocument(f"a first checkpoint whose model document is {error.message}", rule="model") from error
+
+
+def check_first_values(replica: Replica, max_abs: float) -> None:
+    """Raise `InvalidDocument` unless a run can start from these values.
+
+    The rule is `max_abs` for a parameter that is larger than any value of a result may be, and `momentum` if the outer
+    momentum is not zero.
+    """
+    values = FirstValues(max_abs)
+    for name, parameter in replica.parameters.items():
+        values.look(name, parameter.reshape(-1), replica.momentum[name].reshape(-1))
+    values.check()
+
+
+class FirstValues:
+    """The rules of `check_first_values`, for values that come a piece at a time."""
+
+    def __init__(self, max_abs: float) -> None:
+        self._max_abs = max_abs
+        self._too_large: str | None = None
+        self._has_momentum = False
+
+    def look(self, name: str, parameter: Float32Array | None, momentum: Float32Array | None) -> None:
+        """Take flat values of a parameter, or of its outer momentum, or of both."""
+        if parameter is not None and self._too_large is None and check_values(parameter, self._max_abs) is not None:
+            self._too_large = name
+        if momentum is not None and not self._has_momentum:
+            self._has_momentum = check_values(momentum, 0.0) is not None
+
+    def check(self) -> None:
+        """Raise as `check_first_values` does if a run cannot start from the values that came."""
+        if self._too_large is not None:
+            raise _too_large(self._too_large, self._max_abs)
+        if self._has_momentum:
+            raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
+
+
+def check_first_parameter(name: str, values: Float32Array, max_abs: float) -> None:
+    """Raise `InvalidDocument` (rule `max_abs`) unless a run can start from these values of one parameter."""
+    if check_values(values.reshape(-1), max_abs) is not None:
+        raise _too_large(name, max_abs)
+
+
+def _too_large(name: str, max_abs: float) -> InvalidDocument:
+    message = f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}"
+    return InvalidDocument(message, rule="max_abs")

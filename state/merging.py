@@ -9,7 +9,7 @@ Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `tor
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +56,31 @@ class Contribution:
     difference: Mapping[str, Float32Array]
 
 
-def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterStep) -> Replica:
+@dataclass(frozen=True, eq=False, slots=True)
+class MergeOutput:
+    """Where a merge writes the new values: arrays with the names and shapes of the replica's.
+
+    Attributes:
+        written: called after each chunk.
+    """
+
+    parameters: Tensors
+    momentum: Tensors
+    written: Callable[[], None]
+
+
+def merge(
+    replica: Replica, contributions: Sequence[Contribution], outer: OuterStep, output: MergeOutput | None = None
+) -> Replica:
     """Return the replica after this outcome: one step further, with new parameters and momentum.
 
-    Takes the memory of the new replica and a constant (`CHUNK_ELEMENTS`).
+    Takes the memory of the new replica, unless there is an `output` for it, and a constant (`CHUNK_ELEMENTS`).
 
     Args:
         replica: the round's start.
         contributions: the outcome's results, in the outcome's order, which matters.
         outer: the outer optimizer.
+        output: where to write the new replica, which consists of these arrays then; None for new memory.
 
     Raises:
         InternalError: no contribution, a weight below 1, or other names, shapes or types than the replica's; the
@@ -74,23 +90,24 @@ def merge(replica: Replica, contributions: Sequence[Contribution], outer: OuterS
     differences = _checked(replica, contributions)
     total = sum(contribution.batch_count for contribution in contributions)
     weights = [ratio_as_float32(contribution.batch_count, total) for contribution in contributions]
-    parameters: Tensors = {}
-    momentum: Tensors = {}
+    output = output or _in_memory(replica)
     with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
-            parameters[name] = np.empty(start.shape, np.float32)
-            momentum[name] = np.empty(start.shape, np.float32)
             step = _TensorStep(
                 start.reshape(-1),
                 replica.momentum[name].reshape(-1),
                 tuple((weight, d[name].reshape(-1)) for weight, d in zip(weights, differences, strict=True)),
             )
-            _merge_tensor(step, outer, parameters[name].reshape(-1), momentum[name].reshape(-1))
-    for name in parameters:
-        for values in (parameters[name], momentum[name]):
-            if check_values(values.reshape(-1), math.inf) is not None:
+            if not _merge_tensor(step, outer, name, output):
                 raise Diverged(f"the outcome of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
-    return Replica(replica.step + 1, parameters, momentum)
+    return Replica(replica.step + 1, output.parameters, output.momentum)
+
+
+def _in_memory(replica: Replica) -> MergeOutput:
+    parameters, momentum = (
+        {name: np.empty(values.shape, np.float32) for name, values in replica.parameters.items()} for _ in range(2)
+    )
+    return MergeOutput(parameters, momentum, lambda: None)
 
 
 def ratio_as_float32(numerator: int, denominator: int) -> np.float32:
@@ -115,10 +132,9 @@ class _TensorStep:
     weighted: tuple[tuple[np.float32, Float32Array], ...]
 
 
-def _merge_tensor(
-    step: _TensorStep, outer: OuterStep, parameters_out: Float32Array, momentum_out: Float32Array
-) -> None:
-    """Write θ′ and v′, chunk by chunk; one NumPy call is one rounding."""
+def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeOutput) -> bool:
+    """Write θ′ and v′, chunk by chunk; one NumPy call is one rounding. Return whether all of them are finite."""
+    parameters_out, momentum_out = output.parameters[name].reshape(-1), output.momentum[name].reshape(-1)
     rate, decay = np.float32(outer.learning_rate), np.float32(outer.momentum)
     size = min(CHUNK_ELEMENTS, step.parameters.size)
     mean_buffer, product_buffer = np.empty(size, np.float32), np.empty(size, np.float32)
@@ -138,6 +154,10 @@ def _merge_tensor(
         np.add(mean, product, out=product)  # Δ + μ·v′
         np.multiply(product, rate, out=product)
         np.subtract(step.parameters[part], product, out=new_parameters)  # θ′ = θ − η·(Δ + μ·v′)
+        if any(check_values(values, math.inf) is not None for values in (new_parameters, new_momentum)):
+            return False
+        output.written()
+    return True
 
 
 def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Tensors]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from state.errors import InternalError, InvalidDocument
 from state.tensors import (
+    CHECK_CHUNK_ELEMENTS,
     Buffer,
     Float32Array,
     InvalidTensorFile,
@@ -80,16 +81,24 @@ class Replica:
         return layout_of(self.parameters)
 
 
-def replica_digest(replica: Replica) -> str:
+def replica_digest(replica: Replica, read: Callable[[], None] = lambda: None) -> str:
     """Return the SHA-256 of the replica as hex; the same on every machine, whatever its memory layout.
 
     It covers a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
     length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
     momentum's, in C order. Integers and floats are little-endian; values are finite, so that no bits are ambiguous.
+
+    Args:
+        replica: the replica.
+        read: called after each piece of its values.
     """
     digest = ReplicaDigest(replica.step, len(replica.parameters))
-    for name, values in replica.parameters.items():
-        digest.add(name, values, replica.momentum[name])
+    for name, parameter in replica.parameters.items():
+        digest.begin(name, parameter.shape)
+        for values in (parameter.reshape(-1), replica.momentum[name].reshape(-1)):
+            for start in range(0, values.size, CHECK_CHUNK_ELEMENTS):
+                digest.add_values(values[start : start + CHECK_CHUNK_ELEMENTS])
+                read()
     return digest.hexdigest()
 
 
@@ -164,6 +173,32 @@ def checkpoint_stream(
     return tensor_stream(TensorLayout(entries), metadata, values)
 
 
+def blank_checkpoint(step: int, layout: TensorLayout) -> TensorStream:
+    """Return the checkpoint file of a replica whose values are not known yet: its header and its size."""
+    return checkpoint_stream(step, layout, tuple)
+
+
+def arrays_in(room: memoryview, layout: TensorLayout) -> tuple[Tensors, Tensors]:
+    """Return the parameters and the outer momentum in a checkpoint that is being written, as arrays to write to.
+
+    Args:
+        room: the bytes after its header.
+        layout: of its parameters.
+    """
+    values = np.frombuffer(room, np.dtype("<f4"))
+    found: list[Tensors] = []
+    offset = 0
+    for _ in (MOMENTUM_PREFIX, PARAMETERS_PREFIX):
+        tensors: Tensors = {}
+        for name, shape in layout.entries:
+            count = math.prod(shape)
+            tensors[name] = values[offset : offset + count].reshape(shape)
+            offset += count
+        found.append(tensors)
+    momentum, parameters = found
+    return parameters, momentum
+
+
 def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0) -> int:
     """Return an upper bound in bytes for a checkpoint.
 
@@ -185,6 +220,18 @@ def parse_checkpoint(data: Buffer) -> Replica:
             those of `parse_tensor_file`, `format`, `step`, `names`, `finite`.
     """
     file = _tensor_file(data)
+    replica = _replica_in(file)
+    if check_values(file.values, math.inf) is not None:
+        raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
+    return replica
+
+
+def examined_replica(data: Buffer) -> Replica:
+    """Return the replica in a checkpoint that `examine_checkpoint` accepted, whose values are not read once more."""
+    return _replica_in(_tensor_file(data))
+
+
+def _replica_in(file: TensorFile) -> Replica:
     step, _ = _parse_metadata(file.metadata)
     parameters: Tensors = {}
     momentum: Tensors = {}
@@ -197,8 +244,6 @@ def parse_checkpoint(data: Buffer) -> Replica:
             raise InvalidDocument(f"a checkpoint with a tensor {name!a}", rule="names")
     if not parameters or layout_of(parameters) != layout_of(momentum):
         raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
-    if check_values(file.values, math.inf) is not None:
-        raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
     return Replica(step, parameters, momentum)
 
 
@@ -312,52 +357,6 @@ def check_layout(found: TensorLayout, layout: TensorLayout) -> None:
         raise InvalidDocument(
             f"a checkpoint of another model than the state file describes: it has {difference}", rule="layout"
         )
-
-
-def check_first_values(replica: Replica, max_abs: float) -> None:
-    """Raise `InvalidDocument` unless a run can start from these values.
-
-    The rule is `max_abs` for a parameter that is larger than any value of a result may be, and `momentum` if the outer
-    momentum is not zero.
-    """
-    values = FirstValues(max_abs)
-    for name, parameter in replica.parameters.items():
-        values.look(name, parameter.reshape(-1), replica.momentum[name].reshape(-1))
-    values.check()
-
-
-class FirstValues:
-    """The rules of `check_first_values`, for values that come a piece at a time."""
-
-    def __init__(self, max_abs: float) -> None:
-        self._max_abs = max_abs
-        self._too_large: str | None = None
-        self._has_momentum = False
-
-    def look(self, name: str, parameter: Float32Array | None, momentum: Float32Array | None) -> None:
-        """Take flat values of a parameter, or of its outer momentum, or of both."""
-        if parameter is not None and self._too_large is None and check_values(parameter, self._max_abs) is not None:
-            self._too_large = name
-        if momentum is not None and not self._has_momentum:
-            self._has_momentum = check_values(momentum, 0.0) is not None
-
-    def check(self) -> None:
-        """Raise as `check_first_values` does if a run cannot start from the values that came."""
-        if self._too_large is not None:
-            raise _too_large(self._too_large, self._max_abs)
-        if self._has_momentum:
-            raise InvalidDocument("a first checkpoint whose outer momentum is not zero", rule="momentum")
-
-
-def check_first_parameter(name: str, values: Float32Array, max_abs: float) -> None:
-    """Raise `InvalidDocument` (rule `max_abs`) unless a run can start from these values of one parameter."""
-    if check_values(values.reshape(-1), max_abs) is not None:
-        raise _too_large(name, max_abs)
-
-
-def _too_large(name: str, max_abs: float) -> InvalidDocument:
-    message = f"a first checkpoint with values of {name!a} that are larger than merge.max_abs, {max_abs:g}"
-    return InvalidDocument(message, rule="max_abs")
 
 
 def _parse_metadata(metadata: Mapping[str, str]) -> tuple[int, str | None]:

@@ -11,8 +11,8 @@ from state.config.changes import goes_on_from_its_own
 from state.config.model import HF_ARCHITECTURES, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidDocument, InvalidInput
-from state.first_model import FirstModel, model_document
-from state.replica import Replica, check_first_parameter, check_first_values, check_layout, first_replica
+from state.first_model import FirstModel, check_first_parameter, check_first_values, model_document
+from state.replica import Replica, check_layout, first_replica
 from state.tensors import Float32Array, TensorLayout
 from state.wire import parse_document
 from trainers.architectures import ARCHITECTURES, TORCH, open_model

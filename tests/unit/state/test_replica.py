@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from state.errors import InternalError, InvalidDocument
+from state.first_model import check_first_values
 from state.replica import (
     Replica,
-    check_first_values,
     check_layout,
     checkpoint_bytes,
     checkpoint_layout,
