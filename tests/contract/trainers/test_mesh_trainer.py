@@ -7,11 +7,13 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
@@ -133,65 +135,83 @@ async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
         assert (loaded[0][number] > 0) == layout.loading(number).should_load
 
 
-async def test_data_that_cannot_be_trained_on_name_their_batch(tmp_path: Path) -> None:
-    async with opened(run_state(tmp_path, bad_index=28)) as trainer:
-        with pytest.raises(CorruptData, match="data index 28 has token 999") as failed:
-            await train(trainer)
-        assert failed.value.context["batch_id"] == BatchId(9, 9)
-        pids = [process.pid for process in _processes_of(trainer)]
-        without = RoundPlan(4, (BatchId(2, 3),), 3, (0.01,))
-        assert (await train(trainer, without)).token_count == 6 * SEQ_LEN
-        assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
+@dataclass(frozen=True)
+class SharedMesh:
+    """A mesh of two processes, its run's state file, and the folder of its temporary files."""
+
+    trainer: MeshTrainer
+    state: StateFile
+    temporary: Path
 
 
-async def test_process_that_dies_costs_its_round_and_others_replace_it(tmp_path: Path) -> None:
-    state = run_state(tmp_path, merge__inner_state="keep")
-    wanted, _ = await rounds_alone(state, 2)
-    async with opened(state) as trainer:
-        _, after = await rounds(trainer, PLAN, START, nothing, 1)
-        running = _processes_of(trainer)
-        os.kill(running[1].pid, signal.SIGKILL)
-        with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
-            await train(trainer, start=after)
-        assert all(process.returncode is not None for process in running), "none is left"
-        trainer.roll_back_inner_state()
-        second = await train(trainer, start=after)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedMesh]:
+    """A mesh for tests that leave it as it was, or with others in its processes' place; token 999 is at 100."""
+    need_module("torch")
+    state = run_state(tmp_path_factory.mktemp("shared"), bad_index=100, merge__inner_state="keep")
+    temporary = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(temporary))
+        async with opened(state) as trainer:
+            yield SharedMesh(trainer, state, temporary)
+            last = _processes_of(trainer)
+        assert all(process.returncode is not None for process in last), "a closed mesh has left a process"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(shared: SharedMesh) -> None:
+    assert os.listdir(shared.temporary) == []
+    assert (await train(shared.trainer)).token_count == 21 * SEQ_LEN
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_data_that_cannot_be_trained_on_name_their_batch(shared: SharedMesh) -> None:
+    trainer = shared.trainer
+    with pytest.raises(CorruptData, match="data index 100 has token 999") as failed:
+        await train(trainer, RoundPlan(3, (BatchId(32, 36), BatchId(2, 3)), 3, (0.01, 0.02)))
+    assert failed.value.context["batch_id"] == BatchId(33, 33)
+    pids = [process.pid for process in _processes_of(trainer)]
+    without = RoundPlan(4, (BatchId(2, 3),), 3, (0.01,))
+    assert (await train(trainer, without)).token_count == 6 * SEQ_LEN
+    assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
+    shared: SharedMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = _processes_of(shared.trainer)
+    os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await train(shared.trainer)
+    assert all(process.returncode is not None for process in running)
+    assert (0, running[0].pid, "stopped") in silent_in(caplog), "the log says which process to look at"
+    caplog.clear()
+    assert (await train(shared.trainer)).token_count == 21 * SEQ_LEN
+    assert silent_in(caplog) == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_process_that_dies_costs_its_round_and_others_replace_it(shared: SharedMesh) -> None:
+    trainer = shared.trainer
+    wanted, _ = await rounds_alone(shared.state, 2)
+    _, after = await rounds(trainer, PLAN, START, nothing, 1)
+    running = _processes_of(trainer)
+    os.kill(running[1].pid, signal.SIGKILL)
+    with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
+        await train(trainer, start=after)
+    assert all(process.returncode is not None for process in running), "none is left"
+    trainer.roll_back_inner_state()
+    second = await train(trainer, start=after)
     assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
     for name, difference in wanted[1].difference.items():
         np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
 
 
-async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with opened(run_state(tmp_path)) as trainer:
-        running = _processes_of(trainer)
-        os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await train(trainer)
-        assert all(process.returncode is not None for process in running)
-        assert (0, running[0].pid, "stopped") in silent_in(caplog), "the log says which process to look at"
-        caplog.clear()
-        assert (await train(trainer)).token_count == 21 * SEQ_LEN
-        (*_, last) = _processes_of(trainer)
-    assert last.returncode is not None
-    assert silent_in(caplog) == []
-
-
 def silent_in(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, str]]:
     fields = [one.__dict__ for one in caplog.records if one.getMessage() == "mesh_process_silent"]
     return [(one["number"], one["pid"], one["state"]) for one in fields]
-
-
-async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    async with opened(run_state(tmp_path), "tensor=2,data=2", 3) as trainer:
-        assert os.listdir(tmp_path / "temporary") == []
-        assert (await train(trainer)).token_count == 21 * SEQ_LEN
 
 
 async def test_process_that_hangs_is_waited_for_so_long(

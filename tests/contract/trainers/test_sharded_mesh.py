@@ -117,25 +117,41 @@ async def test_sharded_mesh_trains_as_one_process_does(tmp_path: Path) -> None:
     assert_same(found, await rounds_alone(state, 2))
 
 
+class SharedMesh:
+    """A mesh of two processes, and the rounds that it has trained so far, each from the end of the one before."""
+
+    def __init__(self, trainer: MeshTrainer, state: StateFile) -> None:
+        self.trainer = trainer
+        self.state = state
+        self.trained: list[TrainedRound] = []
+        self.parameters = start_of(state)
+
+    async def train(self, count: int) -> None:
+        found, self.parameters = await rounds(self.trainer, PLAN, self.parameters, nothing, count)
+        self.trained += found
+
+    async def assert_trained_as_alone(self) -> None:
+        assert_same(self.trained, await rounds_alone(self.state, len(self.trained)))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[MeshTrainer, StateFile]]:
-    """A mesh of two processes for tests that leave it as it was, or with others in their place; token 999 is at 45."""
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedMesh]:
+    """A mesh whose second process has room for two rows; token 999 is at 45. Tests may replace its processes."""
     need_module("torch")
     need_module("transformers")
     state = run_state(tmp_path_factory.mktemp("shared"), bad_index=45)
-    async with opened(state) as trainer:
-        yield trainer, state
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launcher, "MODULE", "tests.support.tight_worker")
+        async with opened(state) as trainer:
+            yield SharedMesh(trainer, state)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(
-    shared: tuple[MeshTrainer, StateFile],
-) -> None:
-    trainer, state = shared
-    start = start_of(state)
+async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(shared: SharedMesh) -> None:
+    trainer, start = shared.trainer, start_of(shared.state)
     bad = RoundPlan(3, (BatchId(14, 17), BatchId(2, 2)), 3, (0.01, 0.02))
     good = RoundPlan(4, (BatchId(2, 2),), 3, (0.01,))
-    pids = [process.pid for process in processes_of(trainer)]
+    pids = pids_of(trainer)
     with pytest.raises(CorruptData, match="data index 45 has token 999") as failed:
         await trainer.train(bad, start, nothing())
     assert failed.value.context["batch_id"] == BatchId(15, 15)
@@ -143,38 +159,33 @@ async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(
     with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan"):
         await trainer.train(good, broken, nothing())
     trained = await trainer.train(good, start, nothing())
+    trainer.roll_back_inner_state()
     assert trained.token_count == 3 * (SEQ_LEN - 1)
-    assert [process.pid for process in processes_of(trainer)] == pids, "the same processes"
+    assert pids_of(trainer) == pids, "the same processes"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(
-    shared: tuple[MeshTrainer, StateFile],
-) -> None:
-    trainer, state = shared
-    wanted = await rounds_alone(state, 2)
-    first, after = await rounds(trainer, PLAN, start_of(state), nothing, 1)
-    running = processes_of(trainer)
-    os.kill(running[1].pid, signal.SIGKILL)
-    with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
-        await trainer.train(PLAN, after, nothing())
-    assert all(process.returncode is not None for process in running), "none is left"
-    second = await trainer.train(PLAN, after, nothing())
-    assert_same([*first, second], wanted)
-
-
 async def test_sharded_mesh_out_of_memory_repeats_in_smaller_micro_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: SharedMesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launcher, "MODULE", "tests.support.tight_worker")
-    state = run_state(tmp_path)
-    async with opened(state) as trainer:
-        pids = [process.pid for process in processes_of(trainer)]
-        found, _ = await rounds(trainer, PLAN, start_of(state), nothing, 2)
-        assert not {process.pid for process in processes_of(trainer)} & set(pids), "others could only wait"
+    pids = pids_of(shared.trainer)
+    await shared.train(2)
+    assert not set(pids_of(shared.trainer)) & set(pids), "others could only wait"
     halved = [record.__dict__["places"] for record in caplog.records if record.getMessage() == "micro_batch_halved"]
     assert halved == [2 * SEQ_LEN]
-    assert_same(found, await rounds_alone(state, 2))
+    await shared.assert_trained_as_alone()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(shared: SharedMesh) -> None:
+    await shared.train(1)
+    running = processes_of(shared.trainer)
+    os.kill(running[1].pid, signal.SIGKILL)
+    with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
+        await shared.trainer.train(PLAN, shared.parameters, nothing())
+    assert all(process.returncode is not None for process in running), "none is left"
+    await shared.train(1)
+    await shared.assert_trained_as_alone()
 
 
 @pytest.mark.parametrize(
@@ -240,3 +251,7 @@ def test_blocks_are_the_layers_that_share_no_parameter() -> None:
 def processes_of(trainer: Any) -> list[asyncio.subprocess.Process]:
     found: list[asyncio.subprocess.Process] = trainer._processes._processes
     return list(found)
+
+
+def pids_of(trainer: MeshTrainer) -> list[int]:
+    return [process.pid for process in processes_of(trainer)]
