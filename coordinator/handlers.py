@@ -269,7 +269,8 @@ class Handlers:
         """
         self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
-            self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout()))
+            codec = self.service.run.state_file.merge.codec_name
+            self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout(), codec))
         elif isinstance(report, messages.CheckpointReport):
             await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))

@@ -15,6 +15,7 @@ from state.intervals import total_batches
 from state.merging import Contribution, OuterStep, merge, verify_arithmetic
 from state.replica import Replica, parse_checkpoint, replica_digest
 from state.results import decode_result
+from state.tensors import TensorLayout
 from state.wire import Sha256, sha256_hex
 
 
@@ -74,17 +75,17 @@ def _scope(first: int, last: int, step_count: int) -> str:
 async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
     """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
     verify_arithmetic()
-    outer = OuterStep(run.state_file.merge.outer_lr, run.state_file.merge.outer_momentum)
+    outer = OuterStep.of(run.state_file.merge)
     replica = parse_checkpoint(await _blob(blobs, run.checkpoints[0].blob_sha256))
     yield replica
     while (outcome := run.outcomes.get(replica.step + 1)) is not None:
-        replica = merge(replica, await _contributions(outcome, blobs), outer)
+        replica = merge(replica, await _contributions(outcome, blobs, replica.layout), outer)
         yield replica
 
 
-async def _contributions(outcome: Outcome, blobs: BlobReader) -> list[Contribution]:
+async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:
     results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
-    return [Contribution(total_batches(entry.assignment), decode_result(data)[1]) for entry, data in results]
+    return [Contribution(total_batches(entry.assignment), decode_result(data, layout)[1]) for entry, data in results]
 
 
 async def _blob(blobs: BlobReader, sha256: Sha256) -> bytes:

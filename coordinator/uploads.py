@@ -204,6 +204,7 @@ class Uploads:
             client_id=expected.client_id,
             work_sha256=expected.work_sha256 or "",
             replica_digest="",
+            codec=run.state_file.merge.codec_name,
         )
         try:
             async with self._service.blobs.opened(expected.sha256) as data:

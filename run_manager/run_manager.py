@@ -114,7 +114,7 @@ class RunManager:
         async with AsyncExitStack() as opened:
             worker = dependencies.new_worker("epochal-codec")
             opened.push_async_callback(worker.aclose)
-            outer = OuterStep(state.merge.outer_lr, state.merge.outer_momentum)
+            outer = OuterStep.of(state.merge)
             merger = Merger(outer, dependencies.new_worker("epochal-merge"))
             opened.push_async_callback(merger.aclose)
             await merger.verify()

@@ -9,19 +9,22 @@ Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `tor
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 
+from state.averaging import Mean, Part, mean_over_all, mean_over_senders
+from state.codecs.protocol import EncodedTensor
+from state.config.state_file import MergeConfig
 from state.errors import EpochalError, InternalError
 from state.replica import Replica
-from state.tensors import Float32Array, Tensors, check_values, frozen_tensors, layout_of
+from state.results import Difference
+from state.tensors import Float32Array, Tensors, check_values, frozen_tensors
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
-
-_QUOTIENT_BITS = 40
 
 
 class UnsoundArithmetic(EpochalError):
@@ -37,10 +40,20 @@ class Diverged(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use."""
+    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use.
+
+    Attributes:
+        mean: over all contributions, or for each element over those that sent it (`sparse` sends not all).
+    """
 
     learning_rate: float
     momentum: float
+    mean: Literal["all", "senders"] = "all"
+
+    @classmethod
+    def of(cls, merge: MergeConfig) -> Self:
+        """Return the outer step of a run."""
+        return cls(merge.outer_lr, merge.outer_momentum)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,11 +62,11 @@ class Contribution:
 
     Attributes:
         batch_count: the batches of its assignment, ≥ 1; the token weight, never a client's claim.
-        difference: `start − end` of every parameter, float32, as its result holds it.
+        difference: `start − end` of every parameter, as its result holds it: encoded tensors are decoded part by part.
     """
 
     batch_count: int
-    difference: Mapping[str, Float32Array]
+    difference: Difference
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,20 +96,20 @@ def merge(
         output: where to write the new replica, which consists of these arrays then; None for new memory.
 
     Raises:
-        InternalError: no contribution, a weight below 1, or other names, shapes or types than the replica's; the
-            caller's bug: outcomes are never empty, and results are checked before they are attested.
+        InternalError: no contribution, a weight below 1 or too large, or other names, shapes or types than the
+            replica's; the caller's bug: outcomes are never empty, and results are checked before they are attested.
         Diverged: the new values are not finite. The same on every replica; do not retry.
     """
     differences = _checked(replica, contributions)
-    total = sum(contribution.batch_count for contribution in contributions)
-    weights = [ratio_as_float32(contribution.batch_count, total) for contribution in contributions]
+    mean_of = _mean_over(outer, [contribution.batch_count for contribution in contributions])
     output = output or _in_memory(replica)
     with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
             step = _TensorStep(
                 start.reshape(-1),
                 replica.momentum[name].reshape(-1),
-                tuple((weight, d[name].reshape(-1)) for weight, d in zip(weights, differences, strict=True)),
+                tuple(_flat(difference[name]) for difference in differences),
+                mean_of,
             )
             if not _merge_tensor(step, outer, name, output):
                 raise Diverged(f"the outcome of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
@@ -110,26 +123,18 @@ def _in_memory(replica: Replica) -> MergeOutput:
     return MergeOutput(parameters, momentum, lambda: None)
 
 
-def ratio_as_float32(numerator: int, denominator: int) -> np.float32:
-    """Return the float32 nearest to the exact ratio of two positive integers below 2⁶⁴, ties to even, rounded once.
-
-    The quotient is taken to 40 bits or more with the rest folded into its last bit (round to odd), which a float64
-    holds exactly; so its conversion to float32 is the only rounding. (Dividing as floats would round twice.)
-    """
-    if not (0 < numerator < 2**64 and 0 < denominator < 2**64):
-        raise InternalError(f"a weight of {numerator}/{denominator}")
-    shift = _QUOTIENT_BITS + denominator.bit_length() - numerator.bit_length()
-    quotient, rest = divmod(numerator << max(shift, 0), denominator << max(-shift, 0))
-    return np.float32(math.ldexp(quotient | (rest > 0), -shift))
+def _mean_over(outer: OuterStep, counts: Sequence[int]) -> Mean:
+    return mean_over_all(counts) if outer.mean == "all" else mean_over_senders(counts)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _TensorStep:
-    """One tensor's flat inputs: parameters θ, momentum v, and the weighted differences (wᵢ, dᵢ)."""
+    """One tensor's flat inputs: parameters θ, momentum v, and the differences dᵢ with their mean."""
 
     parameters: Float32Array
     momentum: Float32Array
-    weighted: tuple[tuple[np.float32, Float32Array], ...]
+    differences: tuple[Part, ...]
+    mean_of: Mean
 
 
 def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeOutput) -> bool:
@@ -142,12 +147,7 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
         part = slice(start, start + CHUNK_ELEMENTS)
         new_parameters, new_momentum = parameters_out[part], momentum_out[part]
         mean, product = mean_buffer[: new_momentum.size], product_buffer[: new_momentum.size]
-        for position, (weight, difference) in enumerate(step.weighted):
-            if position == 0:
-                np.multiply(difference[part], weight, out=mean)  # Δ = w₁·d₁
-            else:
-                np.multiply(difference[part], weight, out=product)
-                np.add(mean, product, out=mean)  # Δ = Δ + wᵢ·dᵢ
+        step.mean_of(step.differences, start, mean, product)
         np.multiply(step.momentum[part], decay, out=product)
         np.add(product, mean, out=new_momentum)  # v′ = μ·v + Δ
         np.multiply(new_momentum, decay, out=product)
@@ -160,15 +160,28 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
     return True
 
 
-def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Tensors]:
+def _flat(values: Float32Array | EncodedTensor) -> Part:
+    return values if isinstance(values, EncodedTensor) else values.reshape(-1)
+
+
+def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Difference]:
     if not contributions:
         raise InternalError("an empty outcome is not merged")
     if any(contribution.batch_count < 1 for contribution in contributions):
         raise InternalError("a contribution of no batches is not merged")
-    differences = [frozen_tensors(contribution.difference) for contribution in contributions]
-    if any(layout_of(difference) != replica.layout for difference in differences):
+    differences = [_frozen(contribution.difference) for contribution in contributions]
+    if any(_shapes(difference) != replica.layout.entries for difference in differences):
         raise InternalError("a contribution's names or shapes are not the replica's")
     return differences
+
+
+def _frozen(difference: Difference) -> Difference:
+    arrays = {name: values for name, values in difference.items() if not isinstance(values, EncodedTensor)}
+    return {**difference, **frozen_tensors(arrays)}
+
+
+def _shapes(difference: Difference) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, difference[name].shape) for name in sorted(difference))
 
 
 _PROBE_ELEMENTS = 67
@@ -191,6 +204,8 @@ def verify_arithmetic() -> None:
             ("a denormal result", np.multiply(tiny, np.float32(0.5)), 2),
             ("a denormal operand", np.add(tiny, tiny), 2 * _TINY_BITS),
             ("a tie", np.add(large, np.float32(3.0)), _TIE_BITS),
+            ("a denormal quotient", np.divide(tiny, np.float32(2.0)), 2),
+            ("an integer", np.full(_PROBE_ELEMENTS, 2**24 + 3, np.int64).astype(np.float32), _TIE_BITS),
         )
     for name, found, expected in probes:
         bits = found.view(np.uint32)

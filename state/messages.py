@@ -20,6 +20,7 @@ MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
 MAX_FINGERPRINT_CHARS = 128
 MAX_DATASETS_IN_STATUS = 4
+MAX_CODECS = 32
 MAX_CLAIMED_TOKENS = 2**63 - 1
 MAX_RELEASED_INTERVALS = 1024
 PROTOCOL_VERSION = 1
@@ -29,6 +30,7 @@ Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 """Random digits that name one process of a client."""
 HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Step = Annotated[int, Field(ge=1)]
+CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
 
 
@@ -49,11 +51,18 @@ class Challenge(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities(WireDocument):
-    """The abilities of a client. `batches_per_round` is its share of the work relative to the others' shares."""
+    """The abilities of a client.
+
+    Attributes:
+        batches_per_round: its share of the work, relative to the others' shares.
+        codecs: the codecs of results that it reads and writes, each with its format's version
+            (`state/codecs/named.py`); a client that does not say so has `float32` alone.
+    """
 
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
     trainer: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "numpy"
     protocol: Count = PROTOCOL_VERSION
+    codecs: Annotated[tuple[CodecEntry, ...], Field(max_length=MAX_CODECS)] = ("float32/1",)
 
 
 @dataclass(frozen=True, slots=True)

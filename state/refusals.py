@@ -59,6 +59,7 @@ class Refusal(StrEnum):
     EJECTED = "ejected", 403, Retry.LEAVE
     FORBIDDEN = "forbidden", 403, Retry.NEVER
     KEY_IN_USE = "key-in-use", 409, Retry.LATER
+    UNSUPPORTED_CODEC = "unsupported-codec", 409, Retry.LEAVE
     UNSUPPORTED_PROTOCOL = "unsupported-protocol", 409, Retry.LEAVE
     UNKNOWN_RUN = "unknown-run", 404, Retry.LEAVE
     FINGERPRINT_DIFFERS = "fingerprint-differs", 409, Retry.LEAVE

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from state.errors import InternalError, InvalidDocument
+from state.layout_difference import layout_difference
 from state.tensors import (
     CHECK_CHUNK_ELEMENTS,
     Buffer,
@@ -27,7 +28,6 @@ from state.tensors import (
     check_values,
     file_size_bound,
     frozen_tensors,
-    layout_difference,
     layout_of,
     parse_tensor_file,
     read_tensor_header,

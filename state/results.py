@@ -1,8 +1,9 @@
 """Results: the one file that a client publishes for its whole assignment, and the check of its bytes.
 
-A result is a safetensors file with one float32 tensor per parameter, holding the **difference** `start − end`: the
+A result is a safetensors file with one tensor per parameter, holding the **difference** `start − end`: the
 parameters at the start of the round, minus those after the client's local steps. It has the sign of a
 gradient, so that the outer step subtracts it, as in DiLoCo (https://arxiv.org/abs/2311.08105, algorithm 1).
+The run's codec (`state/codecs/`) says how a parameter's values lie in its tensor: as they are, or as bytes.
 
 Its metadata names its client and round, so that a result copied from another client, round or attempt is refused.
 The rule kept here: the check is a pure function of the bytes and of what was assigned, so that every member that
@@ -12,30 +13,35 @@ repeats it gets the same answer.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
+from state.codecs.named import FLOAT32, codec_named, find_codec
+from state.codecs.protocol import Block, Codec, EncodedTensor
 from state.errors import InvalidResult
 from state.tensors import (
-    Buffer,
+    BYTES_TYPE,
+    FLOAT32_TYPE,
+    FileBody,
     Float32Array,
     InvalidTensorFile,
     Readable,
-    TensorHeader,
     TensorLayout,
-    Tensors,
     TensorStream,
-    check_values,
     file_size_bound,
+    frozen_tensors,
+    layout_of,
     parse_tensor_file,
+    parse_tensor_header,
     read_tensor_header,
-    stream_of,
-    value_pieces,
+    tensor_stream,
 )
 
 RESULT_FORMAT = "epochal/result/v1"
 METADATA_BOUND_BYTES = 2048
-"""Room for a header's text: six values, of which the longest (a run ID) has at most 32 bytes, and two hashes."""
+"""Room for a header's text: seven values, of which the longest (a run ID) has at most 32 bytes, and two hashes."""
 
 _HASH_CHARACTERS = 64
-_CHECKED = ("run_id", "step", "attempt", "client_id", "work_sha256")
+_CHECKED = ("run_id", "step", "attempt", "client_id", "work_sha256", "codec")
+_CODEC = "codec"
+_TYPES = (FLOAT32_TYPE, BYTES_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class ResultHeader:
         client_id: who trained, 32 hex characters.
         work_sha256: digest of the round's work list, 64 hex characters.
         replica_digest: of the replica from which the client trained, 64 hex characters.
+        codec: name of the codec (`state/codecs/named.py`).
     """
 
     run_id: str
@@ -55,6 +62,11 @@ class ResultHeader:
     client_id: str
     work_sha256: str
     replica_digest: str
+    codec: str = FLOAT32.name
+
+
+Difference = Mapping[str, Float32Array | EncodedTensor]
+"""A difference as its result holds it: float32 tensors, or encoded ones, by name."""
 
 
 def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) -> bytes:
@@ -66,16 +78,33 @@ def result_of(header: ResultHeader, difference: Mapping[str, Float32Array]) -> T
     """Return a result's file, the same for the same content.
 
     Args:
-        header: the client and the round.
+        header: the client and the round, and the codec with which the difference is encoded, here and now.
         difference: `start − end` of every parameter, float32; another type is an `InternalError`.
     """
+    codec, frozen = codec_named(header.codec), frozen_tensors(difference)
+    return result_of_blocks(header, layout_of(frozen), {name: codec.encode(frozen[name]) for name in frozen})
+
+
+def result_of_blocks(header: ResultHeader, layout: TensorLayout, blocks: Mapping[str, Block]) -> TensorStream:
+    """Return the file of a result that was encoded with the header's codec.
+
+    Args:
+        header: the client and the round.
+        layout: names and shapes of the model's parameters.
+        blocks: each parameter's bytes.
+    """
     metadata = {key: str(value) for key, value in asdict(header).items()}
-    return stream_of(difference, metadata | {"format": RESULT_FORMAT})
+    if header.codec == FLOAT32.name:  # results were so before there were codecs
+        del metadata[_CODEC]
+    encoded = codec_named(header.codec).encoded(layout)
+    return tensor_stream(
+        encoded, metadata | {"format": RESULT_FORMAT}, lambda: (blocks[name] for name, _ in encoded.entries)
+    )
 
 
-def result_size_bound(layout: TensorLayout) -> int:
+def result_size_bound(layout: TensorLayout, codec: str = FLOAT32.name) -> int:
     """Return the maximum size in bytes of a result, and so of its upload, for a model of this layout."""
-    return file_size_bound(layout, METADATA_BOUND_BYTES)
+    return file_size_bound(codec_named(codec).encoded(layout), METADATA_BOUND_BYTES)
 
 
 def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> ResultHeader:
@@ -83,53 +112,85 @@ def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, m
 
     Args:
         data: the result's bytes, read a piece at a time.
-        expected: the assigned round and client. Its `replica_digest` is not compared: the outcome compares the
-            returned one with the digest that the quorum attested.
+        expected: the assigned round and client, and the run's codec. Its `replica_digest` is not compared: the outcome
+            compares the returned one with the digest that the quorum attested.
         layout: names and shapes of the model's parameters.
         max_abs: the largest magnitude that a value may have.
 
     Raises:
         InvalidResult: the client's fault, do not retry the same bytes. `rule` is `size`, `header`, `dtype`, `layout`,
-            `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `finite` or `max_abs`.
+            `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `finite`,
+            `max_abs`, or a rule of the codec: `scale`, `zero_scale`, `code`, `padding`, `level`, `level_use`, `index`.
     """
-    bound = result_size_bound(layout)
+    codec = codec_named(expected.codec)
+    bound = result_size_bound(layout, expected.codec)
     if len(data) > bound:
         raise InvalidResult("size", f"a result of {len(data)} bytes; at most {bound} are allowed")
-    file = _read_header(data)
+    try:
+        file = read_tensor_header(data, _TYPES)
+    except InvalidTensorFile as error:
+        raise _not_a_result(error) from error
     header = _parse_header(file.metadata)
     for name in _CHECKED:
         found, wanted = getattr(header, name), getattr(expected, name)
         if found != wanted:
             raise InvalidResult(name, f"a result for {name} {str(found)[:80]!a}; expected {wanted!a}")
-    if file.layout != layout:
-        raise InvalidResult("layout", f"a result whose {_first_difference(file.layout, layout)}")
-    for values in value_pieces(data, file.size_bytes, len(data)):
-        broken = check_values(values, max_abs)
+    _check_layout(file.layout, layout, codec)
+    start = file.size_bytes
+    for (name, count), (_, encoded) in zip(layout.counts(), file.layout.counts(), strict=True):
+        broken = codec.check(data, start, count, max_abs)
+        start += encoded * file.layout.item_bytes
         if broken is not None:
-            message = f"a result with a value that is not finite or beyond ±{max_abs}"
-            raise InvalidResult(broken, message, max_abs=max_abs)
+            raise InvalidResult(broken, f"a result whose tensor {name!a} {_BROKEN[broken]}", max_abs=max_abs)
     return header
 
 
-def decode_result(data: Buffer) -> tuple[ResultHeader, Tensors]:
-    """Return header and difference of a result that `check_result` accepted; the arrays are read-only views of `data`.
+_BROKEN = {
+    "finite": "has a value that is not finite",
+    "max_abs": "has a value beyond merge.max_abs",
+    "scale": "has a scale that is not a positive normal float32",
+    "zero_scale": "has a block of zeros whose scale is not 2^-126",
+    "code": "has a code outside its range",
+    "padding": "has padding that is not zero",
+    "level": "has levels that are not positive normal float32 numbers in ascending order",
+    "level_use": "has a chunk with two levels of which one is not used, or with two that are equal",
+    "index": "has indices that are not strictly ascending within their chunk",
+}
+"""Every rule that a codec may find broken, in words."""
+
+
+def decode_result(body: FileBody, layout: TensorLayout) -> tuple[ResultHeader, Difference]:
+    """Return header and difference of a result that `check_result` accepted. Its arrays are views of the body's.
+
+    Args:
+        body: the result.
+        layout: names and shapes of the model's parameters.
 
     Raises:
-        InvalidResult: the bytes are not a result (`size`, `header`, `dtype`, `layout`, `format` and the header's
-            fields); the content of the header and the values are not checked.
+        InvalidResult: the bytes are not a result for this layout (`size`, `header`, `dtype`, `layout`, `format`,
+            `codec` and the header's fields); the content of the header and the values are not checked.
     """
     try:
-        file = parse_tensor_file(data)
+        if isinstance(body, TensorStream):
+            file, blocks = parse_tensor_header(body.header, body.size_bytes, _TYPES), body.tensors()
+        else:
+            file, blocks = read_tensor_header(body, _TYPES), parse_tensor_file(body, _TYPES).tensors()
     except InvalidTensorFile as error:
         raise _not_a_result(error) from error
-    return _parse_header(file.metadata), file.tensors()
+    header = _parse_header(file.metadata)
+    codec = codec_named(header.codec)
+    _check_layout(file.layout, layout, codec)
+    if header.codec == FLOAT32.name:
+        return header, blocks
+    return header, {name: EncodedTensor(codec, shape, blocks[name]) for name, shape in layout.entries}
 
 
-def _read_header(data: Readable) -> TensorHeader:
-    try:
-        return read_tensor_header(data)
-    except InvalidTensorFile as error:
-        raise _not_a_result(error) from error
+def _check_layout(found: TensorLayout, layout: TensorLayout, codec: Codec) -> None:
+    expected = codec.encoded(layout)
+    if found.dtype != expected.dtype:
+        raise InvalidResult("dtype", f"a result of {found.dtype} tensors; codec {codec.name} has {expected.dtype}")
+    if found != expected:
+        raise InvalidResult("layout", f"a result whose {_first_difference(found, expected)}")
 
 
 def _not_a_result(error: InvalidTensorFile) -> InvalidResult:
@@ -140,11 +201,14 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
     found = dict(metadata)
     if found.pop("format", "") != RESULT_FORMAT:
         raise InvalidResult("format", f"not a result of format {RESULT_FORMAT}")
+    found.setdefault(_CODEC, FLOAT32.name)
     if set(found) != {field.name for field in fields(ResultHeader)}:
         raise InvalidResult("header", "a result whose metadata has missing or unknown keys")
     for name in ("work_sha256", "replica_digest"):
         if len(found[name]) != _HASH_CHARACTERS or set(found[name]) - set("0123456789abcdef"):
             raise InvalidResult(name, f"a result whose {name} is not {_HASH_CHARACTERS} lowercase hex characters")
+    if find_codec(found[_CODEC]) is None or (found[_CODEC] == FLOAT32.name and _CODEC in metadata):
+        raise InvalidResult(_CODEC, f"a result whose codec is {found[_CODEC][:32]!a}")
     return ResultHeader(
         found["run_id"],
         _natural(found, "step"),
@@ -152,6 +216,7 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
         found["client_id"],
         found["work_sha256"],
         found["replica_digest"],
+        found[_CODEC],
     )
 
 

@@ -1,11 +1,12 @@
 """Named float32 tensors, and the one file format in which they travel: a strict subset of safetensors.
 
-Everything that a run agrees on numerically is a `Tensors`: parameters, outer momentum, differences. A file holds an
-8-byte little-endian header length, a JSON header padded with spaces to a multiple of 8, and the tensors' bytes:
+Everything that a run agrees on numerically is a `Tensors`: parameters, outer momentum, differences; an encoded
+difference has tensors of bytes instead (`state/codecs/`). A file holds an 8-byte little-endian header length, a JSON
+header padded with spaces to a multiple of 8, and the tensors' bytes:
 https://huggingface.co/docs/safetensors/index#format. The rule kept here: the safetensors library reads our files, and
 we read its files of float32 tensors. But the library writes metadata in no fixed order and accepts files that two
 readers could read differently. So the bytes are written here, always the same for the same content, and a gap, an
-overlap, a trailing byte, a second key of the same name and any type but float32 are refused.
+overlap, a trailing byte, a second key of the same name and any type but the expected one are refused.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -43,11 +44,6 @@ MAX_HEADER_BYTES = 16 * 1024 * 1024
 CHECK_CHUNK_ELEMENTS = 1 << 18
 """Values that are checked at a time, so that a check takes constant memory (1 MiB)."""
 MAX_DIMENSIONS = 32
-MAX_DIFFERENCES_SHOWN = 3
-"""Maximum number of tensors that a message about two layouts names."""
-MAX_NAME_SHOWN = 64
-"""Maximum number of characters of a tensor's name in such a message."""
-
 PIECE_BYTES = 256 * 1024
 """A file that is written piece by piece has pieces of at most this size."""
 
@@ -56,8 +52,9 @@ LENGTH_BYTES = 8
 
 _LENGTH = struct.Struct("<Q")
 _METADATA_KEY = "__metadata__"
-_FLOAT32 = "F32"
-_WIRE_DTYPE = np.dtype("<f4")
+FLOAT32_TYPE, BYTES_TYPE = "F32", "U8"
+"""The types of tensors, as safetensors names them. All tensors of a file have the same."""
+_WIRE_DTYPES: dict[str, np.dtype[Any]] = {FLOAT32_TYPE: np.dtype("<f4"), BYTES_TYPE: np.dtype("u1")}
 _ALIGNMENT_BYTES = 8
 
 
@@ -73,11 +70,16 @@ class InvalidTensorFile(EpochalError):
 class TensorLayout:
     """The names and shapes of a model's tensors, in name order: those of every result and replica.
 
+    Attributes:
+        entries: name and shape of each tensor.
+        dtype: type of all of them, `FLOAT32_TYPE` or `BYTES_TYPE`.
+
     Raises:
         InternalError: names out of order or doubled, or a dimension below 1; the caller's bug.
     """
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
+    dtype: str = FLOAT32_TYPE
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.entries]
@@ -89,7 +91,17 @@ class TensorLayout:
     @property
     def size_bytes(self) -> int:
         """Size of all values, without any header."""
-        return sum(math.prod(shape) for _, shape in self.entries) * _WIRE_DTYPE.itemsize
+        return sum(count for _, count in self.counts()) * self.item_bytes
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of one value."""
+        return _WIRE_DTYPES[self.dtype].itemsize
+
+    def counts(self) -> Iterator[tuple[str, int]]:
+        """Yield the name of each tensor, and the number of its values."""
+        for name, shape in self.entries:
+            yield name, math.prod(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +119,11 @@ class TensorFile:
 
     metadata: dict[str, str]
     layout: TensorLayout
-    values: Float32Array
+    values: npt.NDArray[Any]
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return the tensors by name, without a copy."""
-        tensors: Tensors = {}
+        tensors: dict[str, npt.NDArray[Any]] = {}
         offset = 0
         for name, shape in self.layout.entries:
             count = math.prod(shape)
@@ -132,7 +144,7 @@ class TensorStream:
 
     header: bytes
     layout: TensorLayout
-    values: Callable[[], Iterable[Float32Array]]
+    values: Callable[[], Iterable[npt.NDArray[Any]]]
 
     @property
     def size_bytes(self) -> int:
@@ -148,7 +160,7 @@ class TensorStream:
             name, shape = next(shapes)
             if array.shape != shape:
                 raise InternalError(f"tensor {name!a} has shape {array.shape}; its file's header says {shape}")
-            data = wire_bytes(array)
+            data = wire_bytes(array, self.layout.dtype)
             for start in range(0, len(data), PIECE_BYTES):
                 yield bytes(data[start : start + PIECE_BYTES])
         if next(shapes, None) is not None:
@@ -158,7 +170,7 @@ class TensorStream:
         """Return the whole file."""
         return b"".join(self.pieces())
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return the tensors by name."""
         names = (name for name, _ in self.layout.entries)
         return dict(zip(names, self.values(), strict=True))
@@ -185,26 +197,6 @@ def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
     return TensorLayout(tuple((name, tuple(map(int, tensors[name].shape))) for name in sorted(tensors)))
 
 
-def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None:
-    """Return how a layout differs from the expected one, as a short text; None if it does not."""
-    has, needs = dict(found.entries), dict(expected.entries)
-    parts = [f"no {_shown(name)} of shape {needs[name]}" for name in needs if name not in has]
-    parts += [f"an unknown {_shown(name)}" for name in has if name not in needs]
-    parts += [
-        f"{_shown(name)} of shape {has[name]} instead of {needs[name]}"
-        for name in needs
-        if has.get(name, needs[name]) != needs[name]
-    ]
-    if not parts:
-        return None
-    shown, more = parts[:MAX_DIFFERENCES_SHOWN], len(parts) - MAX_DIFFERENCES_SHOWN
-    return ", ".join(shown) + (f", and {more} more differences" if more > 0 else "")
-
-
-def _shown(name: str) -> str:
-    return ascii(name if len(name) <= MAX_NAME_SHOWN else name[:MAX_NAME_SHOWN] + "…")
-
-
 def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
     """Return the values as read-only C-contiguous arrays in name order; only arrays of another layout are copied."""
     frozen: Tensors = {}
@@ -217,9 +209,9 @@ def frozen_tensors(tensors: Mapping[str, Float32Array]) -> Tensors:
     return frozen
 
 
-def wire_bytes(array: Float32Array) -> memoryview:
+def wire_bytes(array: npt.NDArray[Any], dtype: str = FLOAT32_TYPE) -> memoryview:
     """Return the array's values as little-endian bytes in C order; no copy where memory already holds them so."""
-    values = np.ascontiguousarray(array, dtype=_WIRE_DTYPE).reshape(-1)
+    values = np.ascontiguousarray(array, dtype=_WIRE_DTYPES[dtype]).reshape(-1)
     return values.view(np.uint8).data
 
 
@@ -246,61 +238,67 @@ def stream_of(tensors: Mapping[str, Float32Array], metadata: Mapping[str, str]) 
 
 
 def tensor_stream(
-    layout: TensorLayout, metadata: Mapping[str, str], values: Callable[[], Iterable[Float32Array]]
+    layout: TensorLayout, metadata: Mapping[str, str], values: Callable[[], Iterable[npt.NDArray[Any]]]
 ) -> TensorStream:
     """Return a tensor file whose arrays are made one at a time; its bytes are those of `encode_tensor_file`."""
     header: dict[str, Any] = {_METADATA_KEY: {key: metadata[key] for key in sorted(metadata)}}
     offset = 0
     for name, shape in layout.entries:
-        end = offset + math.prod(shape) * _WIRE_DTYPE.itemsize
-        header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
+        end = offset + math.prod(shape) * layout.item_bytes
+        header[name] = {"dtype": layout.dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
     return TensorStream(_LENGTH.pack(len(text)) + text, layout, values)
 
 
-def parse_tensor_file(data: Buffer) -> TensorFile:
+def parse_tensor_file(data: Buffer, dtypes: Collection[str] = (FLOAT32_TYPE,)) -> TensorFile:
     """Parse a tensor file. The arrays are views of `data`, which must not change while they are used.
 
     Values are not checked: see `check_values`.
+
+    Args:
+        data: the file.
+        dtypes: types of which the tensors may have one.
 
     Raises:
         InvalidTensorFile: the sender's fault; `rule` is `header` (length, JSON, keys), `dtype`, `layout` (shapes and
             offsets) or `size` (missing or trailing bytes).
     """
     view = memoryview(data).cast("B").toreadonly()
-    header = parse_tensor_header(view, len(view))
-    values = np.frombuffer(view[header.size_bytes :], dtype=_WIRE_DTYPE)
+    header = parse_tensor_header(view, len(view), dtypes)
+    values: npt.NDArray[Any] = np.frombuffer(view[header.size_bytes :], dtype=_WIRE_DTYPES[header.layout.dtype])
     if sys.byteorder == "big":
-        values = values.astype(np.float32)
+        values = values.astype(values.dtype.newbyteorder("="))
     return TensorFile(header.metadata, header.layout, values)
 
 
-def read_tensor_header(data: Readable) -> TensorHeader:
+def read_tensor_header(data: Readable, dtypes: Collection[str] = (FLOAT32_TYPE,)) -> TensorHeader:
     """Return the header of a tensor file, of which nothing else is read.
 
     Raises:
         InvalidTensorFile: as `parse_tensor_file`.
     """
     size_bytes = len(data)
-    return parse_tensor_header(data[: tensor_header_bytes(data[:LENGTH_BYTES], size_bytes)], size_bytes)
+    return parse_tensor_header(data[: tensor_header_bytes(data[:LENGTH_BYTES], size_bytes)], size_bytes, dtypes)
 
 
 def value_pieces(data: Readable, start: int, stop: int) -> Iterator[Float32Array]:
     """Yield the float32 values in the bytes `[start, stop)` of a tensor file, `CHECK_CHUNK_ELEMENTS` at a time."""
-    size_bytes = CHECK_CHUNK_ELEMENTS * _WIRE_DTYPE.itemsize
+    dtype = _WIRE_DTYPES[FLOAT32_TYPE]
+    size_bytes = CHECK_CHUNK_ELEMENTS * dtype.itemsize
     for offset in range(start, stop, size_bytes):
-        piece = np.frombuffer(data[offset : min(offset + size_bytes, stop)], dtype=_WIRE_DTYPE)
+        piece = np.frombuffer(data[offset : min(offset + size_bytes, stop)], dtype=dtype)
         yield piece.astype(np.float32, copy=False)
 
 
-def parse_tensor_header(beginning: Buffer, size_bytes: int) -> TensorHeader:
+def parse_tensor_header(beginning: Buffer, size_bytes: int, dtypes: Collection[str] = (FLOAT32_TYPE,)) -> TensorHeader:
     """Parse the header of a tensor file of which only the beginning has arrived.
 
     Args:
         beginning: the file's first bytes, at least as many as `tensor_header_bytes` says.
         size_bytes: size of the whole file.
+        dtypes: as in `parse_tensor_file`.
 
     Raises:
         InvalidTensorFile: as `parse_tensor_file`.
@@ -309,7 +307,7 @@ def parse_tensor_header(beginning: Buffer, size_bytes: int) -> TensorHeader:
     body = tensor_header_bytes(view, size_bytes)
     header = _parse_json(bytes(view[_LENGTH.size : body]))
     metadata = _parse_metadata(header.pop(_METADATA_KEY, {}))
-    layout = _parse_layout(header)
+    layout = _parse_layout(header, dtypes)
     if size_bytes - body != layout.size_bytes:
         _refuse("size", f"{size_bytes - body} bytes of values where the header describes {layout.size_bytes}")
     return TensorHeader(metadata, layout, body)
@@ -369,23 +367,25 @@ def _parse_metadata(found: object) -> dict[str, str]:
     return found
 
 
-def _parse_layout(header: dict[str, Any]) -> TensorLayout:
-    """Return the layout; refuse the header unless every tensor is float32 and they follow one another in name order."""
+def _parse_layout(header: dict[str, Any], dtypes: Collection[str]) -> TensorLayout:
+    """Return the layout; refuse the header unless all tensors have one of the types and follow one another by name."""
     entries: list[tuple[str, tuple[int, ...]]] = []
-    offset = 0
+    offset, dtype = 0, ""
     for name in sorted(header):
         entry = header[name]
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             _refuse("header", f"tensor {name!a} is not described by dtype, shape and data_offsets")
-        if entry["dtype"] != _FLOAT32:
-            _refuse("dtype", f"tensor {name!a} is {ascii(entry['dtype'])[:32]}, not {_FLOAT32}")
+        allowed = (dtype,) if dtype else dtypes
+        if entry["dtype"] not in allowed:
+            _refuse("dtype", f"tensor {name!a} is {ascii(entry['dtype'])[:32]}, not {' or '.join(allowed)}")
+        dtype = entry["dtype"]
         shape = _parse_naturals(name, entry["shape"], least=1)
-        end = offset + math.prod(shape) * _WIRE_DTYPE.itemsize
+        end = offset + math.prod(shape) * _WIRE_DTYPES[dtype].itemsize
         if _parse_naturals(name, entry["data_offsets"], least=0) != (offset, end):
             _refuse("layout", f"tensor {name!a} does not lie at [{offset}, {end}), in name order without a gap")
         entries.append((name, shape))
         offset = end
-    return TensorLayout(tuple(entries))
+    return TensorLayout(tuple(entries), dtype or next(iter(dtypes)))
 
 
 def _parse_naturals(name: str, found: object, least: int) -> tuple[int, ...]:

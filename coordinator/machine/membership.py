@@ -10,6 +10,7 @@ from coordinator.machine.instructions import MembershipChanged
 from coordinator.machine.round_conduct import remembered
 from coordinator.machine.run import Handled, Member, Run
 from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
+from state.codecs.named import spoken_as
 from state.errors import Refused
 from state.messages import PROTOCOL_VERSION
 from state.phases import RunState
@@ -82,6 +83,14 @@ def check_join(run: Run, event: ClientJoined) -> None:
         raise Refused(
             Refusal.UNSUPPORTED_PROTOCOL,
             f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
+        )
+    codec = spoken_as(run.state_file.merge.codec_name)
+    if codec not in event.capabilities.codecs:
+        spoken = ", ".join(event.capabilities.codecs) or "none"
+        raise Refused(
+            Refusal.UNSUPPORTED_CODEC,
+            f"the run's results have codec and format {codec}, the client reads and writes {spoken}: "
+            "install the version of Epochal that the coordinator has",
         )
     if event.client_id in run.ejected:
         raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")

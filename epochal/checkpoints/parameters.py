@@ -9,7 +9,8 @@ from epochal.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.checkpoints.runs import WatchedRun
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument
-from state.tensors import Float32Array, TensorLayout, Tensors, check_values, layout_difference
+from state.layout_difference import layout_difference
+from state.tensors import Float32Array, TensorLayout, Tensors, check_values
 
 PIECE_NUMBERS = 1 << 20
 """Numbers that are read at a time (4 MiB)."""

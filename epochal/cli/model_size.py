@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from coordinator.genesis import MAX_FIRST_CHECKPOINT_PERCENT
+from state.codecs.named import FLOAT32, codec_named
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.first_model import FirstModel, first_checkpoint, model_document
@@ -24,23 +25,31 @@ class ModelSize:
         parameter_count: number of its parameters.
         first_bytes: size of the run's first checkpoint.
         checkpoint_bytes, result_bytes: sizes for which a coordinator keeps room, a few KiB above those of the files.
+        values_bytes: size of a result without its header.
     """
 
     parameter_count: int
     first_bytes: int
     checkpoint_bytes: int
     result_bytes: int
+    values_bytes: int
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Self:
-        """Return the sizes of a complete model. It is laid out, and takes no memory. Raises as `model_layout`."""
+    def of(cls, spec: ModelSpec, codec: str = FLOAT32.name) -> Self:
+        """Return the sizes of a complete model. It is laid out, and takes no memory. Raises as `model_layout`.
+
+        Args:
+            spec: the model.
+            codec: name of the codec of results.
+        """
         layout = model_layout(spec)
         first = first_checkpoint(FirstModel(spec, 0, layout, tuple))
         return cls(
             layout.size_bytes // FLOAT32_BYTES,
             first.size_bytes,
             checkpoint_size_bound(layout, len(model_document(spec))),
-            result_size_bound(layout),
+            result_size_bound(layout, codec),
+            codec_named(codec).encoded(layout).size_bytes,
         )
 
     @property
@@ -56,7 +65,7 @@ class ModelSize:
 def in_words(size: ModelSize, state: StateFile) -> str:
     """Return the sizes of a model in a sentence."""
     count = state.config.init_min_clients
-    result_bytes = size.parameter_count * FLOAT32_BYTES  # the header is a few KiB
+    result_bytes = size.values_bytes  # the header is a few KiB
     results = "" if count == 1 else f", the results of {count} clients {_shown(count * result_bytes)}"
     return (
         f"the model has {size.parameter_count:,} parameters: a checkpoint takes {_shown(size.first_bytes)}, a client's "

@@ -51,6 +51,7 @@ from runtime.metrics import LOOPBACK, new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
+from state.codecs.named import SPOKEN
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidInput
@@ -235,7 +236,8 @@ def client(
         observer=log_event,
         check_trainer=_trainer_checker(trainer, options, mesh_options),
     )
-    profile = ClientProfile(_identity(key, new_key), Capabilities(batches_per_round=share, trainer=trainer), invitation)
+    capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
+    profile = ClientProfile(_identity(key, new_key), capabilities, invitation)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
     run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
 

@@ -29,7 +29,7 @@ from state.merging import Contribution
 from state.refusals import Refusal
 from state.replica import Replica, parse_checkpoint
 from state.results import decode_result
-from state.tensors import FileBody, TensorStream
+from state.tensors import FileBody, TensorLayout, TensorStream
 from state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class ReplicaKeeper:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
                 return
-            contributions = await self._contributions(outcome)
+            contributions = await self._contributions(outcome, held.replica.layout)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
@@ -248,22 +248,21 @@ class ReplicaKeeper:
             self._hold(advanced, "outcome")
             self._exchange.forget(entry.result_sha256 for entry in outcome.entries)
 
-    async def _contributions(self, outcome: Outcome) -> list[Contribution]:
+    async def _contributions(self, outcome: Outcome, layout: TensorLayout) -> list[Contribution]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._contribution(entry)) for entry in outcome.entries]
+            tasks = [group.create_task(self._contribution(entry, layout)) for entry in outcome.entries]
         found = [task.result() for task in tasks]
         for contribution in found:
             if isinstance(contribution, Refused):
                 raise contribution
         return [contribution for contribution in found if isinstance(contribution, Contribution)]
 
-    async def _contribution(self, entry: OutcomeEntry) -> Contribution | Refused:
+    async def _contribution(self, entry: OutcomeEntry, layout: TensorLayout) -> Contribution | Refused:
         try:
             body = await self._exchange.fetch(entry.result_sha256)
         except Refused as refusal:
             return refusal
-        difference = body.tensors() if isinstance(body, TensorStream) else decode_result(body)[1]
-        return Contribution(total_batches(entry.assignment), difference)
+        return Contribution(total_batches(entry.assignment), decode_result(body, layout)[1])
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:

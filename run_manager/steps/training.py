@@ -7,6 +7,7 @@ its channel. Fetching begins before the replica is held, because it depends on t
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from batching.packing.packed_batches import AssignedBatches
 from batching.round_plan import plan_round
@@ -131,8 +132,9 @@ class TrainingStepMetadata:
             client_id=context.session.client_id,
             work_sha256=head.work_sha256,
             replica_digest=trained.held.digest,
+            codec=context.state.merge.codec_name,
         )
-        file = result_of(header, trained.round.difference)
+        file = await context.worker.run(partial(result_of, header, trained.round.difference))
         sha256 = await context.worker.run(file.sha256)
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)

@@ -125,6 +125,7 @@ class MergeConfig(Section):
         outer_lr, outer_momentum: of the outer step, applied to the averaged difference.
         inner_state: whether a client keeps its optimizer's state from round to round.
         max_abs: the largest magnitude allowed in a result.
+        codec: how results are encoded (`docs/merging.md`).
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -132,6 +133,12 @@ class MergeConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     inner_state: Literal["keep", "reset"] = "keep"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
+    codec: Literal["float32", "int8", "int4"] = "float32"
+
+    @property
+    def codec_name(self) -> str:
+        """Name of the codec in a result's metadata (`state/codecs/named.py`)."""
+        return self.codec
 
 
 class ClientConfig(Section):

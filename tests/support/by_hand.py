@@ -58,12 +58,13 @@ class ByHand(HandClient):
         if self.replica is None:
             assert document.checkpoint is not None
             self.replica = parse_checkpoint(await self.api.get_blob(document.checkpoint.blob_sha256))
-        outer = OuterStep(self.state.merge.outer_lr, self.state.merge.outer_momentum)
+        outer, layout = OuterStep.of(self.state.merge), self.replica.layout
         while self.replica.step < wanted:
             outcome = await self.api.outcome(self.replica.step + 1)
             contributions = [
                 Contribution(
-                    total_batches(entry.assignment), decode_result(await self.api.get_blob(entry.result_sha256))[1]
+                    total_batches(entry.assignment),
+                    decode_result(await self.api.get_blob(entry.result_sha256), layout)[1],
                 )
                 for entry in outcome.entries
             ]

@@ -31,7 +31,7 @@ from state.messages import (
     Standing,
 )
 from state.results import decode_result, encode_result
-from state.tensors import FileBody, TensorStream
+from state.tensors import FileBody, TensorStream, layout_of, parse_tensor_file
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of, simulated_client
 from tests.support.simulated_network import ForwardedApi
@@ -182,7 +182,8 @@ class ForgerOfResults(Dishonest):
     _before: bytes = b""
 
     async def deliver(self, commitment: ResultCommitment, data: bytes) -> None:
-        header, difference = decode_result(data)
+        difference = parse_tensor_file(data).tensors()
+        header, _ = decode_result(data, layout_of(difference))
         huge = encode_result(header, {name: np.full_like(values, HUGE) for name, values in difference.items()})
         foreign = encode_result(replace(header, replica_digest=OTHER_DIGEST), difference)
         lies = [_damaged(data), self._before or huge, huge, foreign]

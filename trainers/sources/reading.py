@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from state.errors import InvalidInput, TrainerFailed
-from state.tensors import MAX_DIFFERENCES_SHOWN, Float32Array, check_values
+from state.layout_difference import MAX_DIFFERENCES_SHOWN
+from state.tensors import Float32Array, check_values
 from trainers.learner import Shapes
 from trainers.sources.experts import stored_forms
 from trainers.sources.float_types import FloatType, float_type_of, to_float32

@@ -10,6 +10,7 @@ from state import (
     documents,
     election,
     intervals,
+    layout_difference,
     merging,
     messages,
     permutation,
@@ -53,9 +54,8 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "MAX_HEADER_BYTES": 16_777_216,
         "CHECK_CHUNK_ELEMENTS": 262_144,
         "MAX_DIMENSIONS": 32,
-        "MAX_DIFFERENCES_SHOWN": 3,
-        "MAX_NAME_SHOWN": 64,
     },
+    layout_difference: {"MAX_DIFFERENCES_SHOWN": 3, "MAX_NAME_SHOWN": 64},
     wire: {"MAX_REASONS_IN_ERROR": 5, "MAX_SHOWN_CHARS": 80},
 }
 
@@ -66,8 +66,9 @@ STATUSES = {
     404: "not-found unknown-run unknown-model unknown-session",
     405: "method-not-allowed",
     408: "body-timeout",
-    409: "nonce-consumed key-in-use unsupported-protocol fingerprint-differs already-committed data-undecided behind "
-    "late-result not-committed not-in-roster not-now replica-differs stale-round incomplete-step stale-step",
+    409: "nonce-consumed key-in-use unsupported-codec unsupported-protocol fingerprint-differs already-committed "
+    "data-undecided behind late-result not-committed not-in-roster not-now replica-differs stale-round "
+    "incomplete-step stale-step",
     410: "gone unknown-future",
     413: "body-too-large blob-too-large",
     416: "range-not-satisfiable",

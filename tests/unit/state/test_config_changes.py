@@ -39,6 +39,7 @@ REFUSED = [
     ("merge__local_steps", 5),
     ("packing__pool_size", 5),
     ("merge__max_abs", 1e5),
+    ("merge__codec", "int8"),
 ]
 
 

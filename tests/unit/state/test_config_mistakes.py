@@ -111,6 +111,7 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("merge__outer_momentum", 1),
         ("merge__inner_state", "drop"),
         ("merge__max_abs", 1e31),
+        ("merge__codec", "int16"),
         ("client__fetch_attempts", 101),
         ("client__prefetch_requests", 0),
         ("blobs__max_total_bytes", 0),

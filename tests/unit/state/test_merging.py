@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from state.averaging import ratio_as_float32
 from state.errors import InternalError
 from state.merging import (
     CHUNK_ELEMENTS,
@@ -20,7 +21,6 @@ from state.merging import (
     OuterStep,
     UnsoundArithmetic,
     merge,
-    ratio_as_float32,
     verify_arithmetic,
 )
 from state.replica import Replica, replica_digest

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from state.errors import InternalError
+from state.layout_difference import MAX_NAME_SHOWN, layout_difference
 from state.tensors import (
     CHECK_CHUNK_ELEMENTS,
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
-    MAX_NAME_SHOWN,
     PIECE_BYTES,
     Float32Array,
     InvalidTensorFile,
@@ -22,7 +22,6 @@ from state.tensors import (
     encode_tensor_file,
     file_size_bound,
     frozen_tensors,
-    layout_difference,
     parse_tensor_file,
     stream_of,
     tensor_stream,

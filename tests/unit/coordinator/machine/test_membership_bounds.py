@@ -73,6 +73,26 @@ def test_client_of_another_protocol_is_refused(protocol: int) -> None:
         after(run, joining(run, 1, protocol))
 
 
+@pytest.mark.parametrize(
+    ("codec", "codecs", "is_admitted"),
+    [
+        ("float32", Capabilities().codecs, True),
+        ("int8", Capabilities().codecs, False),
+        ("int8", ("float32/1", "int8/1"), True),
+        ("int8", ("float32/1", "int8/2"), False),
+        ("float32", (), False),
+    ],
+)
+def test_client_that_does_not_know_the_codec_is_refused(codec: str, codecs: tuple[str, ...], is_admitted: bool) -> None:
+    run = Driver(state_file(merge__codec=codec)).run
+    stimulus = replace(joining(run, 1), capabilities=Capabilities(codecs=codecs))
+    if is_admitted:
+        assert client(1) in after(run, stimulus).members
+    else:
+        with refused("unsupported-codec"):
+            after(run, stimulus)
+
+
 def test_one_use_of_an_invitation_is_enough_for_its_client() -> None:
     first, second = digest_of("first"), digest_of("second")
     driver = Driver(state_file(access__mode="invitations", access__invitations=[first, second]))

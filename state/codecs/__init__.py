@@ -1,0 +1,1 @@
+"""How a difference becomes bytes, and bytes a difference. Import from the modules, never from the package."""

@@ -1,0 +1,27 @@
+"""The `float32` codec: values as they are, 4 bytes each."""
+
+from state.codecs.protocol import Block
+from state.tensors import Float32Array, Readable, TensorLayout, check_values, value_pieces
+
+VALUE_BYTES = 4
+
+
+class Float32Codec:
+    """Leaves tensors as they are. A part is a view of the file."""
+
+    name = "float32"
+    group = 1
+
+    def encoded(self, layout: TensorLayout) -> TensorLayout:
+        return layout
+
+    def encode(self, values: Float32Array) -> Block:
+        return values
+
+    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | None:
+        pieces = value_pieces(data, start, start + VALUE_BYTES * count)
+        return next((broken for values in pieces if (broken := check_values(values, max_abs)) is not None), None)
+
+    def decode(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:  # noqa: ARG002
+        part: Float32Array = block.reshape(-1)[start : start + out.size]
+        return part

@@ -1,0 +1,85 @@
+"""The `int8` and `int4` codecs: blocks of 256 values, each with one float32 scale and an integer for each value.
+
+A record is the scale's four bytes, little-endian, and then the codes. Value = float32(code) · scale, rounded once.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from state.codecs.protocol import LEAST_SCALE
+from state.codecs.records import Bytes, RecordCodec
+from state.tensors import Float32Array
+
+BLOCK_VALUES = 256
+SCALE_BYTES = 4
+
+Codes = npt.NDArray[np.int8]
+
+
+class IntegerCodec(RecordCodec):
+    """Codes of `bits` bits (8 or 4) from −`largest` to `largest`; two of four bits in a byte, the low nibble first."""
+
+    def __init__(self, name: str, bits: int) -> None:
+        super().__init__(name, BLOCK_VALUES)
+        self._bits = bits
+        self._largest = 2 ** (bits - 1) - 1
+
+    def record_bytes(self, width: int) -> int:
+        return SCALE_BYTES + (width * self._bits + 7) // 8
+
+    def encode_rows(self, rows: Float32Array, records: Bytes) -> None:
+        largest = np.float32(self._largest)
+        scales = np.maximum(np.abs(rows).max(axis=1) / largest, LEAST_SCALE)
+        codes = np.rint(rows / scales[:, None])  # half to even
+        codes = np.clip(codes, -largest, largest).astype(np.int8)
+        records[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8).reshape(-1, SCALE_BYTES)
+        records[:, SCALE_BYTES:] = codes.view(np.uint8) if self._bits == 8 else _packed(codes)
+
+    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | None:
+        """Return `scale`, `padding`, `code`, `zero_scale` or `max_abs`, or None."""
+        scales = _scales(records)
+        if not (np.isfinite(scales) & (scales >= LEAST_SCALE)).all():
+            return "scale"
+        if self._bits == 4 and width % 2 and (records[:, -1] >> 4).any():
+            return "padding"
+        codes = self._codes(records, width)
+        if codes.min() < -self._largest:
+            return "code"
+        magnitudes = np.maximum(codes.max(axis=1), -codes.min(axis=1))  # at most 127
+        if (scales[magnitudes == 0] != LEAST_SCALE).any():
+            return "zero_scale"
+        with np.errstate(over="ignore"):
+            largest = magnitudes.astype(np.float32) * scales
+        return "max_abs" if float(largest.max()) > max_abs else None
+
+    def decode_rows(self, records: Bytes, out: Float32Array) -> None:
+        codes = self._codes(records, out.shape[1])
+        with np.errstate(all="ignore"):
+            np.multiply(codes.astype(np.float32), _scales(records)[:, None], out=out)
+
+    def _codes(self, records: Bytes, width: int) -> Codes:
+        codes = records[:, SCALE_BYTES:]
+        return codes.view(np.int8) if self._bits == 8 else _unpacked(codes, width)
+
+
+def _scales(records: Bytes) -> Float32Array:
+    """Return each record's scale, `(records,)`."""
+    return np.ascontiguousarray(records[:, :SCALE_BYTES]).view("<f4").reshape(-1).astype(np.float32, copy=False)
+
+
+def _packed(codes: Codes) -> Bytes:
+    """Return codes of four bits as bytes, the low nibble first; a missing last one is 0."""
+    nibbles: Bytes = codes.view(np.uint8) & np.uint8(0x0F)
+    if nibbles.shape[1] % 2:
+        nibbles = np.pad(nibbles, ((0, 0), (0, 1)))
+    packed: Bytes = np.bitwise_or(nibbles[:, 0::2], np.left_shift(nibbles[:, 1::2], np.uint8(4)))
+    return packed
+
+
+def _unpacked(packed: Bytes, width: int) -> Codes:
+    """Return the codes of bytes, from −8 to 7."""
+    codes = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
+    signed = packed.view(np.int8)
+    codes[:, 0::2] = (signed << 4) >> 4  # shifts of signed numbers keep the sign
+    codes[:, 1::2] = signed >> 4
+    return codes[:, :width]
