@@ -154,10 +154,9 @@ few outcomes to merge after the last checkpoint | `client_timeout_s = 2.5`, as i
 `averaging_timeout=3.0` |
 
 The length of a round matters. If a worker is lost, torchft goes on when the others have trained their round and the
-lost worker's last heartbeat has expired; Epochal when the others have trained theirs and either the coordinator has not
-heard the client for `client_timeout_s`, or the round's [time limit](concepts.md#a-member-earns-its-place) is over
-(twice the usual round, at least 3 s). So with longer rounds a heartbeat of 5 s costs nothing beside the round itself,
-and the time limit does.
+lost worker's last heartbeat has expired; Epochal when the others have trained theirs and the lost client's connections
+have been closed for 2 s, or for a fifth of `client_timeout_s`. So with rounds that are much longer than 5 s neither is
+seen beside the round itself.
 
 What is sent and merged in a round does not depend on how long it is trained for, so all tokens/s are nearer to each
 other with longer rounds. In torchft and hivemind the workers add up their differences in a ring or in parts, each

@@ -68,7 +68,7 @@ ON_CPU = Workload(
     length=256,
     step_rows=8,
     micro_batch_rows=4,
-    rounds=5,
+    rounds=9,
 )
 """A Llama of 0.8 M parameters. One that is larger makes the trainer's own share smaller."""
 ON_GPU = Workload(

@@ -335,9 +335,8 @@ class CoordinatorService:
                 continue
             now_s = self._clock.now_s()
             members = self.run.members.keys()
-            silent = self._liveness.silent(members, now_s, self.run.state_file.config.client_timeout_s)
-            if self.run.round is not None:
-                silent += self._liveness.gone(self.run.round.pending - set(silent), members, now_s)
+            expected = frozenset() if self.run.round is None else self.run.round.pending
+            silent = self._liveness.lost(members, expected, now_s, self.run.state_file.config.client_timeout_s)
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
