@@ -47,7 +47,6 @@ MACHINE = Setting(base_lr=0.002)
 """One machine, at its best learning rate."""
 SWEEP = (
     Setting(0.002, CLIENTS, 8, 0.7, 0.8),
-    Setting(0.003, CLIENTS, 100, 0.7, 0.8),
     *(
         replace(clients, clients=CLIENTS, local_steps=SWEPT_STEPS)
         for clients in (
@@ -56,8 +55,8 @@ SWEEP = (
             Setting(0.0015, outer_lr=0.7, outer_momentum=0.8),
             Setting(0.002, outer_lr=0.7, outer_momentum=0.8),
             Setting(0.003, outer_lr=0.7, outer_momentum=0.8),
-            Setting(0.004, outer_lr=0.7, outer_momentum=0.8),
-            Setting(0.002, outer_lr=0.7, outer_momentum=0.9),
+            Setting(0.002, outer_lr=1.0, outer_momentum=0.0),
+            Setting(0.004, outer_lr=1.0, outer_momentum=0.0),
             Setting(0.001, outer_lr=1.0, outer_momentum=0.8),
             Setting(0.002, outer_lr=1.0, outer_momentum=0.5),
             Setting(0.0005, outer_lr=1.0, outer_momentum=0.9),
@@ -65,7 +64,7 @@ SWEEP = (
     ),
 )
 """Settings with one seed among which the defaults of `[merge]` and the clients' learning rate were chosen."""
-CLIENT_LRS = {8: 0.001, 30: 0.003, 100: 0.002}
+CLIENT_LRS = {8: 0.001, 30: 0.002, 100: 0.002}
 """The clients' learning rate by local steps of a round: the best of those tried."""
 
 NOTES = (

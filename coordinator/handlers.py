@@ -18,6 +18,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member
+from coordinator.machine.views import is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
@@ -246,12 +247,16 @@ class Handlers:
         """Return every verified checkpoint that is held."""
         return KeptCheckpoints(self.service.run.checkpoints)
 
-    async def results(
-        self, step: int, attempt: int, after: int, wait_s: float, *, is_stranger: bool = False
-    ) -> messages.ResultsPage:
-        """Return verified results of the round under way, as they arrive; tell many strangers later."""
-        bounded_s = self._bounded_wait_s(wait_s)
-        return await self.service.readers.wait_results(step, attempt, after, bounded_s, is_stranger=is_stranger)
+    async def results(self, step: int, attempt: int, after: int, wait_s: float, reader: Reader) -> messages.ResultsPage:
+        """Return verified results of the round under way, as the reader may see them; tell many strangers later."""
+        return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s), reader)
+
+    def check_revealed(self, client_id: ClientId, sha256: Sha256) -> None:
+        """Raise `Refused` (`not-now`) if the blob is another's result, and the reader has not committed its own yet."""
+        if client_id != OPERATOR and not is_revealed(self.service.run, client_id, sha256):
+            raise Refused(
+                Refusal.NOT_NOW, f"blob {sha256} is a result of the round under way: commit first, or wait for its end"
+            )
 
     def status(self) -> messages.RunStatus:
         """Return the run as an operator sees it."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.liveness import Liveness
+from coordinator.long_polls import Reader
 from coordinator.machine.datasets import datasets_of, decided_by
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
+from coordinator.machine.views import may_read_results
 from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, RunDocument
@@ -28,7 +30,7 @@ from state.messages import (
 )
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import Sha256, canonical_json, sha256_hex
+from state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way and of the last ones."""
@@ -67,8 +69,8 @@ class Published:
         return self.version > after or (lineage is not None and lineage != self.document.lineage)
 
 
-def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
-    """Return the verified results of the round under way from number `after` on.
+def results_page(run: Run, step: int, attempt: int, after: int, client_id: ClientId | None) -> ResultsPage:
+    """Return the verified results of the round under way from number `after` on; none that this client may not read.
 
     Raises:
         Refused: `stale-round`, when the round is over or has not begun.
@@ -76,10 +78,12 @@ def results_page(run: Run, step: int, attempt: int, after: int) -> ResultsPage:
     current = run.round
     if current is None or (current.step, current.attempt) != (step, attempt):
         raise Refused(Refusal.STALE_ROUND, f"round {step} attempt {attempt} is not under way")
+    if not may_read_results(run, client_id):
+        return ResultsPage(step, attempt, after, complete=False, results=())
     results = tuple(
-        CommittedResult(client_id, commitment.result_sha256, commitment.size_bytes)
-        for client_id in tuple(current.verified)[after:]
-        for commitment in (current.commitments[client_id],)
+        CommittedResult(sender, commitment.result_sha256, commitment.size_bytes)
+        for sender in tuple(current.verified)[after:]
+        for commitment in (current.commitments[sender],)
     )
     complete = run.phase is not RunState.ROUND_TRAIN or not current.pending
     return ResultsPage(step, attempt, max(after, len(current.verified)), complete, results)
@@ -149,10 +153,8 @@ class Readers:
                     await news.wait()
         return self.published if self.published.is_news(after, lineage) else None
 
-    async def wait_results(
-        self, step: int, attempt: int, after: int, timeout_s: float, *, is_stranger: bool = False
-    ) -> ResultsPage:
-        """Return a round's verified results from number `after` on, once there are any, or after `timeout_s`.
+    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float, reader: Reader) -> ResultsPage:
+        """Return a round's verified results from number `after` on, once the reader may see any, or after `timeout_s`.
 
         It returns at once when no further result can come.
 
@@ -160,9 +162,9 @@ class Readers:
             Refused: `stale-round`.
         """
         deadline_s = self._clock.now_s() + timeout_s
-        news = self._news_for_strangers if is_stranger else self._results_news
+        news = self._news_for_strangers if reader.is_stranger else self._results_news
         while True:
-            page = results_page(self.run, step, attempt, after)
+            page = results_page(self.run, step, attempt, after, reader.client_id)
             remaining_s = deadline_s - self._clock.now_s()
             if page.results or page.complete or remaining_s <= 0 or self._is_released:
                 return page
@@ -170,7 +172,7 @@ class Readers:
                 async with asyncio.timeout(remaining_s):
                     await news.wait()
             except TimeoutError:
-                return results_page(self.run, step, attempt, after)
+                return results_page(self.run, step, attempt, after, reader.client_id)
 
     def immutable(self, sha256: Sha256) -> bytes | None:
         """Return the configuration, the model document, or a recent roster or work list, of this digest."""

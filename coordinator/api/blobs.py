@@ -88,6 +88,7 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     async def get_blob(sha256: str, request: Request) -> Response:
         client_id = blob_reader(handlers, request)
         digest = sha256_of(sha256)
+        handlers.check_revealed(client_id, digest)
         size = await handlers.service.blobs.size(digest)
         if size is None:
             handlers.service.lost_blobs.asked_for(digest)

@@ -152,7 +152,7 @@ def _blob_operations() -> Operations:
     size = {"headers": {"Accept-Ranges": {"required": True, "schema": {"type": "string"}}}, "content": _BLOB}
     return {
         ("GET", "/v1/blobs/{sha256}"): Operation(
-            (*_READS_BLOB, Refusal.RANGE_NOT_SATISFIABLE, Refusal.OVERLOADED),
+            (*_READS_BLOB, Refusal.NOT_NOW, Refusal.RANGE_NOT_SATISFIABLE, Refusal.OVERLOADED),
             (SESSION, ADMIN),
             (Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),),
             {200: {"description": "The whole blob", **size}, 206: {"description": "The range", **size}},

@@ -56,7 +56,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
         async with polls.place(reader, wait_s):
             with handlers.service.waiting(reader.client_id, partial(has_gone, request.receive)):
-                page = await handlers.results(number, attempt, after, wait_s, is_stranger=reader.is_stranger)
+                page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)
         return document_response(page)

@@ -90,6 +90,27 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     return None
 
 
+def may_read_results(run: Run, client_id: ClientId | None) -> bool:
+    """Whether a client may read others' results of the round under way: commit before reveal.
+
+    While the round trains, only those may that can publish nothing any more which they could have taken from others:
+    clients of the roster that have committed, have failed, or have no work. Once training is over everybody may.
+    """
+    current = run.round
+    if current is None or run.phase is not RunState.ROUND_TRAIN:
+        return True
+    if client_id in current.commitments or client_id in current.failures:
+        return True
+    return client_id in current.plan.positions and not current.plan.assignments.get(client_id)
+
+
+def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
+    """Whether a member may read this blob now: others' results of the round under way only by `may_read_results`."""
+    if run.round is None or may_read_results(run, client_id):
+        return True
+    return all(report.result_sha256 != sha256 for report in run.round.commitments.values())
+
+
 @dataclass(frozen=True, slots=True)
 class KeptBlob:
     """A blob that a run relies on: what it is, its digest and its size."""

@@ -103,9 +103,9 @@ class InProcessCoordinator:
 
     async def results(self, query: ResultsQuery) -> ResultsPage:
         with self._asking() as handlers:
-            client_id = handlers.authenticate(self._token) if self._token else None
-            with handlers.service.waiting(client_id, self._has_gone):
-                page = await handlers.results(query.step, query.attempt, query.after, query.wait_s)
+            reader = handlers.reader(self._token or None, "in-process")
+            with handlers.service.waiting(reader.client_id, self._has_gone):
+                page = await handlers.results(query.step, query.attempt, query.after, query.wait_s, reader)
         return page
 
     async def report(self, report: Report) -> Standing:
@@ -125,7 +125,7 @@ class InProcessCoordinator:
 
     async def get_blob(self, sha256: Sha256) -> bytes:
         with self._asking() as handlers:
-            handlers.authenticate(self._token)
+            handlers.check_revealed(handlers.authenticate(self._token), sha256)
             return await blob_bytes(handlers.service.blobs, sha256)
 
     def _immutable(self, sha256: Sha256) -> bytes:
