@@ -177,11 +177,11 @@ async def test_result_is_committed_delivered_checked_and_listed(coordinator: Ser
     assert (await client.put_blob(data)).status_code == 201
     assert (await client.put_blob(data)).status_code == 201
     assert (await client.send("GET", "/clients/me")).json()["result_verified"] is True
-    page = (await other.send("GET", "/rounds/1/results?attempt=0&after=0&wait_s=0")).json()
+    page = (await client.send("GET", "/rounds/1/results?attempt=0&after=0&wait_s=0")).json()
     assert [item["result_sha256"] for item in page["results"]] == [sha256_hex(data)]
     assert page["complete"] is False
     assert problem(await other.send("GET", "/rounds/9/results?attempt=0")) == "stale-round"
-    whole = await other.send("GET", f"/v1/blobs/{sha256_hex(data)}")
+    whole = await client.send("GET", f"/v1/blobs/{sha256_hex(data)}")
     assert whole.content == data
 
 
