@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import (
     assignment,
     chunking,
+    codec_quality,
     data,
     members,
     packing,
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "torch-clients": lambda: _in_folder(torch_clients.measure),
     "torch-memory": lambda: _in_folder(torch_memory.measure),
     "quality": quality.measure,
+    "codecs": codec_quality.measure,
 }
 EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training": peer_training.measure}
 """Benchmarks that also return a text, which the page shows below the table."""
@@ -54,8 +56,9 @@ NOTES: dict[str, Sequence[str]] = {
     "torch-clients": torch_clients.NOTES,
     "torch-memory": torch_memory.NOTES,
     "quality": quality.NOTES,
+    "codecs": codec_quality.NOTES,
 }
-APART = ("peers", *EXPLAINED, "resilience", "torch", "torch-clients", "torch-memory", "quality")
+APART = ("peers", *EXPLAINED, "resilience", "torch", "torch-clients", "torch-memory", "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

@@ -84,16 +84,17 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A setting and a seed."""
+    """A setting and a seed, and the folder in which the result is kept."""
 
     setting: Setting
     seed: int = SEEDS[0]
+    folder: Path = KEPT
 
     @property
     def path(self) -> Path:
         """Where the result is kept. Results of another workload have other paths."""
         workload = hashlib.sha256(canonical_json(WORKLOAD)).hexdigest()[:8]
-        return KEPT / f"{workload}-{self.setting.name}-seed-{self.seed}.json"
+        return self.folder / f"{workload}-{self.setting.name}-seed-{self.seed}.json"
 
     def kept(self) -> Trained | None:
         """Return the result, if there is one."""
@@ -117,7 +118,7 @@ class Run:
     @contextlib.contextmanager
     def claimed(self, *, waits: bool) -> Iterator[bool]:
         """Claim the run for this process within the block; yield whether it was free."""
-        KEPT.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -149,9 +150,9 @@ def planned() -> list[Run]:
     return list(dict.fromkeys(runs))
 
 
-def make_missing() -> None:
-    """Make the runs that are missing and that no other process makes now."""
-    for run in planned():
+def make_missing(runs: Sequence[Run]) -> None:
+    """Make those of the runs that are missing and that no other process makes now."""
+    for run in runs:
         with run.claimed(waits=False) as is_free:
             if is_free and run.kept() is None:
                 run.make()
@@ -218,4 +219,4 @@ def _losses(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    make_missing()
+    make_missing(planned())

@@ -1,6 +1,7 @@
 """One run of the quality bench: K trainers and the merge of a real run, without the wire between them.
 
-A result and a checkpoint carry float32 values as they are, so the wire changes nothing in what is learned here.
+A checkpoint carries float32 values as they are, and a result those that its codec leaves: each is encoded and decoded
+here as in a run, so the wire changes nothing in what is learned.
 """
 
 import asyncio
@@ -12,16 +13,21 @@ from typing import Any, Literal
 import numpy as np
 
 from batching.micro_batches import Example
-from batching.round_plan import plan_round
+from batching.round_plan import RoundPlan, plan_round
 from benchmarks.quality_text import LENGTH, Rows, Text
 from data_providers.protocol import TokenBatch
 from runtime.worker_thread import InlineWorker
+from state.codecs.feedback import encode_with_feedback
+from state.codecs.named import FLOAT32, codec_named
+from state.codecs.protocol import EncodedTensor
 from state.config.model import AdamW, Architecture, Cosine, ModelSpec
 from state.errors import EpochalError
 from state.intervals import BatchId
 from state.merging import Contribution, OuterStep, merge
 from state.replica import Replica, first_replica
+from state.results import Difference
 from state.schedule import InnerSchedule
+from state.tensors import Float32Array, Tensors
 from trainers.architectures import open_model
 from trainers.learner import Learner, Model
 from trainers.learner_trainer import LearnerTrainer
@@ -37,6 +43,7 @@ FINAL_SHARE = 0.1
 CURVE_STEPS = 400
 CURVE_SEQUENCES = 256
 EVALUATED_AT_ONCE = 64
+FEEDBACK_DECAY = 0.95
 OPTIMIZER = AdamW(betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0)
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -70,6 +77,9 @@ class Setting:
     Attributes:
         clients: 1 is one machine, whose local step has the samples of all clients' together.
         local_steps: of a round.
+        codec: name of the codec of results.
+        error_feedback: whether a client adds what its codec left out to its next difference.
+        mean: over all clients' differences, or for each element over those that sent it.
     """
 
     base_lr: float
@@ -78,6 +88,9 @@ class Setting:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     inner_state: Literal["keep", "reset"] = "keep"
+    codec: str = FLOAT32.name
+    error_feedback: bool = False
+    mean: Literal["all", "senders"] = "all"
 
     def __post_init__(self) -> None:
         if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
@@ -93,8 +106,11 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """A name that no other setting has."""
-        return "-".join(f"{value}" for value in asdict(self).values())
+        """A name that no other setting has. Float32 results have none of their own: they were there before codecs."""
+        values = [f"{value}" for value in asdict(self).values()]
+        codec, _, mean = values[-3:]
+        feedback = ["feedback"] if self.error_feedback else []
+        return "-".join(values[:-3] if self.codec == FLOAT32.name else [*values[:-3], codec, *feedback, mean])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,29 @@ class Trained:
     curve: list[tuple[int, float]] = field(default_factory=list)
 
 
+class Client:
+    """One of the clients: a trainer, and what its codec has left out so far."""
+
+    def __init__(self, setting: Setting, model: Model) -> None:
+        self._trainer = LearnerTrainer(model, OPTIMIZER, setting.inner_state == "keep", InlineWorker(), "torch")
+        self._codec = codec_named(setting.codec)
+        self._residuals: Tensors | None = {} if setting.error_feedback else None
+
+    async def difference(self, plan: RoundPlan, replica: Replica, rows: Rows) -> Difference:
+        """Return the client's difference of a round as the others receive it."""
+        trained = await self._trainer.train(plan, replica.parameters, _arriving(rows))
+        self._trainer.commit_inner_state()
+        return {name: self._sent(name, values) for name, values in trained.difference.items()}
+
+    def _sent(self, name: str, values: Float32Array) -> Float32Array | EncodedTensor:
+        if self._residuals is None:
+            block = self._codec.encode(values)
+        else:
+            residual = self._residuals.get(name)
+            block, self._residuals[name] = encode_with_feedback(self._codec, values, residual, FEEDBACK_DECAY)
+        return values if self._codec is FLOAT32 else EncodedTensor(self._codec, values.shape, block)
+
+
 def train(setting: Setting, seed: int, text: Text) -> Trained:
     """Train in this setting. The seed determines initial parameters and the samples' order."""
     return asyncio.run(_trained(setting, seed, text))
@@ -120,15 +159,12 @@ async def _trained(setting: Setting, seed: int, text: Text) -> Trained:
 
     spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)
     model = open_model(spec, options=TorchOptions(device="cpu"))
-    trainers = [
-        LearnerTrainer(model, OPTIMIZER, setting.inner_state == "keep", InlineWorker(), "torch")
-        for _ in range(setting.clients)
-    ]
+    clients = [Client(setting, model) for _ in range(setting.clients)]
     replica = first_replica(0, model.initial_parameters(seed.to_bytes(32, "big")))
     order = np.random.default_rng(seed).permutation(len(text.training))
     curve: list[tuple[int, float]] = []
     for step in range(1, LOCAL_STEPS // setting.local_steps + 1):
-        replica = await _round(setting, trainers, replica, text.training[order[_indices(setting, step)]])
+        replica = await _round(setting, clients, replica, text.training[order[_indices(setting, step)]])
         before, after = ((number * setting.local_steps) // CURVE_STEPS for number in (step - 1, step))
         if after > before:
             share = step * setting.local_steps / LOCAL_STEPS
@@ -142,18 +178,16 @@ def _indices(setting: Setting, step: int) -> slice:
     return slice((step - 1) * count, step * count)
 
 
-async def _round(setting: Setting, trainers: list[LearnerTrainer], replica: Replica, rows: Rows) -> Replica:
-    """Return the replica after a round, in which each trainer has an equal part of the samples."""
+async def _round(setting: Setting, clients: list[Client], replica: Replica, rows: Rows) -> Replica:
+    """Return the replica after a round, in which each client has an equal part of the samples."""
     schedule = InnerSchedule(_schedule(setting.base_lr), setting.local_steps)
     part = setting.client_rows * setting.local_steps
     contributions = []
-    for number, trainer in enumerate(trainers):
+    for number, client in enumerate(clients):
         own = BatchId(number * part, (number + 1) * part - 1)
         plan = plan_round(replica.step + 1, (own,), 1, schedule)
-        trained = await trainer.train(plan, replica.parameters, _arriving(rows[own.start : own.end + 1]))
-        trainer.commit_inner_state()
-        contributions.append(Contribution(part, trained.difference))
-    return merge(replica, contributions, OuterStep(setting.outer_lr, setting.outer_momentum))
+        contributions.append(Contribution(part, await client.difference(plan, replica, rows[own.start : own.end + 1])))
+    return merge(replica, contributions, OuterStep(setting.outer_lr, setting.outer_momentum, setting.mean))
 
 
 def _schedule(base_lr: float) -> Cosine:
