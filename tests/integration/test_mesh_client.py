@@ -1,6 +1,5 @@
 """A client of several processes in a run, beside one of a single process."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -8,27 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.heavy import need_module
-from tests.support.processes import BOUND_S, RealRun, in_training, real_run
-from tests.support.tiny_llama import LLAMA_STATE
+from tests.support.processes import RealRun, gone, in_training, real_run
 from tests.support.token_files import write_served_tokens
 
 MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
-
-
-async def gone(pid: int) -> None:
-    """Returns when there is no such process; they are not this one's children."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_reader(process, ended.set)
-    try:
-        async with asyncio.timeout(BOUND_S):
-            await ended.wait()
-    finally:
-        loop.remove_reader(process)
-        os.close(process)
 
 
 def processes_of(run: RealRun, number: int = 0) -> list[int]:
@@ -57,31 +39,6 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
             assert sum(line["rows_loaded"]) == line["rows"], "each row once"
             assert min(line["rows_loaded"]) > 0, "both load"
             assert line["rows_padded"] == (-3 % 4) * 2, "two local steps of three samples, four rows in each"
-        for pid in processes_of(run):
-            await gone(pid)
-
-
-async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(tmp_path: Path) -> None:
-    need_module("torch")
-    need_module("transformers")
-    overrides = {
-        "config__init_min_clients": 2,
-        "config__total_steps": 3,
-        "merge__local_steps": 2,
-        "merge__inner_state": "keep",
-    }
-    waiting = {"config__warmup_time": 120, "config__max_round_train_time": 120}  # its processes import much first
-    async with real_run(tmp_path, **overrides, **waiting, **LLAMA_STATE) as run:
-        await run.start_client("--mesh", "fsdp=2", "--batch-size", "1", "--device", "cpu", trainer="torch")
-        await run.start_client("--device", "cpu", trainer="torch")
-        await run.until(in_training(1))
-        report = await run.finish()
-        assert (report.rounds, report.quarantined, report.unapplied) == (3, 0, 0)
-        mesh, alone = ([line["loss"] for line in run.events(one, "round_trained")] for one in run.clients)
-        assert len(mesh) == len(alone) == 3
-        assert max(mesh + alone) < 6
-        for line in run.events(run.clients[0], "mesh_round"):
-            assert min(line["rows_loaded"]) > 0, "both load"
         for pid in processes_of(run):
             await gone(pid)
 

@@ -43,12 +43,12 @@ async def test_client_trains_with_nothing_but_the_coordinator(tmp_path: Path) ->
         assert finished.model_sha256 == document.model_sha256
         await run.stop_coordinator()
         copy = tmp_path / "backup"
-        (await run.command("backup", str(run.run_dir), str(copy))).expect(0)
+        (await run.command_here("backup", str(run.run_dir), str(copy))).expect(0)
         shutil.rmtree(run.run_dir)
         shutil.copytree(copy, run.run_dir)
         await run.start_coordinator("--restored")
         assert await run.watch.api.model(document.model_sha256) == FIRST.spec
-        (await run.command("evaluate", str(run.run_dir), "--samples", "4")).expect(0, "replica 2: loss")
+        (await run.command_here("evaluate", str(run.run_dir), "--samples", "4")).expect(0, "replica 2: loss")
 
 
 async def test_config_of_a_repository_comes_with_the_delivered_model(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_config_of_a_repository_comes_with_the_delivered_model(tmp_path: P
     async with prepared_run(tmp_path, config__total_steps=1, model__LLM__ngram={}, **hub) as run:
         await run.start_coordinator("--no-genesis")
         client = await run.start_client(trainer="torch")
-        told = await run.command("genesis", run.url, "--file", str(folder), EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        told = await run.command_here("genesis", run.url, "--file", str(folder), EPOCHAL_ADMIN_TOKEN=run.admin_token)
         told.expect(0, "the run starts from replica 0, digest")
         await asyncio.to_thread(shutil.rmtree, folder)
         assert (await run.finish()).rounds == 1

@@ -31,7 +31,7 @@ async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) 
         for _ in range(2):
             await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
-        paused = await run.command("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        paused = await run.command_here("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         assert (paused.code, paused.out) == (0, "the run will pause after this round\n")
         assert (await run.watch.next()).run_state is not RunState.PAUSED, "the round is not over"
         await hand.deliver(document)  # the others are a quorum
@@ -41,14 +41,14 @@ async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) 
         assert held.step == 2
         assert held.checkpoint is not None
         assert held.checkpoint.step == 1
-        again = await run.command("pause", run.url, "--admin-token", run.admin_token)
+        again = await run.command_here("pause", run.url, "--admin-token", run.admin_token)
         assert (again.code, again.out) == (0, "the run is paused already\n")
         await run.kill_coordinator()
         await run.start_coordinator()
         assert (await run.watch.next()).run_state is RunState.PAUSED, "a restart does not resume"
-        resumed = await run.command("resume", run.url, "--admin-token", run.admin_token)
+        resumed = await run.command_here("resume", run.url, "--admin-token", run.admin_token)
         assert (resumed.code, resumed.out) == (0, "the run continues\n")
-        again = await run.command("resume", run.url, "--admin-token", run.admin_token)
+        again = await run.command_here("resume", run.url, "--admin-token", run.admin_token)
         assert (again.code, again.out) == (0, "the run is not paused\n")
         await hand.watch.until(in_phase(RunState.WARMUP))
         await hand.api.withdraw()
@@ -58,11 +58,11 @@ async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) 
 async def test_operator_commands_need_the_admin_token_and_a_coordinator(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run:
         for command in ("pause", "resume"):
-            ran = await run.command(command, run.url, "--admin-token", "a guess")
+            ran = await run.command_here(command, run.url, "--admin-token", "a guess")
             ran.expect(1, "this needs the admin token")
-            (await run.command(command, run.url)).expect(2)
+            (await run.command_here(command, run.url)).expect(2)
         await run.kill_coordinator()
-        (await run.command("status", run.url)).expect(1, "does not answer")
+        (await run.command_here("status", run.url)).expect(1, "does not answer")
 
 
 async def test_lost_admin_token_is_replaced_by_new_admin_token(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ async def test_lost_admin_token_is_replaced_by_new_admin_token(tmp_path: Path) -
         await run.kill_coordinator()
         await run.start_coordinator("--new-admin-token")
         assert run.admin_token != lost
-        (await run.command("pause", run.url, "--admin-token", lost)).expect(1, "--new-admin-token")
-        (await run.command("pause", run.url, "--admin-token", run.admin_token)).expect(0)
+        (await run.command_here("pause", run.url, "--admin-token", lost)).expect(1, "--new-admin-token")
+        (await run.command_here("pause", run.url, "--admin-token", run.admin_token)).expect(0)
         await run.kill_coordinator()
         await run.start_coordinator()
-        (await run.command("resume", run.url, "--admin-token", run.admin_token)).expect(0)
+        (await run.command_here("resume", run.url, "--admin-token", run.admin_token)).expect(0)
 
 
 async def test_admin_token_is_printed_after_a_first_start_that_failed(tmp_path: Path) -> None:
@@ -90,18 +90,18 @@ async def test_admin_token_is_printed_after_a_first_start_that_failed(tmp_path: 
             assert port in ran.err
             await run.start_coordinator()
             assert run.admin_token
-            (await run.command("pause", run.url, "--admin-token", run.admin_token)).expect(0)
+            (await run.command_here("pause", run.url, "--admin-token", run.admin_token)).expect(0)
 
 
 async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 3) as run:
-        ran = await run.command("status", run.url, "--json")
+        ran = await run.command_here("status", run.url, "--json")
         ran.expect(0)
         status = json.loads(ran.out)
         assert (status["run_state"], status["run_id"], status["total_steps"]) == ("Finished", "test-run", 3)
         assert status["data_indices_applied"] == 36
         assert [step for step, _ in status["loss_history"]] == [1, 2, 3]
-        (await run.command("status", f"{run.url}/v1/runs/test-run")).expect(0, "Finished", "3 of 3")
+        (await run.command_here("status", f"{run.url}/v1/runs/test-run")).expect(0, "Finished", "3 of 3")
 
 
 async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: P
         unwanted = await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 1)
         client_id = run.client_id_of(unwanted)
-        ran = await run.command("eject", run.url, "0000", EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        ran = await run.command_here("eject", run.url, "0000", EPOCHAL_ADMIN_TOKEN=run.admin_token)
         assert (ran.code, ran.err) == (2, "epochal: no members have an id that begins with 0000\n")
         shown = client_id[:12]  # as `epochal status` shows it
-        ran = await run.command("eject", run.url, shown, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        ran = await run.command_here("eject", run.url, shown, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         assert (ran.code, ran.out) == (0, f"client {client_id} was ejected\n")
         assert await unwanted.wait(BOUND_S) == 1
         assert f"epochal: client {client_id} was ejected from this run" in unwanted.log_tail()
@@ -122,7 +122,7 @@ async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: P
         following = await hand.watch.until(lambda later: bool(later.round and later.round != document.round))
         assert await hand.roster_of(following) == (hand.client_id,)
         (await run.command("client", run.url, "--key", str(tmp_path / "client-1.key"))).expect(1, "was ejected")
-        ran = await run.command("eject", run.url, "0" * 32, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        ran = await run.command_here("eject", run.url, "0" * 32, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         ran.expect(1, "there is no member")
         await run.prove()
 
@@ -130,24 +130,24 @@ async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: P
 async def test_audit_proves_a_run_and_disproves_a_damaged_one(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 3) as run:
         await run.stop_coordinator()
-        ran = await run.command("audit", str(run.run_dir), "--json", "--recompute")
+        ran = await run.command_here("audit", str(run.run_dir), "--json", "--recompute")
         ran.expect(0)
         report = json.loads(ran.out)
         expected = {"rounds": 3, "applied": 36, "duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0}
         assert {key: report[key] for key in expected} == expected
         assert report["replay_identical"] is True
         assert report["replicas_identical"] is True
-        (await run.command("audit", str(run.run_dir))).expect(0, "all checks passed")
+        (await run.command_here("audit", str(run.run_dir))).expect(0, "all checks passed")
         for blob in (run.run_dir / "blobs").glob("??/*"):
             blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
-        (await run.command("audit", str(run.run_dir), "--recompute")).expect(1, "damaged")
-        (await run.command("audit", str(run.run_dir))).expect(1, "damaged")
+        (await run.command_here("audit", str(run.run_dir), "--recompute")).expect(1, "damaged")
+        (await run.command_here("audit", str(run.run_dir))).expect(1, "damaged")
         journal = run.run_dir / "journal" / "00000000.log"
         content = bytearray(journal.read_bytes())
         content[len(content) // 2] ^= 1
         journal.write_bytes(content)
-        (await run.command("audit", str(run.run_dir), "--json")).expect(1, "damaged")
-        (await run.command("audit", str(tmp_path / "nowhere"))).expect(2)
+        (await run.command_here("audit", str(run.run_dir), "--json")).expect(1, "damaged")
+        (await run.command_here("audit", str(tmp_path / "nowhere"))).expect(2)
 
 
 async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_kept_state_file_starts_a_run_like_the_first(tmp_path: Path) -> No
         await run.until(in_training(3))
         await run.stop_coordinator()
         kept = run.run_dir / "state.toml"
-        (await run.command("check", str(kept))).expect(0)
+        (await run.command_here("check", str(kept))).expect(0)
         async with prepared_run(tmp_path / "second") as second:
             second.state_path.write_bytes(kept.read_bytes())
             await second.start_coordinator()
@@ -231,19 +231,19 @@ async def test_audit_of_a_continuing_run_does_not_miss_swept_blobs(tmp_path: Pat
 async def test_audit_of_a_run_without_a_checkpoint_passes(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         await run.start_coordinator("--no-genesis")
-        (await run.command("audit", str(run.run_dir), "--recompute")).expect(0, "no batch was applied")
+        (await run.command_here("audit", str(run.run_dir), "--recompute")).expect(0, "no batch was applied")
 
 
 async def test_evaluation_of_token_data_names_no_split(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 2) as run:
         evaluate = ("evaluate", str(run.run_dir), "--data", "dummy", "--samples", "4")
-        ran = await run.command(*evaluate, "--json")
+        ran = await run.command_here(*evaluate, "--json")
         ran.expect(0)
         assert json.loads(ran.out)["split"] is None
-        shown = await run.command(*evaluate)
+        shown = await run.command_here(*evaluate)
         shown.expect(0, "(4 samples")
         assert "validation" not in shown.out
-        served = await run.command("evaluate", str(run.run_dir), "--data", "tcp://127.0.0.1:9")
+        served = await run.command_here("evaluate", str(run.run_dir), "--data", "tcp://127.0.0.1:9")
         served.expect(2, "name the data's files or URL with --data")
-        refused = await run.command(*evaluate, "--split", "validation")
+        refused = await run.command_here(*evaluate, "--split", "validation")
         refused.expect(2, "--split validation: these data have no splits")

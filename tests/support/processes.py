@@ -30,7 +30,7 @@ from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
 from state.phases import RunState
 from state.wire import ClientId, parse_document
-from tests.support.cli import Ran
+from tests.support.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
 from tests.support.states import state_text
 
 BOUND_S = 30.0
@@ -39,6 +39,9 @@ LONG_POLL_S = 2.0
 FIRST_CLIENT_KEY = 100
 """A real client's key is 32 bytes of this number or a following one; keys of clients by hand have smaller numbers."""
 ADMIN_LINE = "admin token (shown this once): "
+
+LASTING_COMMANDS = frozenset({"client", "coordinator", "data-server", "trainer-service", "up"})
+"""Commands that may last, and handle signals."""
 
 SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}
 QUICK = {
@@ -222,8 +225,14 @@ class RealRun:
         return parse_document(RunStatus, answer.content)
 
     async def command(self, *arguments: str, **environment: str) -> Ran:
-        """Run an `epochal` command to its end."""
+        """Run an `epochal` command to its end, in a process of its own."""
         return await run_command(*arguments, bound_s=BOUND_S, **environment)
+
+    async def command_here(self, *arguments: str, **environment: str) -> Ran:
+        """Run an `epochal` command that handles no signals to its end, in a thread of this process."""
+        assert arguments[0] not in LASTING_COMMANDS, "its signals need a process"
+        async with asyncio.timeout(BOUND_S):
+            return await run_main_in_thread(*arguments, environment=environment)
 
     async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
         """Wait until the run is finished and its clients, `without` some, have ended with 0; then `prove` it."""
@@ -290,6 +299,22 @@ async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]
             await run.aclose()
 
 
+async def gone(pid: int) -> None:
+    """Return when there is no such process; it need not be a child of this one."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(process, ended.set)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await ended.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
+
+
 async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: str) -> Ran:
     """Run `epochal ARGUMENTS…` to its end within the bound, with these variables in its environment."""
     process = await asyncio.create_subprocess_exec(
@@ -297,7 +322,7 @@ async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: 
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
+        env=os.environ | PLAIN_OUTPUT | environment,
     )
     try:
         async with asyncio.timeout(bound_s):

@@ -1,0 +1,118 @@
+"""One run of a transformer: torch clients that train each in its own way, and what commands make of the result."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from coordinator.audit import AuditReport
+from epochal.testnet.child_processes import Child
+from state.phases import RunState
+from tests.support.cli import Ran
+from tests.support.heavy import need_module
+from tests.support.processes import RealRun, gone, in_phase, in_training, real_run
+from tests.support.stored_replica import newest_replica
+from tests.support.tiny_llama import LLAMA_STATE, plain_llama
+
+ROUNDS = 4
+CPU = ("--device", "cpu")
+MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run, whose coordinator still serves it; `refused` is a client that cannot train its model."""
+
+    run: RealRun
+    report: AuditReport
+    refused: Ran
+    single: tuple[Child, Child]
+    mesh: Child
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainedRun]:
+    need_module("torch")
+    need_module("transformers")
+    overrides = {
+        "config__init_min_clients": 3,
+        "config__total_steps": ROUNDS,
+        "config__warmup_time": 120,  # the clients' processes import much first
+        "config__max_round_train_time": 120,
+        "merge__local_steps": 2,
+        "merge__inner_state": "keep",
+    }
+    async with real_run(tmp_path_factory.mktemp("torch") / "run", **overrides, **LLAMA_STATE) as run:
+        refused = await run.command("client", run.url)
+        mesh = await run.start_client(*MESH, trainer="torch")
+        await run.until_logged(run.coordinator, "membership_changed")  # before others take its cores
+        one = await run.start_client(*CPU, "--micro-batch", "2", trainer="torch")
+        in_bf16 = (*CPU, "--micro-batch", "2", "--precision", "bf16")
+        other = await run.start_client(*in_bf16, trainer="torch", environment={"OMP_NUM_THREADS": "2"})
+        await run.until(in_phase(RunState.WARMUP, RunState.ROUND_TRAIN))
+        await run.until(in_training(1))
+        yield TrainedRun(run, await run.finish(), refused, (one, other), mesh)
+
+
+async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained: TrainedRun) -> None:
+    trained.refused.expect(2, "HfLlama is trained by --trainer torch")
+    run, report = trained.run, trained.report
+    joined = {line["client_id"] for line in run.events(run.coordinator, "membership_changed")}
+    assert joined == {run.client_id_of(child) for child in run.clients}, "a client that cannot train has joined"
+    assert (report.rounds, report.quarantined, report.unapplied) == (ROUNDS, 0, 0)
+    for child in trained.single:
+        losses = [line["loss"] for line in run.events(child, "round_trained")]
+        assert len(losses) == ROUNDS
+        assert max(losses) < 6
+
+
+async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(trained: TrainedRun) -> None:
+    run = trained.run
+    assert trained.report.replicas_identical
+    losses = [line["loss"] for line in run.events(trained.mesh, "round_trained")]
+    assert len(losses) == ROUNDS
+    assert max(losses) < 6
+    rounds = run.events(trained.mesh, "mesh_round")
+    assert len(rounds) == ROUNDS
+    for line in rounds:
+        assert min(line["rows_loaded"]) > 0, "both load"
+    pids = [line["pid"] for line in run.events(trained.mesh, "mesh_process_started")]
+    assert len(pids) == 2
+    for pid in pids:
+        await gone(pid)
+
+
+async def test_transformer_is_evaluated_with_the_chosen_options(trained: TrainedRun) -> None:
+    run = trained.run
+    options = ("--data", "dummy", "--samples", "4", *CPU, "--precision", "float32", "--micro-batch", "2")
+    ran = await run.command_here("evaluate", run.url, *options, "--json", EPOCHAL_ADMIN_TOKEN=run.admin_token)
+    ran.expect(0)
+    found = json.loads(ran.out)
+    assert (found["step"], found["tokens"], found["recorded"]) == (ROUNDS, 4 * 15, True)
+    (kept,) = (await run.status()).evaluations
+    assert (kept.name, kept.loss) == ("validation", found["loss"])
+
+
+async def test_llama_is_exported_from_store_and_address_for_transformers(trained: TrainedRun, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run, said = trained.run, f"test-run, replica {ROUNDS}"
+    token = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}
+    (await run.command_here("export", str(run.run_dir), "--out", str(tmp_path / "a"))).expect(0, said)
+    (await run.command_here("export", run.url, "--out", str(tmp_path / "b"), **token)).expect(0, said)
+    refused = await run.command_here("export", run.url, "--out", str(tmp_path / "c"), "--admin-token", "a-guess")
+    refused.expect(2, "is not the admin token")
+    assert not (tmp_path / "c").exists()
+    assert not (tmp_path / "c.partial").exists()
+    replica = await newest_replica(run.run_dir)
+    expected, tokens = plain_llama(replica.parameters), torch.arange(64).reshape(2, 32)
+    for name in ("a", "b"):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        with torch.no_grad():
+            assert float(loaded(tokens, labels=tokens).loss) == float(expected(tokens, labels=tokens).loss)
