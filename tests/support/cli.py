@@ -57,7 +57,7 @@ async def run_main_in_thread(*arguments: str, environment: Mapping[str, str]) ->
     It saves the start of a process, which costs more than most commands do. Not for commands that handle signals; and
     the test may not start another one meanwhile, because what it prints is taken from the whole process.
     """
-    with patch.dict(os.environ, PLAIN_OUTPUT | environment), _logging_as_before():
+    with patch.dict(os.environ, {**PLAIN_OUTPUT, **environment}), _logging_as_before():
         return await asyncio.to_thread(run_main, *arguments)
 
 
