@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from batching.packing.packed_batches import Packing
@@ -10,6 +11,7 @@ from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider
 from run_manager.events import Observer, ResultSettled, ignore
 from run_manager.exchange.protocol import Exchange
+from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.round_view import RoundViews
@@ -18,6 +20,8 @@ from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome
+from state.results import ResultHeader, result_of
+from state.tensors import Tensors, TensorStream
 from state.wire import Sha256
 from trainers.protocol import Trainer
 
@@ -55,6 +59,8 @@ class ClientDependencies:
         open_provider: opens the run's data.
         open_trainer: opens the run's trainer, which closes the worker that it is given.
         observer: receives every event.
+        feedback_stem: path with which the names of the files of error feedback begin, so that a client that starts
+            again goes on with them; None if they go with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack what only the run's first checkpoint says.
     """
@@ -65,22 +71,31 @@ class ClientDependencies:
     open_trainer: Callable[[RunAccess, Worker], Awaitable[Trainer]]
     observer: Observer
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
+    feedback_stem: Path | None = None
 
 
 class TentativeState:
-    """Binds the trainer's inner state to the fate of the result that it came with (`docs/merging.md`)."""
+    """Binds the trainer's inner state, and error feedback, to the fate of the result that it came with.
 
-    def __init__(self, trainer: Trainer, observer: Observer = ignore) -> None:
+    See `docs/merging.md`.
+    """
+
+    def __init__(self, trainer: Trainer, observer: Observer = ignore, feedback: ErrorFeedback | None = None) -> None:
         self._trainer = trainer
         self._observer = observer
+        self._feedback = feedback
         self._result_sha256: Sha256 | None = None
 
     def published(self, result_sha256: Sha256) -> None:
         """Note that the last `train` led to this result."""
+        if self._feedback is not None:
+            self._feedback.published(result_sha256)
         self._result_sha256 = result_sha256
 
     def settle(self, outcome: Outcome) -> None:
         """Keep the inner state if the outcome contains the result, else forget it."""
+        if self._feedback is not None:
+            self._feedback.settle(outcome)
         result = self._result_sha256
         if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
             self._trainer.commit_inner_state()
@@ -105,6 +120,7 @@ class StepContext:
         spec: the run's model, complete.
         worker: runs blocking calls other than training and merging.
         packing: packs samples into rows; None if each sample is a row.
+        feedback: what this client's codec has left out; None in a run without error feedback.
     """
 
     session: CoordinatorSession
@@ -120,6 +136,19 @@ class StepContext:
     provider: DataProvider
     worker: Worker
     packing: Packing | None
+    feedback: ErrorFeedback | None
+
+    def result_of(self, header: ResultHeader, lineage: str, difference: Tensors) -> TensorStream:
+        """Return the file of a result, encoded with the run's codec. Call it in a worker.
+
+        Args:
+            header: of the result.
+            lineage: the run's history.
+            difference: `start − end` of every parameter, float32.
+        """
+        if self.feedback is None:
+            return result_of(header, difference)
+        return self.feedback.encode(header, lineage, difference)
 
     def fetcher(self) -> DataFetcher:
         """Return a fetcher of the run's data with the settings of the present configuration."""

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
@@ -19,14 +21,16 @@ from coordinator_client.session import CoordinatorSession
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
 from run_manager.exchange.star import StarExchange
+from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
 from runtime.background_task import BackgroundTask
+from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
-from state.config.state_file import StateFile
+from state.config.state_file import MergeConfig, StateFile
 from state.documents import RunDocument
 from state.errors import Desync, InvalidInput
 from state.first_model import model_digest
@@ -124,7 +128,8 @@ class RunManager:
             provider = await self._open_provider(access, DataNeeds.of(state, trainer.vocabulary, packing))
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, worker, dependencies.observer)
-            tentative = TentativeState(trainer, dependencies.observer)
+            feedback = await self._open_feedback(document, state.merge, opened, worker)
+            tentative = TentativeState(trainer, dependencies.observer, feedback)
             keeper = ReplicaKeeper(
                 session.outcome,
                 exchange,
@@ -150,6 +155,7 @@ class RunManager:
                 provider=provider,
                 worker=worker,
                 packing=packing,
+                feedback=feedback,
             )
             machine = StepStateMachine(context, self._group)
             opened.push_async_callback(machine.stop)
@@ -202,6 +208,20 @@ class RunManager:
         state = await self._session.config(config_sha256)
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
+
+    async def _open_feedback(
+        self, document: RunDocument, merge: MergeConfig, opened: AsyncExitStack, worker: Worker
+    ) -> ErrorFeedback | None:
+        """Return what this client's codec has left out, if the run has error feedback."""
+        if not merge.error_feedback:
+            return None
+        stem = self._dependencies.feedback_stem
+        if stem is None:
+            stem = Path(opened.enter_context(TemporaryDirectory(prefix="epochal-feedback-"))) / "client"
+        stem = stem.with_name(f"{stem.name}.{document.run_id}")
+        feedback = ErrorFeedback(stem, self._session.client_id, merge.error_feedback_decay)
+        await feedback.resume(document, merge.codec_name, self._session.outcome, worker)
+        return feedback
 
     async def _open_provider(self, access: RunAccess, needs: DataNeeds) -> DataProvider:
         """Open the run's data and look at some of them; wait for a source that does not answer yet."""

@@ -53,7 +53,7 @@ class OuterStep:
     @classmethod
     def of(cls, merge: MergeConfig) -> Self:
         """Return the outer step of a run."""
-        return cls(merge.outer_lr, merge.outer_momentum)
+        return cls(merge.outer_lr, merge.outer_momentum, merge.mean)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -235,6 +235,7 @@ def client(
         open_trainer=_trainer_opener(trainer, options, mesh_options),
         observer=log_event,
         check_trainer=_trainer_checker(trainer, options, mesh_options),
+        feedback_stem=key,
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = ClientProfile(_identity(key, new_key), capabilities, invitation)

@@ -21,7 +21,7 @@ from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId, total_batches
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.refusals import Refusal
-from state.results import ResultHeader, result_of
+from state.results import ResultHeader
 from state.schedule import InnerSchedule
 from trainers.protocol import TrainedRound
 
@@ -134,7 +134,8 @@ class TrainingStepMetadata:
             replica_digest=trained.held.digest,
             codec=context.state.merge.codec_name,
         )
-        file = await context.worker.run(partial(result_of, header, trained.round.difference))
+        encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
+        file = await context.worker.run(encoding)
         sha256 = await context.worker.run(file.sha256)
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)

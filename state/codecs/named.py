@@ -10,7 +10,7 @@ from state.errors import InternalError
 
 FLOAT32 = Float32Codec()
 
-SPOKEN = ("float32/1", "int4/1", "int8/1")
+SPOKEN = ("float32/1", "int4/1", "int8/1", "sparse/1")
 """The codecs that this version reads and writes, each with its format's version; a client says so when it joins."""
 
 _SPARSE = re.compile(r"sparse-([1-9][0-9]{0,3})")

@@ -24,6 +24,7 @@ MAX_LOCAL_STEPS = 10_000
 MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
+MAX_SPARSE_KEEP = 4096
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 
 
@@ -126,6 +127,10 @@ class MergeConfig(Section):
         inner_state: whether a client keeps its optimizer's state from round to round.
         max_abs: the largest magnitude allowed in a result.
         codec: how results are encoded (`docs/merging.md`).
+        sparse_keep: of the codec `sparse`: values sent of every 4096.
+        error_feedback: whether a client adds what its codec left out to its next difference.
+        error_feedback_decay: the factor of what was left out, each time.
+        mean: of the differences: over all, or for each element over those that sent it.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -133,12 +138,16 @@ class MergeConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     inner_state: Literal["keep", "reset"] = "keep"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
-    codec: Literal["float32", "int8", "int4"] = "float32"
+    codec: Literal["float32", "int8", "int4", "sparse"] = "float32"
+    sparse_keep: Annotated[int, Field(ge=1, le=MAX_SPARSE_KEEP)] = 64
+    error_feedback: bool = False
+    error_feedback_decay: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.95
+    mean: Literal["all", "senders"] = "all"
 
     @property
     def codec_name(self) -> str:
         """Name of the codec in a result's metadata (`state/codecs/named.py`)."""
-        return self.codec
+        return f"sparse-{self.sparse_keep}" if self.codec == "sparse" else self.codec
 
 
 class ClientConfig(Section):
@@ -244,6 +253,21 @@ RULES = (
         ("packing.task_encoder", "model.LLM.data_type"),
         lambda encoder, kind: encoder is None or kind == DataType.FINETUNING,
         'no such line where model.LLM.data_type is {1}; only "Finetuning" packs',
+    ),
+    Rule(
+        ("merge.error_feedback", "merge.codec"),
+        lambda feedback, codec: feedback or codec != "sparse",
+        "true where merge.codec is {1}, which sends a small part of each difference",
+    ),
+    Rule(
+        ("merge.error_feedback", "merge.codec"),
+        lambda feedback, codec: not feedback or codec != "float32",
+        "false where merge.codec is {1}, which leaves nothing out",
+    ),
+    Rule(
+        ("merge.mean", "merge.codec"),
+        lambda mean, codec: mean == "all" or codec == "sparse",
+        '"all" where merge.codec is {1}: only "sparse" does not send every element',
     ),
     Rule(
         ("access.keys", "access.mode"),

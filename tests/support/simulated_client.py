@@ -14,6 +14,7 @@ from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
+from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
 from state.intervals import DataIds
 from state.messages import Capabilities
@@ -48,7 +49,7 @@ class ClientSpec:
     new_worker: Callable[[str], Worker] = lambda name: InlineWorker()
     open_provider: Callable[[RunAccess], Awaitable[DataProvider]] = open_dummy_provider
     reconnect_bound_s: float = 3600.0
-    capabilities: Capabilities = field(default_factory=Capabilities)
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(codecs=SPOKEN))
     saw: Callable[[Event], None] | None = None
 
 

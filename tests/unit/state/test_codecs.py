@@ -179,7 +179,7 @@ def test_unknown_name_has_no_codec(name: str) -> None:
 
 
 def test_every_codec_is_spoken_with_the_version_of_its_format() -> None:
-    assert {spoken_as(name) for name in ("float32", "int8", "int4")} == set(SPOKEN)
+    assert {spoken_as(name) for name in ("float32", "int8", "int4", "sparse-64")} == set(SPOKEN)
 
 
 def test_codec_leaves_its_input_as_it_is() -> None:

@@ -40,6 +40,8 @@ REFUSED = [
     ("packing__pool_size", 5),
     ("merge__max_abs", 1e5),
     ("merge__codec", "int8"),
+    ("merge__sparse_keep", 32),
+    ("merge__error_feedback_decay", 0.9),
 ]
 
 

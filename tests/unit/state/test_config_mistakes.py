@@ -112,6 +112,12 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("merge__inner_state", "drop"),
         ("merge__max_abs", 1e31),
         ("merge__codec", "int16"),
+        ("merge__sparse_keep", 0),
+        ("merge__sparse_keep", 4097),
+        ("merge__error_feedback", 1),
+        ("merge__error_feedback_decay", 0),
+        ("merge__error_feedback_decay", 1.5),
+        ("merge__mean", "median"),
         ("client__fetch_attempts", 101),
         ("client__prefetch_requests", 0),
         ("blobs__max_total_bytes", 0),
@@ -248,6 +254,10 @@ def test_empty_file_misses_each_required_part_once() -> None:
         ({"access__mode": "keys"}, "access.keys"),
         ({"access__keys": ["ab" * 32]}, "access.keys"),
         ({"access__mode": "invitations"}, "access.invitations"),
+        ({"merge__codec": "sparse"}, "merge.error_feedback"),
+        ({"merge__error_feedback": True}, "merge.error_feedback"),
+        ({"merge__mean": "senders"}, "merge.mean"),
+        ({"merge__codec": "int8", "merge__mean": "senders"}, "merge.mean"),
     ],
 )
 def test_rule_over_fields_broken_is_a_mistake_at_its_first_field(overrides: dict[str, Any], path: str) -> None:
@@ -263,6 +273,8 @@ def test_rule_at_its_bound_holds() -> None:
         config__witness_nodes=1,
         config__init_min_clients=1,
     )
+    state_file(merge__codec="sparse", merge__error_feedback=True, merge__mean="senders", merge__sparse_keep=4096)
+    state_file(merge__codec="int4", merge__error_feedback=True)
 
 
 def test_rule_with_a_wrong_field_is_not_reported_twice() -> None:

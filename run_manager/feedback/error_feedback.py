@@ -1,0 +1,193 @@
+"""Error feedback: the residual that this client's codec leaves, bound to the fate of its results (`docs/merging.md`).
+
+Theory of operation. Two files hold residuals: `kept`, after the last result that counted, and `new`, after one whose
+outcome is not known yet. `encode` reads `kept` and writes `new`, one tensor at a time. When the outcome contains the
+result, `new` takes the place of `kept`; otherwise it is removed. Both outlive the process if the client has a key file:
+a client that starts again with the key goes on with them.
+
+The rule kept here: a residual is used only if it is known to be what this client's results so far have left out. One
+of another client, run, history or codec, a damaged or an old one, and one after which another result of this client
+counted, is dropped: what it held is lost, as it would be with the client.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from run_manager.feedback.residual_file import Residual, ResidualMark, ResidualWriter, read_residual
+from runtime.worker_thread import Worker
+from state.codecs.feedback import encode_with_feedback
+from state.codecs.named import codec_named
+from state.codecs.protocol import Block
+from state.documents import Outcome, RunDocument
+from state.errors import InvalidDocument, Refused
+from state.refusals import Refusal
+from state.results import ResultHeader, result_of_blocks
+from state.tensors import Float32Array, TensorStream, layout_of
+from state.wire import ClientId
+
+log = logging.getLogger(__name__)
+
+MAX_AGE_STEPS = 64
+"""Maximum number of steps since a residual was left: 0.95⁶⁴ of it would be 4 %, had it decayed as those in use do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A result whose outcome is not known; `residual` is None if it could not be written."""
+
+    step: int
+    result_sha256: str
+    residual: Residual | None
+
+
+class ErrorFeedback:
+    """The residual of one client in one run.
+
+    Args:
+        stem: with which the names of the two files begin.
+        client_id: this client.
+        decay: the factor of the residual, each time.
+    """
+
+    def __init__(self, stem: Path, client_id: ClientId, decay: float) -> None:
+        self._kept_path = stem.with_name(f"{stem.name}.feedback")
+        self._new_path = stem.with_name(f"{stem.name}.feedback-new")
+        self._client_id = client_id
+        self._decay = decay
+        self._kept: Residual | None = None
+        self._encoded: _Pending | None = None
+        self._pending: _Pending | None = None
+
+    @property
+    def kept_step(self) -> int | None:
+        """The step of the last result that counted, and after which a residual is held; None without one."""
+        return None if self._kept is None else self._kept.mark.step
+
+    async def resume(
+        self,
+        document: RunDocument,
+        codec: str,
+        fetch_outcome: Callable[[int], Awaitable[Outcome]],
+        worker: Worker,
+    ) -> None:
+        """Go on with what an earlier process of this client has left, as far as it is known to be right.
+
+        Args:
+            document: the run as it is now.
+            codec: name of its codec.
+            fetch_outcome: returns the outcome of a step, or raises `Refused` (`not-found`).
+            worker: reads the files.
+        """
+        expected = ResidualMark(document.run_id, document.lineage, self._client_id, codec, 0, 0)
+        kept = await worker.run(partial(_usable, self._kept_path, expected))
+        new = await worker.run(partial(_usable, self._new_path, expected))
+        self._kept = kept
+        if new is not None:
+            self._pending = _Pending(new.mark.step, new.mark.result_sha256, new)
+            if new.mark.step < document.step:
+                try:
+                    self.settle(await fetch_outcome(new.mark.step))
+                except Refused as refusal:
+                    if refusal.kind is not Refusal.NOT_FOUND:
+                        raise
+                    self.drop("the outcome of its last result is not kept any more")
+        step = self.kept_step
+        if step is not None and not document.step - 1 - MAX_AGE_STEPS <= step < document.step:
+            self.drop(f"it is of step {step}, and the run at step {document.step}")
+        elif step is not None:
+            log.info("feedback_resumed", extra={"step": step})
+
+    def encode(self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array]) -> TensorStream:
+        """Return the file of a result with what was left out before. Call it in a worker, and then `published`.
+
+        Args:
+            header: of the result.
+            lineage: the run's history.
+            difference: `start − end` of every parameter, float32.
+        """
+        mark = ResidualMark(header.run_id, lineage, self._client_id, header.codec, header.step, header.attempt)
+        if self._pending is not None and self._pending.step != header.step:
+            self.drop(f"it is not known whether the result of step {self._pending.step} counted")
+        layout = layout_of(difference)
+        if self._kept is not None and not _fits(self._kept.mark, mark):
+            self.drop("it is of another history of the run")
+        before = {} if self._kept is None else self._kept.tensors
+        if before and layout_of(before) != layout:
+            self.drop("it is of another model")
+            before = {}
+        codec, blocks = codec_named(header.codec), dict[str, Block]()
+        residual: Residual | None = None
+        try:
+            with ResidualWriter(self._new_path, layout, mark) as writer:
+                for name in sorted(difference):
+                    values = difference[name]
+                    blocks[name], left = encode_with_feedback(codec, values, before.get(name), self._decay)
+                    writer.add(left)
+                file = result_of_blocks(header, layout, blocks)
+                residual = writer.finish(file.sha256())
+        except OSError as error:
+            log.warning("feedback_not_kept", extra={"path": str(self._new_path), "reason": str(error)})
+            for name in sorted(difference):
+                if name not in blocks:
+                    blocks[name], _ = encode_with_feedback(codec, difference[name], before.get(name), self._decay)
+            file = result_of_blocks(header, layout, blocks)
+        self._encoded = _Pending(header.step, file.sha256(), residual)
+        return file
+
+    def published(self, result_sha256: str) -> None:
+        """Note that the result with these bytes goes out: its outcome decides about what it has left out."""
+        if self._encoded is not None and self._encoded.result_sha256 == result_sha256:
+            self._pending, self._encoded = self._encoded, None
+
+    def settle(self, outcome: Outcome) -> None:
+        """Keep what the result has left out if the outcome contains it, else go on with what was left before."""
+        pending = self._pending
+        if self._kept is not None and outcome.step <= self._kept.mark.step:
+            return  # applied again: the replica is rebuilt
+        if pending is not None and outcome.step < pending.step:
+            return
+        mine = next((entry.result_sha256 for entry in outcome.entries if entry.client_id == self._client_id), None)
+        if pending is not None and mine == pending.result_sha256:
+            self._commit(pending)
+        elif mine is not None:
+            self.drop(f"another result of this client counted at step {outcome.step}")
+        elif pending is not None:
+            self._pending = None
+            self._new_path.unlink(missing_ok=True)
+
+    def drop(self, reason: str) -> None:
+        """Forget every residual, also those on disk."""
+        if self._kept is not None or self._pending is not None:
+            log.warning("feedback_dropped", extra={"reason": reason})
+        self._kept = self._pending = None
+        for path in (self._kept_path, self._new_path):
+            path.unlink(missing_ok=True)
+
+    def _commit(self, pending: _Pending) -> None:
+        if pending.residual is None:
+            self.drop("it could not be written")
+            return
+        self._new_path.replace(self._kept_path)
+        self._kept, self._pending = pending.residual, None
+
+
+def _fits(found: ResidualMark, expected: ResidualMark) -> bool:
+    """Whether a residual is of the same client, run, history and codec."""
+    return replace(found, step=0, attempt=0, result_sha256="") == replace(expected, step=0, attempt=0, result_sha256="")
+
+
+def _usable(path: Path, expected: ResidualMark) -> Residual | None:
+    """Return the residual of this client in the file; remove every other one."""
+    try:
+        found = read_residual(path)
+    except (InvalidDocument, OSError) as error:
+        log.warning("feedback_dropped", extra={"reason": f"{path}: {error}"})
+    else:
+        if found is None or _fits(found.mark, expected):
+            return found
+        log.warning("feedback_dropped", extra={"reason": f"{path} is of another client, run, history or codec"})
+    path.unlink(missing_ok=True)
+    return None
