@@ -13,6 +13,7 @@ from benchmarks import (
     chunking,
     codec_quality,
     data,
+    exchange,
     members,
     packing,
     peer_training,
@@ -38,6 +39,8 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
+    "exchange": exchange.measure,
+    "exchange-small": exchange.measure_small,
     "packing": packing.measure,
     "chunking": chunking.measure,
     "peers": lambda: _in_folder(peers.measure),
@@ -52,13 +55,16 @@ EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training":
 """Benchmarks that also return a text, which the page shows below the table."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots, "quality": quality.plots}
 NOTES: dict[str, Sequence[str]] = {
+    "exchange": exchange.NOTES,
+    "exchange-small": exchange.NOTES,
     "torch": torch_rounds.NOTES,
     "torch-clients": torch_clients.NOTES,
     "torch-memory": torch_memory.NOTES,
     "quality": quality.NOTES,
     "codecs": codec_quality.NOTES,
 }
-APART = ("peers", *EXPLAINED, "resilience", "torch", "torch-clients", "torch-memory", "quality", "codecs")
+EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
+APART = (*EXCHANGE, "peers", *EXPLAINED, "resilience", *TORCH, "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

@@ -26,7 +26,7 @@ RESULT_BYTES = 120_000
 """About as long as a result of the embedded model."""
 
 
-async def _round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
+async def round_starts(run_dir: Path) -> tuple[dict[int, float], int]:
     """Return when RoundTrain of each step began, from the run's journal, and the size of the longest document."""
     starts: dict[int, float] = {}
     longest_bytes = 0
@@ -78,7 +78,7 @@ async def measure(folder: Path) -> list[Figure]:
         for client in clients:
             if await client.wait(RUN_TIMEOUT_S) != 0:
                 raise EpochalError(f"{client.name} did not finish:\n{client.log_tail()}")
-    starts, longest_bytes = await _round_starts(process.run_dir)
+    starts, longest_bytes = await round_starts(process.run_dir)
     steps = range(FIRST_MEASURED, ROUNDS)
     median_s = statistics.median(starts[step + 1] - starts[step] for step in steps)
     async with bare_process(folder) as url:

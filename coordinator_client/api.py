@@ -18,7 +18,7 @@ from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Res
 from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from state.tensors import Buffer, FileBody
+    from runtime.spool import SpoolFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,10 +53,13 @@ class DocumentRequests(Protocol):
 class BlobRequests(Protocol):
     """The requests that carry results and checkpoints."""
 
-    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None: ...
+    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None: ...
 
-    async def get_blob(self, sha256: Sha256) -> "Buffer":
-        """Return the blob's bytes, unverified."""
+    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        """Append the blob's bytes to the file, unverified: those that follow the ones that it holds already.
+
+        Whatever this raises, the file holds what has arrived.
+        """
         ...
 
 
@@ -148,8 +151,8 @@ class ForwardedRequests(ABC):
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)
 
-    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None:
-        await self._carry(self._requests.put_blob, sha256, body)
+    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        await self._carry(self._requests.put_blob, sha256, file)
 
-    async def get_blob(self, sha256: Sha256) -> "Buffer":
-        return await self._carry(self._requests.get_blob, sha256)
+    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        await self._carry(self._requests.get_blob, sha256, file)

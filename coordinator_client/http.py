@@ -9,19 +9,26 @@ import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
+from coordinator_client.plain_blobs import (
+    BLOB_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    MAX_BLOB_ANSWERS,
+    PlainBlobs,
+    error_of,
+)
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
     Trust,
-    is_temporary,
     open_client,
     raw_body,
     read_whole,
     reason_of,
-    refusal_in,
     streamed,
 )
 from runtime.retry import RetryPolicy
+from runtime.worker_thread import finished
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
@@ -46,19 +53,18 @@ from state.messages import (
 from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from state.tensors import Buffer, FileBody, TensorStream
+    from runtime.spool import SpoolFile
+    from state.tensors import FileBody, TensorStream
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
 """Maximum time for an answer, beyond the wait that a long poll asks for."""
-BLOB_TIMEOUT_S = 60.0
-"""Maximum time without progress in a blob's transfer."""
-MAX_BLOB_ANSWERS = 64
-"""Maximum number of answers for one blob: a broken body is continued as long as each answer brings some bytes."""
+APPENDED_BYTES = 1024 * 1024
+"""Bytes of a download that are hashed and written at a time."""
+INLINE_BYTES = 64 * 1024
+"""So many are written on the event loop: handing them to another thread would take longer."""
 MAX_CONNECTIONS = 32
-KEEP_ALIVE_S = 60.0
 
 
 class CoordinatorClient:
@@ -69,8 +75,9 @@ class CoordinatorClient:
     `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
-    def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
+    def __init__(self, http: httpx.AsyncClient, run_id: str, blobs: PlainBlobs | None = None) -> None:
         self._http = http
+        self._blobs = blobs
         self._requests = LeftRequests(http)
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
@@ -99,7 +106,8 @@ class CoordinatorClient:
         try:
             while True:
                 try:
-                    return cls(http, await client._served_run(base, place.removeprefix("runs").strip("/")))
+                    run_id = await client._served_run(base, place.removeprefix("runs").strip("/"))
+                    return cls(http, run_id, PlainBlobs.at(base))
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                     if mistake := await mistake_in(base, error):
                         raise InvalidInput(mistake, url=url) from error
@@ -140,6 +148,8 @@ class CoordinatorClient:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._requests.aclose()
+        if self._blobs is not None:
+            await self._blobs.aclose()
         await self._http.aclose()
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
@@ -189,8 +199,9 @@ class CoordinatorClient:
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
 
-    async def put_blob(self, sha256: Sha256, body: "FileBody") -> None:
-        await self._request("PUT", f"/v1/blobs/{sha256}", content=body, answer_s=BLOB_TIMEOUT_S)
+    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        if self._blobs is None or not await self._blobs.put(f"/v1/blobs/{sha256}", self._headers, file):
+            await self._request("PUT", f"/v1/blobs/{sha256}", content=file, answer_s=BLOB_TIMEOUT_S)
 
     async def status(self) -> RunStatus:
         return parse_document(RunStatus, (await self._request("GET", f"{self._run}/status")).content)
@@ -242,16 +253,28 @@ class CoordinatorClient:
         answer = await self._request("GET", f"{self._run}/checkpoints")
         return parse_document(KeptCheckpoints, answer.content).checkpoints
 
-    async def get_blob(self, sha256: Sha256) -> "Buffer":
-        """Return the blob's bytes, unverified. A body that breaks off is continued where it broke off."""
-        found = bytearray()  # not joined from a list of pieces, which would hold everything twice
-        async for piece in self.blob_pieces(sha256):
-            found += piece
-        return found
+    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        """Append the blob's bytes to the file, unverified. A body that breaks off is continued where it broke off."""
+        if self._blobs is None or not await self._blobs.get(f"/v1/blobs/{sha256}", self._headers, file):
+            await self._get_blob(sha256, file)
 
-    async def blob_pieces(self, sha256: Sha256) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of `get_blob` as they arrive."""
-        held_bytes = 0
+    async def _get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+        waiting: list[bytes] = []
+        waiting_bytes = 0
+        try:
+            async with aclosing(self.blob_pieces(sha256, file.size_bytes)) as pieces:
+                async for piece in pieces:
+                    waiting.append(piece)
+                    waiting_bytes += len(piece)
+                    if waiting_bytes >= APPENDED_BYTES:
+                        await _append(file, waiting)
+                        waiting, waiting_bytes = [], 0
+        finally:
+            await _append(file, waiting)
+
+    async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
+        """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off."""
+        held_bytes = start
         for answer in range(1, MAX_BLOB_ANSWERS + 1):
             before_bytes = held_bytes
             try:
@@ -275,7 +298,7 @@ class CoordinatorClient:
                 if answer.status_code == httpx.codes.OK:
                     skipped_bytes = start  # the whole blob again
                 elif answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                    raise _error_of(await read_whole(answer), f"GET {path}")
+                    raise error_of(await read_whole(answer), f"GET {path}")
                 elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                     raise InvalidDocument(f"GET {path} answered with another range than the one from {start} on")
                 async for piece in raw_body(answer):
@@ -299,7 +322,7 @@ class CoordinatorClient:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        content: "FileBody | None" = None,
+        content: "FileBody | SpoolFile | None" = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
@@ -319,17 +342,26 @@ class CoordinatorClient:
             raise self._unreachable(f"{method} {path}", error) from error
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
             return answer
-        raise _error_of(answer, f"{method} {path}")
+        raise error_of(answer, f"{method} {path}")
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
         url = str(self._http.base_url)
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
 
 
+async def _append(file: "SpoolFile", pieces: list[bytes]) -> None:
+    """Append to a file: few bytes at once, many in another thread. All of them, even if the caller is cancelled."""
+    data = b"".join(pieces)
+    if len(data) <= INLINE_BYTES:
+        file.append(data)
+    else:
+        await finished(lambda: file.append(data))
+
+
 class _Pieces:
     """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
 
-    def __init__(self, stream: "TensorStream") -> None:
+    def __init__(self, stream: "TensorStream | SpoolFile") -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
@@ -342,13 +374,3 @@ def _json_of(answer: httpx.Response) -> Any:
         return strict_json(answer.content)
     except ValueError as error:
         raise InvalidDocument(f"{answer.request.url} does not answer as a coordinator does; is it one?") from error
-
-
-def _error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnreachable | InvalidDocument:
-    """Return the error that an answer of 3xx, 4xx or 5xx stands for: a refusal, or that something else answered."""
-    status = answer.status_code
-    if refusal := refusal_in(answer):
-        return refusal
-    if is_temporary(status):
-        return CoordinatorUnreachable(f"{request} answered {status}", status=status)
-    return InvalidDocument(f"{request} answered {status}, not as a coordinator would", status=status)

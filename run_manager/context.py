@@ -16,6 +16,7 @@ from run_manager.readiness import Readiness
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.round_view import RoundViews
 from runtime.retry import RetryPolicy
+from runtime.spool import Spool
 from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -59,6 +60,7 @@ class ClientDependencies:
         open_provider: opens the run's data.
         open_trainer: opens the run's trainer, which closes the worker that it is given.
         observer: receives every event.
+        spool_folder: where the client makes the folder of its temporary files.
         feedback_stem: path with which the names of the files of error feedback begin, so that a client that starts
             again goes on with them; None if they go with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
@@ -70,6 +72,7 @@ class ClientDependencies:
     open_provider: Callable[[RunAccess], Awaitable[DataProvider]]
     open_trainer: Callable[[RunAccess, Worker], Awaitable[Trainer]]
     observer: Observer
+    spool_folder: Path
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
     feedback_stem: Path | None = None
 
@@ -119,6 +122,7 @@ class StepContext:
     Attributes:
         spec: the run's model, complete.
         worker: runs blocking calls other than training and merging.
+        spool: holds replicas, results and checkpoints outside of memory.
         packing: packs samples into rows; None if each sample is a row.
         feedback: what this client's codec has left out; None in a run without error feedback.
     """
@@ -135,6 +139,7 @@ class StepContext:
     tentative: TentativeState
     provider: DataProvider
     worker: Worker
+    spool: Spool
     packing: Packing | None
     feedback: ErrorFeedback | None
 

@@ -28,6 +28,7 @@ from run_manager.replica.merger import Merger
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
 from runtime.background_task import BackgroundTask
+from runtime.spool import Spool
 from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import MergeConfig, StateFile
@@ -119,7 +120,9 @@ class RunManager:
             worker = dependencies.new_worker("epochal-codec")
             opened.push_async_callback(worker.aclose)
             outer = OuterStep.of(state.merge)
-            merger = Merger(outer, dependencies.new_worker("epochal-merge"))
+            spool = Spool(dependencies.spool_folder, state.client.spool_bytes)
+            opened.callback(spool.close)
+            merger = Merger(outer, dependencies.new_worker("epochal-merge"), spool.drop_pages)
             opened.push_async_callback(merger.aclose)
             await merger.verify()
             trainer = await dependencies.open_trainer(access, dependencies.new_worker("epochal-train"))
@@ -127,13 +130,14 @@ class RunManager:
             packing = Packing.of(state, trainer.vocabulary, worker)
             provider = await self._open_provider(access, DataNeeds.of(state, trainer.vocabulary, packing))
             opened.push_async_callback(provider.aclose)
-            exchange = StarExchange(session, worker, dependencies.observer)
+            exchange = StarExchange(session, spool, dependencies.observer)
             feedback = await self._open_feedback(document, state.merge, opened, worker)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
             keeper = ReplicaKeeper(
                 session.outcome,
                 exchange,
                 merger,
+                spool,
                 worker,
                 partial(check_trainable, state, spec),
                 tentative.settle,
@@ -154,6 +158,7 @@ class RunManager:
                 tentative=tentative,
                 provider=provider,
                 worker=worker,
+                spool=spool,
                 packing=packing,
                 feedback=feedback,
             )

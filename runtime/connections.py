@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime.by_address import ByAddress
 from runtime.rare_log import RareLog
@@ -38,6 +38,10 @@ SHED_SHOWN_S = 60.0
 """Time for which `/readyz` shows that connections were shed."""
 CONNECTION_IN_SCOPE = "epochal.connection"
 """Key in the ASGI scope of a request under which its `Connection` stands."""
+
+
+SendFile: TypeAlias = Callable[[int, int, int], Awaitable[None]]
+"""Sends bytes of an open file: its descriptor, the place of the first byte, and their number."""
 
 
 class Peer(StrEnum):
@@ -84,6 +88,7 @@ class Connection:
         abort: ends the connection at once.
         opened_s: when it was accepted, on the server's clock.
         peer: who is at the other end.
+        send_file: sends a part of a file as a part of the present answer's body; None where that is not possible.
         owner: the member, if it is one.
     """
 
@@ -92,6 +97,7 @@ class Connection:
     opened_s: float
     peer: Peer = Peer.STRANGER
     owner: str = ""
+    send_file: SendFile | None = None
     is_held: bool = True
     _is_vouched: bool = field(default=False, repr=False)
 
@@ -242,6 +248,16 @@ def vouch_for(scope: MutableMapping[str, Any], owner: str) -> None:
     if place is not None:
         connections, connection = place
         connections.vouch(connection, owner)
+
+
+def file_sender(scope: MutableMapping[str, Any]) -> SendFile | None:
+    """Return how to send a part of a file as a part of the answer's body; None where that is not possible.
+
+    Args:
+        scope: the request's ASGI scope.
+    """
+    place = scope.get(CONNECTION_IN_SCOPE)
+    return None if place is None else place[1].send_file
 
 
 async def end_connection(scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:

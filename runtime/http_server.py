@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from runtime.accepting import Acceptor
 from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.descriptors import connection_limit
+from runtime.file_sending import FileSending, can_send_files
 from runtime.joining_transport import JoiningTransport
 from state.errors import InvalidInput
 
@@ -165,11 +166,18 @@ class BoundedConnection(HttpToolsProtocol):
         self._paused_s = 0.0
         self._paused_bytes = 0
         self.closing_since_s: float | None = None
+        self._running: Any = None
+        """The request that is being answered."""
+        self._files: FileSending | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoiningTransport(transport))
+        joining = JoiningTransport(transport)
+        super().connection_made(joining)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         self.connection.abort = transport.abort
+        if can_send_files(transport):
+            self._files = FileSending(joining)
+            self.connection.send_file = self.send_file
         if not self.connection.is_held:  # it was shed while it was opened
             transport.abort()
 
@@ -195,7 +203,10 @@ class BoundedConnection(HttpToolsProtocol):
         # Without these, reference counting frees everything; the collector of cycles runs too rarely for a flood.
         self.cycle = self.scope = self._waiting = None  # type: ignore[assignment]
         self.pipeline.clear()
-        self.connection.abort = _nothing
+        self._running = None
+        if self._files is not None:
+            self._files.end()
+        self.connection.abort, self.connection.send_file = _nothing, None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -217,7 +228,21 @@ class BoundedConnection(HttpToolsProtocol):
             self._waiting = cycle, app
             self._waiting_timer = self.loop.call_later(SHORT_BODY_WAIT_S, self._start_waiting)
         else:
-            super()._start_asgi_task(cycle, app)
+            self._answer(cycle, app)
+
+    def _answer(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    async def send_file(self, descriptor: int, start: int, count: int) -> None:
+        """Send bytes of a file as the next ones of the present answer's body, without reading them into the process.
+
+        Raises:
+            OSError: the connection has ended, or the file is shorter.
+        """
+        assert self._files is not None
+        self._running.expected_content_length -= count
+        await self._files.send(descriptor, start, count)
 
     def _has_short_body(self) -> bool:
         fields = dict(self.headers)
@@ -231,7 +256,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._waiting_timer.cancel()
             self._waiting_timer = None
         if waiting is not None:
-            super()._start_asgi_task(*waiting)
+            self._answer(*waiting)
 
     def on_response_complete(self) -> None:
         self._connections.has_answered(self.connection)

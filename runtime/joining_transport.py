@@ -37,6 +37,11 @@ class JoiningTransport(asyncio.Transport):
             head, self._head = self._head, b""
             self._transport.write(head)
 
+    def flushed(self) -> asyncio.Transport:
+        """Send what waits here, and return the transport that everything is passed on to."""
+        self._send_head()
+        return self._transport
+
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that were written and have not left the process."""
         return len(self._head) + self._transport.get_write_buffer_size()

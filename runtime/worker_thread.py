@@ -64,6 +64,21 @@ class SharedThreads:
         """Do nothing: the threads belong to the event loop."""
 
 
+async def finished(call: Callable[[], _T]) -> _T:
+    """Return what a blocking call returns, made in one of the event loop's threads.
+
+    If the caller is cancelled, it is told when the call has ended: a thread that changes something does so no longer.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # the cancellation comes first
+        raise
+
+
 class InlineWorker:
     """A `Worker` that runs each call at once in the event loop's thread."""
 

@@ -16,6 +16,7 @@ EpochalError
 │   ├── StoreBlocked        nothing was kept now, and the same may be kept later: the disk is full, or the like
 │   └── StoreLost           a coordinator that served a run could keep nothing more, and ended
 ├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
+├── SpoolFull               a client's temporary files find no room, or cannot be written or read; it ends
 ├── TrainerFailed           a trainer could not take its step; reported, the round continues without it
 └── InternalError           a bug of Epochal's own
 ```
@@ -158,6 +159,13 @@ class StoreLost(StoreFailed):
 
 class StoreConflict(EpochalError):
     """Another coordinator of the run appended first. Nothing was kept: read its records, and handle again."""
+
+
+class SpoolFull(EpochalError):
+    """A client's temporary files find no room on their disk or within their bound, or cannot be written or read.
+
+    The operator's to mend: the message names the folder and the size. Do not retry.
+    """
 
 
 class TrainerFailed(EpochalError):

@@ -1,5 +1,6 @@
 """Routes of blobs: results and checkpoints, named by the SHA-256 of their bytes."""
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api.requests import blob_reader, caller, sha256_of
 from coordinator.handlers import Handlers
-from runtime.connections import end_connection
+from coordinator.store.blobs import STREAM_BYTES
+from coordinator.transfers import Transfer
+from runtime.connections import SendFile, end_connection, file_sender
 from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, has_gone
 from runtime.problem_json import problem_response
 from state.errors import EpochalError, Refused
@@ -20,6 +23,10 @@ from state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 
+MAX_SENT_BYTES = 8 * 1024 * 1024
+"""Maximum size of the part of a file that is sent at a time."""
+SENT_WITHIN_S = 0.25
+"""A part that takes longer is followed by a smaller one."""
 MAX_RANGE_DIGITS = 18
 """Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
 
@@ -44,28 +51,63 @@ class BlobResponse(Response):
         self._handlers = handlers
         self._client_id = client_id
         self._part = part
+        self._has_begun = self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-        part = self._part
         try:
             async with self._handlers.downloads.place(self._client_id) as transfer:
-                async for piece in self._handlers.service.blobs.stream(part.sha256, part.start, part.stop):
-                    if not has_begun:
-                        await send(self._head())
-                        has_begun = True
-                    more = part.start + transfer.moved_bytes + len(piece) < part.stop
-                    body = {"type": "http.response.body", "body": piece, "more_body": more}
-                    await transfer.move(partial(send, body))
-                    transfer.moved_bytes += len(piece)
-                    if has_gone(receive):
-                        break
+                await self._send_pieces(transfer, min(self._part.start + STREAM_BYTES, self._part.stop), receive, send)
+                send_file = file_sender(scope)
+                if send_file is not None:
+                    await self._send_file(transfer, send_file, receive)
+                await self._send_pieces(transfer, self._part.stop, receive, send)
         except EpochalError as error:
-            if not has_begun:
+            if not self._has_begun:
                 await problem_response(error)(scope, receive, send)
                 return
             log.info("download_ended", extra={"client_id": self._client_id, "reason": str(error)})
             await end_connection(scope, receive)
+
+    async def _send_pieces(self, transfer: Transfer, stop: int, receive: Receive, send: Send) -> None:
+        """Send the bytes up to `stop` that were not sent yet, through this process."""
+        part = self._part
+        start = part.start + transfer.moved_bytes
+        if self._has_left or (start >= stop and stop > part.start):
+            return
+        async for piece in self._handlers.service.blobs.stream(part.sha256, start, stop):
+            if not self._has_begun:
+                await send(self._head())
+                self._has_begun = True
+            more = part.start + transfer.moved_bytes + len(piece) < part.stop
+            body = {"type": "http.response.body", "body": piece, "more_body": more}
+            await transfer.move(partial(send, body))
+            transfer.moved_bytes += len(piece)
+            if has_gone(receive):
+                self._has_left = True
+                return
+
+    async def _send_file(self, transfer: Transfer, send_file: SendFile, receive: Receive) -> None:
+        """Send all but the last piece from the store's file to the connection, where that is possible.
+
+        Parts grow while the member reads fast: a slow one has no more under way than the bounds on its rate allow for.
+        """
+        part, part_bytes = self._part, STREAM_BYTES
+        blobs, now_s = self._handlers.service.blobs, asyncio.get_running_loop().time
+        while (start := part.start + transfer.moved_bytes) < part.stop - STREAM_BYTES and not self._has_left:
+            count = min(part_bytes, part.stop - STREAM_BYTES - start)
+            began_s = now_s()
+            async with blobs.opened(part.sha256) as blob:
+                if blob.descriptor is None:
+                    return
+                try:
+                    await transfer.move(partial(send_file, blob.descriptor, start, count))
+                except OSError:
+                    self._has_left = True
+                    return
+            transfer.moved_bytes += count
+            is_fast = now_s() - began_s < SENT_WITHIN_S
+            part_bytes = min(part_bytes * 2, MAX_SENT_BYTES) if is_fast else max(part_bytes // 2, STREAM_BYTES)
+            self._has_left = has_gone(receive)
 
     def _head(self) -> Message:
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}

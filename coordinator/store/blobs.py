@@ -13,13 +13,21 @@ STREAM_BYTES = 256 * 1024
 """A blob is read and sent in pieces of at most this size."""
 
 
+class OpenBlob(Readable, Protocol):
+    """A blob of which parts are read."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file that holds exactly these bytes; None if there is none."""
+
+
 class BlobReader(Protocol):
     """Blobs that are only read; meanwhile a coordinator may add and delete some.
 
     Every method raises `StoreFailed` if the medium fails: `StoreBlocked` if the same may succeed later.
     """
 
-    def opened(self, sha256: Sha256) -> AbstractAsyncContextManager[Readable]:
+    def opened(self, sha256: Sha256) -> AbstractAsyncContextManager[OpenBlob]:
         """Open a blob to read parts of it, in any thread, until the context is left.
 
         Only the parts that are read take memory. Entering raises `Refused(Refusal.NOT_FOUND)` if it is not held.

@@ -4,11 +4,10 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 
-from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
-from state.tensors import Readable
 from state.wire import Sha256, sha256_hex
 
 
@@ -89,8 +88,8 @@ class MemoryBlobs:
             yield data[offset : min(offset + STREAM_BYTES, stop)]
 
     @contextlib.asynccontextmanager
-    async def opened(self, sha256: Sha256) -> AsyncIterator[Readable]:
-        yield self._held(sha256)
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        yield _BytesOfBlob(self._held(sha256))
 
     def _held(self, sha256: Sha256) -> bytes:
         if sha256 not in self._blobs:
@@ -102,6 +101,12 @@ class MemoryBlobs:
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
+
+
+class _BytesOfBlob(bytes):
+    """A blob in memory (`OpenBlob`)."""
+
+    descriptor = None
 
 
 class MemoryKeys:

@@ -33,6 +33,7 @@ from epochal.cli.options import (
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
+from epochal.cli.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.torch_options import (
     AttentionOption,
     CompileOption,
@@ -212,6 +213,7 @@ def client(
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
+    spool: SpoolOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -234,6 +236,7 @@ def client(
         open_provider=_provider_opener(data_choice),
         open_trainer=_trainer_opener(trainer, options, mesh_options),
         observer=log_event,
+        spool_folder=checked_spool_folder(spool),
         check_trainer=_trainer_checker(trainer, options, mesh_options),
         feedback_stem=key,
     )

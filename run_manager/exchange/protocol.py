@@ -1,4 +1,4 @@
-"""How results travel between clients: bytes by SHA-256.
+"""How results travel between clients: bytes by SHA-256, in files of the client's spool.
 
 The rule kept here: bytes that come out of `fetch` have the digest that was asked for, wherever they came from.
 """
@@ -6,28 +6,33 @@ The rule kept here: bytes that come out of `fetch` have the digest that was aske
 from collections.abc import Iterable
 from typing import Protocol
 
-from state.tensors import FileBody
+from runtime.spool import SpoolFile
 from state.wire import Sha256
 
 
 class Exchange(Protocol):
     """Publishes and fetches immutable bytes by SHA-256."""
 
-    async def publish(self, sha256: Sha256, body: FileBody) -> None:
-        """Make the bytes available to every replica. They must have been announced to the coordinator.
+    async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
+        """Make the bytes available to every replica, and keep them. They must have been announced to the coordinator.
 
         Raises:
             Refused: the coordinator does not expect them (any more), or they break a rule.
         """
         ...
 
-    async def fetch(self, sha256: Sha256) -> FileBody:
-        """Return the bytes of this digest; what was published here may come back as it was published.
+    async def fetch(self, sha256: Sha256) -> SpoolFile:
+        """Return the bytes of this digest; what was published here is not asked for.
 
         Raises:
             Refused: `not-found`.
             InvalidDocument: the bytes that arrive have another digest, in every attempt.
+            SpoolFull: they find no room.
         """
+        ...
+
+    def begin_round(self) -> None:
+        """Note that another round has begun: what was kept before the one before it is dropped."""
         ...
 
     def forget(self, digests: Iterable[Sha256]) -> None:

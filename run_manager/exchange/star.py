@@ -1,31 +1,28 @@
 """The default exchange: a star through the coordinator's blobs.
 
-The star costs clients² × result bytes per round, since every replica fetches every other client's result.
+The star costs clients² × result bytes per round, since every replica fetches every other client's result. What arrives
+goes to the spool, so that memory grows neither with the results nor with their number. A fetch that is cancelled leaves
+what it has for the next one.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, BlobSent, Observer, ignore
-from runtime.worker_thread import Worker
+from runtime.spool import Spool, SpoolFile
 from state.errors import InvalidDocument
-from state.tensors import Buffer, FileBody, body_size_bytes
-from state.wire import Sha256, sha256_hex
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_FETCHES = 8
-DEFAULT_CACHE_BYTES = 512 * 1024**2
 FETCHES_BEFORE_GIVING_UP = 3
 """Maximum number of fetches of one blob whose bytes have a wrong digest."""
-INLINE_HASH_BYTES = 256 * 1024
-"""Largest blob that is hashed on the event loop: handing it to another thread would take longer."""
+KEPT_ROUNDS = 2
+"""Number of rounds, with the present one, of whose files those are kept that nobody said to forget."""
 
 
 @dataclass(slots=True)
@@ -36,74 +33,70 @@ class _Fetch:
     callers: int = 0
 
 
-class StarExchange:
-    """Everything goes through the coordinator's blobs; what was fetched is kept, up to `cache_bytes`."""
+@dataclass(slots=True)
+class _Kept:
+    """A file, whether all of it has arrived, and the round in which it was last asked for."""
 
-    def __init__(
-        self,
-        requests: BlobRequests,
-        worker: Worker,
-        observer: Observer = ignore,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
-    ) -> None:
+    file: SpoolFile
+    round: int
+    is_whole: bool = False
+
+
+class StarExchange:
+    """Everything goes through the coordinator's blobs. A blob is fetched once, as long as it is not forgotten."""
+
+    def __init__(self, requests: BlobRequests, spool: Spool, observer: Observer = ignore) -> None:
         self._requests = requests
+        self._spool = spool
         self._observer = observer
-        self._worker = worker
-        self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[Sha256, FileBody] = OrderedDict()
-        self._size_bytes = 0
+        self._round = 0
+        self._kept: dict[Sha256, _Kept] = {}
         self._under_way: dict[Sha256, _Fetch] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
-    async def publish(self, sha256: Sha256, body: FileBody) -> None:
-        self._keep(sha256, body)
+    async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
+        self._kept[sha256] = _Kept(file, self._round, is_whole=True)
         started_s = asyncio.get_running_loop().time()
-        await self._requests.put_blob(sha256, body)
-        self._observer(BlobSent(body_size_bytes(body), asyncio.get_running_loop().time() - started_s))
+        await self._requests.put_blob(sha256, file)
+        self._observer(BlobSent(file.size_bytes, asyncio.get_running_loop().time() - started_s))
 
-    async def fetch(self, sha256: Sha256) -> FileBody:
+    async def fetch(self, sha256: Sha256) -> SpoolFile:
         fetch = self._under_way.setdefault(sha256, _Fetch())
         fetch.callers += 1
         try:
             async with fetch.lock:
-                body = self._cached.get(sha256)
-                if body is None:
+                kept = self._kept.setdefault(sha256, _Kept(self._spool.file(), self._round))
+                kept.round = self._round
+                if not kept.is_whole:
                     async with self._slots:
-                        body = await self._fetch_verified(sha256)
-                    self._keep(sha256, body)
-                else:
-                    self._cached.move_to_end(sha256)
-                return body
+                        await self._fetch_verified(sha256, kept.file)
+                    kept.is_whole = True
+                return kept.file
         finally:
             fetch.callers -= 1
             if not fetch.callers:
                 del self._under_way[sha256]
 
+    def begin_round(self) -> None:
+        self._round += 1
+        oldest = self._round - KEPT_ROUNDS
+        self.forget([sha256 for sha256, kept in self._kept.items() if kept.round <= oldest])
+
     def forget(self, digests: Iterable[Sha256]) -> None:
         for sha256 in digests:
-            with suppress(KeyError):
-                self._size_bytes -= body_size_bytes(self._cached.pop(sha256))
+            if sha256 not in self._under_way:
+                self._kept.pop(sha256, None)
 
-    async def _fetch_verified(self, sha256: Sha256) -> Buffer:
+    async def _fetch_verified(self, sha256: Sha256, file: SpoolFile) -> None:
         found, started_s = "", asyncio.get_running_loop().time()
         for _ in range(FETCHES_BEFORE_GIVING_UP):
-            data = await self._requests.get_blob(sha256)
-            hashing = partial(sha256_hex, data)
-            found = hashing() if len(data) <= INLINE_HASH_BYTES else await self._worker.run(hashing)
+            await self._requests.get_blob(sha256, file)
+            found = file.sha256()
             if found == sha256:
-                self._observer(BlobFetched(len(data), asyncio.get_running_loop().time() - started_s))
-                return data
+                self._observer(BlobFetched(file.size_bytes, asyncio.get_running_loop().time() - started_s))
+                return
+            file.clear()
             log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "found": found})
         raise InvalidDocument(
             f"blob {sha256} arrived with a wrong digest {FETCHES_BEFORE_GIVING_UP} times", sha256=sha256, found=found
         )
-
-    def _keep(self, sha256: Sha256, body: FileBody) -> None:
-        self.forget((sha256,))
-        if body_size_bytes(body) > self._cache_bytes:
-            return
-        self._cached[sha256] = body
-        self._size_bytes += body_size_bytes(body)
-        while self._size_bytes > self._cache_bytes:
-            _, dropped = self._cached.popitem(last=False)
-            self._size_bytes -= body_size_bytes(dropped)

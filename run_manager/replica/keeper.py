@@ -13,6 +13,7 @@ arithmetic differs.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,15 +22,16 @@ from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, Repli
 from run_manager.exchange.protocol import Exchange
 from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
+from runtime.spool import Spool, SpoolFile
 from runtime.worker_thread import Worker
 from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import Desync, InvalidDocument, Refused
 from state.intervals import total_batches
 from state.merging import Contribution
 from state.refusals import Refusal
-from state.replica import Replica, parse_checkpoint
-from state.results import decode_result
-from state.tensors import FileBody, TensorLayout, TensorStream
+from state.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
+from state.results import decode_result, result_size_bound
+from state.tensors import TensorLayout
 from state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 MAX_REBUILDS_PER_STEP = 3
 MISSING_RETRY_S = 10.0
 """Time after which something that the coordinator lacks, and that the run needs, is asked for again."""
+CHECKPOINTS_OF_A_ROUND = 2
+"""A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
@@ -45,10 +49,15 @@ LACKING = (
 
 @dataclass(frozen=True, slots=True)
 class HeldReplica:
-    """A replica and its digest."""
+    """A replica and its digest.
+
+    Attributes:
+        file: the checkpoint file that holds its values, as every client would write it; None if there is none.
+    """
 
     replica: Replica
     digest: Sha256
+    file: SpoolFile | None = None
 
     @property
     def step(self) -> int:
@@ -63,7 +72,8 @@ class ReplicaKeeper:
         fetch_outcome: fetches the outcome of a step from the coordinator.
         exchange: fetches checkpoints and results.
         merger: applies outcomes.
-        worker: decodes, off the event loop.
+        spool: where the exchange keeps what it fetches.
+        worker: checks checkpoints, off the event loop.
         check_checkpoint: raises `InvalidDocument` if nobody can train on a checkpoint's replica; it ends this client.
         on_outcome: called with every outcome applied, before `at` returns the replica.
         observer: receives `ReplicaHeld`, `ReplicaDistrusted` and `OutcomeMerged`.
@@ -74,6 +84,7 @@ class ReplicaKeeper:
         fetch_outcome: Callable[[int], Awaitable[Outcome]],
         exchange: Exchange,
         merger: Merger,
+        spool: Spool,
         worker: Worker,
         check_checkpoint: Callable[[Replica], None],
         on_outcome: Callable[[Outcome], None],
@@ -82,6 +93,7 @@ class ReplicaKeeper:
         self._fetch_outcome = fetch_outcome
         self._exchange = exchange
         self._merger = merger
+        self._spool = spool
         self._worker = worker
         self._check_checkpoint = check_checkpoint
         self._on_outcome = on_outcome
@@ -198,7 +210,8 @@ class ReplicaKeeper:
     async def _load(self, checkpoint: CheckpointRef) -> bool:
         history = self._history
         try:
-            body = await self._exchange.fetch(checkpoint.blob_sha256)
+            self._spool.check_room(CHECKPOINTS_OF_A_ROUND * checkpoint.size_bytes, "the run's model")
+            file = await self._exchange.fetch(checkpoint.blob_sha256)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
@@ -206,8 +219,7 @@ class ReplicaKeeper:
             self._lacking = ("checkpoint", checkpoint.step)
             return False
         self._exchange.forget((checkpoint.blob_sha256,))
-        replica = await self._worker.run(partial(self._parse_checkpoint, body))
-        held = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
+        held = await self._worker.run(partial(self._parse_checkpoint, file))
         if (held.step, held.digest) != (checkpoint.step, checkpoint.replica_digest):
             raise InvalidDocument(
                 f"the checkpoint of step {checkpoint.step} holds replica {held.step} with digest {held.digest}, "
@@ -217,10 +229,12 @@ class ReplicaKeeper:
             self._hold(held, "checkpoint")
         return True
 
-    def _parse_checkpoint(self, body: FileBody) -> Replica:
-        replica = parse_checkpoint(body.to_bytes() if isinstance(body, TensorStream) else body)
+    def _parse_checkpoint(self, file: SpoolFile) -> HeldReplica:
+        found = examine_checkpoint(file)
+        replica = examined_replica(file.view())
         self._check_checkpoint(replica)
-        return replica
+        self._spool.drop_pages()
+        return HeldReplica(replica, Sha256(found.replica_digest))
 
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1
@@ -240,9 +254,10 @@ class ReplicaKeeper:
             self._missing = step
             return
         started_s = asyncio.get_running_loop().time()
-        replica = await self._merger.merge(held.replica, contributions)
+        file = self._spool.file() if sys.byteorder == "little" else None  # as in a checkpoint file
+        replica = await self._merger.merge(held.replica, contributions, file)
         self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
-        advanced = HeldReplica(replica, Sha256(await self._merger.digest(replica)))
+        advanced = HeldReplica(replica, Sha256(await self._merger.digest(replica)), file)
         if self._held is held:
             self._on_outcome(outcome)
             self._hold(advanced, "outcome")
@@ -259,10 +274,10 @@ class ReplicaKeeper:
 
     async def _contribution(self, entry: OutcomeEntry, layout: TensorLayout) -> Contribution | Refused:
         try:
-            body = await self._exchange.fetch(entry.result_sha256)
+            file = await self._exchange.fetch(entry.result_sha256)
         except Refused as refusal:
             return refusal
-        return Contribution(total_batches(entry.assignment), decode_result(body, layout)[1])
+        return Contribution(total_batches(entry.assignment), decode_result(file.view(), layout)[1])
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:
@@ -275,6 +290,17 @@ class ReplicaKeeper:
         self._held = held
         self._changed.notify()
         self._observer(ReplicaHeld(held.step, held.digest, origin))
+
+
+def round_bytes(layout: TensorLayout, codec: str, client_count: int) -> int:
+    """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
+
+    Args:
+        layout: of the model's parameters.
+        codec: name of the run's codec.
+        client_count: number of clients in the round.
+    """
+    return CHECKPOINTS_OF_A_ROUND * checkpoint_size_bound(layout) + client_count * result_size_bound(layout, codec)
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

@@ -1,15 +1,21 @@
 """The client's merge: `state/merging.py`'s rule, off the event loop, in a thread whose arithmetic was tested.
 
-The rule kept here: nothing is merged in a thread that has not just shown that it keeps denormals, because a library can
-switch them off for every thread started after it was loaded, and the replica would differ without an error.
+The new replica may go to a file of the spool, in the format of a checkpoint: then memory grows neither with the model
+nor with the number of contributions. The rule kept here: nothing is merged in a thread that has not just shown that it
+keeps denormals, because a library can switch them off for every thread started after it was loaded, and the replica
+would differ without an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from runtime.spool import SpoolFile
 from runtime.worker_thread import Worker
-from state.merging import Contribution, OuterStep, merge, verify_arithmetic
-from state.replica import Replica, replica_digest
+from state.merging import Contribution, MergeOutput, OuterStep, merge, verify_arithmetic
+from state.replica import Replica, arrays_in, blank_checkpoint, replica_digest
+
+CALLS_PER_DROP = 16
+"""Pieces of at most 1 MiB of each file that are read between two times that their pages are given back."""
 
 
 class Merger:
@@ -18,11 +24,13 @@ class Merger:
     Args:
         outer: the run's outer learning rate and momentum.
         worker: a `WorkerThread` of its own; `InlineWorker` in virtual time. Closed by `aclose`.
+        drop_pages: gives the pages of mapped files back to the system.
     """
 
-    def __init__(self, outer: OuterStep, worker: Worker) -> None:
+    def __init__(self, outer: OuterStep, worker: Worker, drop_pages: Callable[[], None] = lambda: None) -> None:
         self._outer = outer
         self._worker = worker
+        self._drop_pages = drop_pages
 
     async def verify(self) -> None:
         """Check that this process may merge. Call it before the first merge.
@@ -32,24 +40,50 @@ class Merger:
         """
         await self._worker.run(verify_arithmetic)
 
-    async def merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:
+    async def merge(
+        self, replica: Replica, contributions: Sequence[Contribution], file: SpoolFile | None = None
+    ) -> Replica:
         """Return the replica after this outcome; see `state.merging.merge`.
 
+        Args:
+            replica: the round's start.
+            contributions: the outcome's results.
+            file: an empty file, which becomes the new replica's checkpoint file; None for a replica in memory.
+
         Raises:
+            SpoolFull: the new replica finds no room.
             UnsoundArithmetic: as `verify`.
             Diverged: the new values are not finite; the same on every replica.
             InternalError: an empty outcome, or a contribution that does not fit; the caller's bug.
         """
-        return await self._worker.run(partial(self._merge, replica, contributions))
+        return await self._worker.run(partial(self._merge, replica, contributions, file))
 
     async def digest(self, replica: Replica) -> str:
         """Return the replica digest, hashed off the event loop."""
-        return await self._worker.run(partial(replica_digest, replica))
+        return await self._worker.run(partial(replica_digest, replica, self._dropping()))
 
     async def aclose(self) -> None:
         """End the thread; bounded."""
         await self._worker.aclose()
 
-    def _merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:
+    def _merge(self, replica: Replica, contributions: Sequence[Contribution], file: SpoolFile | None) -> Replica:
         verify_arithmetic()
-        return merge(replica, contributions, self._outer)
+        if file is None:
+            return merge(replica, contributions, self._outer)
+        blank = blank_checkpoint(replica.step + 1, replica.layout)
+        room = file.prepared(blank.size_bytes)
+        room[: len(blank.header)] = blank.header
+        parameters, momentum = arrays_in(room[len(blank.header) :], replica.layout)
+        return merge(replica, contributions, self._outer, MergeOutput(parameters, momentum, self._dropping()))
+
+    def _dropping(self) -> Callable[[], None]:
+        """Return what is called after each piece, and gives pages back after several."""
+        calls = 0
+
+        def done() -> None:
+            nonlocal calls
+            calls += 1
+            if calls % CALLS_PER_DROP == 0:
+                self._drop_pages()
+
+        return done

@@ -36,6 +36,7 @@ class RoundResults:
 
     async def run(self) -> None:
         """Follow the round until its list is complete, fetches all of it, and attests if this client is a witness."""
+        self._context.exchange.begin_round()
         try:
             complete = await self._follow()
             if complete and self._known and self._received == self._known:

@@ -14,8 +14,9 @@ from batching.round_plan import plan_round
 from data_providers.fetcher import failure_kind
 from run_manager.context import StepContext
 from run_manager.events import RoundFailed, RoundTrained
-from run_manager.replica.keeper import HeldReplica
+from run_manager.replica.keeper import HeldReplica, round_bytes
 from run_manager.round_view import round_of
+from runtime.spool import SpoolFile
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId, total_batches
@@ -45,11 +46,21 @@ UNDELIVERED_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A result before it is published."""
+    """A round's local steps."""
 
     round: TrainedRound
     held: HeldReplica
     train_s: float
+    data_wait_s: float
+    batch_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A result before it is published: its file, and no tensor that memory would hold while it is sent."""
+
+    file: SpoolFile
+    metrics: ResultMetrics
     data_wait_s: float
     batch_count: int
 
@@ -83,11 +94,15 @@ class TrainingStepMetadata:
             context.readiness.owe()
         data_assignments = view.assignments.get(client_id, ())
         if data_assignments:
-            trained = await self._train_or_report(data_assignments)
-            if trained is not None:
-                await self._publish(trained)
+            result = await self._result_or_report(data_assignments, len(view.positions))
+            if result is not None:
+                await self._publish(result)
 
-    async def _train_or_report(self, data_assignments: tuple[BatchId, ...]) -> _Trained | None:
+    async def _result_or_report(self, data_assignments: tuple[BatchId, ...], client_count: int) -> _Result | None:
+        trained = await self._train_or_report(data_assignments, client_count)
+        return None if trained is None else await self._spooled(trained)
+
+    async def _train_or_report(self, data_assignments: tuple[BatchId, ...], client_count: int) -> _Trained | None:
         context, head = self._context, self._head
         config, llm = context.state.config, context.state.model.LLM
         plan = plan_round(
@@ -109,6 +124,10 @@ class TrainingStepMetadata:
             packing = context.packing
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
+            context.spool.check_room(
+                round_bytes(held.replica.layout, context.state.merge.codec_name, client_count),
+                f"a round of {client_count} clients",
+            )
             started_s = clock.monotonic_s()
             try:
                 context.tentative.forget()
@@ -123,7 +142,7 @@ class TrainingStepMetadata:
         train_s = clock.monotonic_s() - started_s
         return _Trained(trained, held, train_s, receiver.waited_s, total_batches(data_assignments))
 
-    async def _publish(self, trained: _Trained) -> None:
+    async def _spooled(self, trained: _Trained) -> _Result:
         context, head = self._context, self._head
         header = ResultHeader(
             run_id=self._document.run_id,
@@ -135,9 +154,15 @@ class TrainingStepMetadata:
             codec=context.state.merge.codec_name,
         )
         encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
-        file = await context.worker.run(encoding)
-        sha256 = await context.worker.run(file.sha256)
+        stream = await context.worker.run(encoding)
+        file = await context.worker.run(partial(context.spool.keep, stream.pieces(), stream.size_bytes))
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
+        return _Result(file, metrics, trained.data_wait_s, trained.batch_count)
+
+    async def _publish(self, result: _Result) -> None:
+        context, head = self._context, self._head
+        file, metrics = result.file, result.metrics
+        sha256 = file.sha256()
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
         context.tentative.published(sha256)
         try:
@@ -156,9 +181,9 @@ class TrainingStepMetadata:
                 attempt=head.attempt,
                 loss=metrics.loss,
                 token_count=metrics.tokens,
-                batch_count=trained.batch_count,
-                train_s=trained.train_s,
-                data_wait_s=trained.data_wait_s,
+                batch_count=result.batch_count,
+                train_s=metrics.train_s,
+                data_wait_s=result.data_wait_s,
                 result_sha256=sha256,
             )
         )

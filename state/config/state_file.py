@@ -151,17 +151,19 @@ class MergeConfig(Section):
 
 
 class ClientConfig(Section):
-    """`[client]`: how clients fetch their data.
+    """`[client]`: how clients fetch their data, and how much room their temporary files have.
 
     Attributes:
         fetch_attempts: attempts at one request before the step fails.
         fetch_timeout_s: seconds for one attempt.
         prefetch_requests: maximum number of answers that wait for the trainer.
+        spool_bytes: maximum size of a client's temporary files; no such line: what its disk holds. Epochal's addition.
     """
 
     fetch_attempts: Annotated[int, Field(ge=1, le=MAX_FETCH_ATTEMPTS)] = 6
     fetch_timeout_s: Duration = 30.0
     prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
+    spool_bytes: Annotated[int | None, Field(ge=1, description="a positive integer, or no such line")] = None
 
 
 TaskEncoderPlace = Annotated[

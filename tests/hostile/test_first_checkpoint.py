@@ -16,6 +16,7 @@ from state.replica import Replica, checkpoint_bytes, first_replica, replica_dige
 from state.wire import Sha256, sha256_hex
 from tests.support.by_hand import ByHand, joined_by_hand
 from tests.support.processes import BOUND_S, SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
+from tests.support.spooled import spooled
 from tests.support.states import state_file
 from trainers.genesis import make_first_model
 
@@ -40,7 +41,7 @@ async def offer(hand: ByHand, replica: Replica) -> Refused:
     claim = CheckpointReport(0, Sha256(replica_digest(replica)), sha256_hex(data), len(data))
     try:
         await hand.api.report(claim)
-        await hand.api.put_blob(sha256_hex(data), data)
+        await hand.api.put_blob(sha256_hex(data), spooled(data))
     except Refused as refusal:
         return refusal
     raise AssertionError("a member's first checkpoint was accepted")

@@ -11,6 +11,7 @@ from state.errors import Refused
 from state.phases import RunState
 from tests.support.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.processes import RealRun, real_run
+from tests.support.spooled import spooled
 
 TORN_BYTES = 7
 """Bytes of a journal record that still fit when the disk is full."""
@@ -88,7 +89,7 @@ async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) ->
         fill_disk(run, len(data) // 2)
         await hand.api.report(bound)
         with pytest.raises(Refused) as caught:
-            await hand.api.put_blob(bound.result_sha256, data)
+            await hand.api.put_blob(bound.result_sha256, spooled(data))
         assert caught.value.kind == "store-failed"
         assert "a blob could not be kept" in (await run.http.get("/readyz")).text
         held = {path.name for path in (run.run_dir / "blobs").glob("??/*")}
@@ -96,7 +97,7 @@ async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) ->
 
         make_room(run)
         await run.until_logged(run.coordinator, "store_goes_on")
-        await hand.api.put_blob(bound.result_sha256, data)
+        await hand.api.put_blob(bound.result_sha256, spooled(data))
         with contextlib.suppress(Refused):  # the others may have attested everything already
             await hand.attest(document)
         await hand.watch.until(lambda document: document.step > 1)

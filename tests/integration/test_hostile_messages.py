@@ -19,6 +19,7 @@ from state.replica import replica_digest
 from state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.by_hand import all_ready, commitment, joined_by_hand
 from tests.support.processes import RealRun, at_round, real_run
+from tests.support.spooled import spooled
 
 
 async def refused(request: Awaitable[object]) -> Refused:
@@ -106,34 +107,36 @@ async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them
 
         data, bound = await nan.result(document, nan.difference(replica, float("nan")))
         await nan.api.report(bound)
-        refusal = await refused(nan.api.put_blob(bound.result_sha256, data))
+        refusal = await refused(nan.api.put_blob(bound.result_sha256, spooled(data)))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "finite")
 
         flat = {name: values.reshape(-1) for name, values in shape.difference(replica).items()}
         data, bound = await shape.result(document, flat)
         await shape.api.report(bound)
-        refusal = await refused(shape.api.put_blob(bound.result_sha256, data))
+        refusal = await refused(shape.api.put_blob(bound.result_sha256, spooled(data)))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "layout")
 
         await copier.api.report(commitment(round_of(document), good))
-        refusal = await refused(copier.api.put_blob(good_bound.result_sha256, good))
+        refusal = await refused(copier.api.put_blob(good_bound.result_sha256, spooled(good)))
         assert (refusal.kind, refusal.context["rule"]) == ("result-invalid", "client_id")
 
         data, bound = await mismatch.result(document)
         await mismatch.api.report(bound)
         broken = bytes([data[0] ^ 1]) + data[1:]
-        assert (await refused(mismatch.api.put_blob(bound.result_sha256, broken))).kind == "blob-mismatch"
-        assert (await refused(mismatch.api.put_blob(sha256_hex(broken), broken))).kind == "not-committed"
-        assert (await refused(mismatch.api.put_blob(bound.result_sha256, data + b"more"))).kind == "blob-too-large"
+        assert (await refused(mismatch.api.put_blob(bound.result_sha256, spooled(broken)))).kind == "blob-mismatch"
+        assert (await refused(mismatch.api.put_blob(sha256_hex(broken), spooled(broken)))).kind == "not-committed"
+        assert (
+            await refused(mismatch.api.put_blob(bound.result_sha256, spooled(data + b"more")))
+        ).kind == "blob-too-large"
 
         await second.api.report(good_bound)
         _, other_bound = await second.result(
             document, {n: v + np.float32(1) for n, v in second.difference(replica).items()}
         )
         assert (await refused(second.api.report(other_bound))).kind == "already-committed"
-        await second.api.put_blob(good_bound.result_sha256, good)
+        await second.api.put_blob(good_bound.result_sha256, spooled(good))
         assert (await second.api.report(good_bound)).result_verified, "the first one may be repeated"
-        assert (await refused(copier.api.put_blob(good_bound.result_sha256, good))).kind == "result-invalid"
+        assert (await refused(copier.api.put_blob(good_bound.result_sha256, spooled(good)))).kind == "result-invalid"
 
         await late.api.report(FailureReport(1, 0, "unavailable", "not today"))
         _, late_bound = await late.result(document)

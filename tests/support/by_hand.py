@@ -37,6 +37,7 @@ from state.tensors import Tensors
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.hand_client import HandClient
 from tests.support.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, retry_policy
+from tests.support.spooled import fetched, spooled
 
 NO_METRICS = ResultMetrics(loss=None, tokens=0, train_s=0.0)
 
@@ -57,14 +58,14 @@ class ByHand(HandClient):
         wanted = document.step - 1
         if self.replica is None:
             assert document.checkpoint is not None
-            self.replica = parse_checkpoint(await self.api.get_blob(document.checkpoint.blob_sha256))
+            self.replica = parse_checkpoint(await fetched(self.api, document.checkpoint.blob_sha256))
         outer, layout = OuterStep.of(self.state.merge), self.replica.layout
         while self.replica.step < wanted:
             outcome = await self.api.outcome(self.replica.step + 1)
             contributions = [
                 Contribution(
                     total_batches(entry.assignment),
-                    decode_result(await self.api.get_blob(entry.result_sha256), layout)[1],
+                    decode_result(await fetched(self.api, entry.result_sha256), layout)[1],
                 )
                 for entry in outcome.entries
             ]
@@ -117,7 +118,7 @@ class ByHand(HandClient):
         """Publish a result for the document's round."""
         data, bound = await self.result(document)
         await self.api.report(bound)
-        await self.api.put_blob(bound.result_sha256, data)
+        await self.api.put_blob(bound.result_sha256, spooled(data))
 
     async def results_in(self, document: RunDocument, count: int | None = None) -> tuple[ClientId, ...]:
         """Return the clients with verified results, once there are `count`, or by default all of the complete list."""

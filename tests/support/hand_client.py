@@ -10,6 +10,7 @@ from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.results import ResultHeader, encode_result
 from state.tensors import Float32Array
 from state.wire import ClientId, Sha256, sha256_hex
+from tests.support.spooled import spooled
 
 
 class AnyRound(Protocol):
@@ -70,7 +71,7 @@ class HandClient:
         data = checkpoint_bytes(replica)
         sha256 = sha256_hex(data)
         await self.api.report(CheckpointReport(replica.step, Sha256(replica_digest(replica)), sha256, len(data)))
-        await self.api.put_blob(sha256, data)
+        await self.api.put_blob(sha256, spooled(data))
 
     def encoded_result(
         self, head: AnyRound, replica: Replica, difference: Mapping[str, Float32Array], **header: Any

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from runtime.spool import SpoolFile
 from state.errors import Refused
 from state.refusals import Refusal
-from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, sha256_hex
 
 
@@ -20,11 +20,11 @@ class HeldBlobs:
         self.blobs = {sha256_hex(data): data for data in blobs}
         self.asked: Counter[Sha256] = Counter()
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
-        self.blobs[sha256] = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
+    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        self.blobs[sha256] = file.to_bytes()
 
-    async def get_blob(self, sha256: Sha256) -> bytes:
+    async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
         self.asked[sha256] += 1
         if sha256 not in self.blobs:
             raise Refused(Refusal.NOT_FOUND, f"no blob {sha256}")
-        return self.blobs[sha256]
+        file.append(self.blobs[sha256][file.size_bytes :])

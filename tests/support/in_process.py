@@ -17,13 +17,13 @@ from coordinator_client.follow import parse_immutable
 from runtime.http_bodies import MAX_BODY_BYTES
 from runtime.http_client import refusal_in
 from runtime.problem_json import problem_response
+from runtime.spool import SpoolFile
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
 from state.refusals import Refusal
-from state.tensors import FileBody, TensorStream
 from state.wire import Sha256, canonical_json, parse_document
 from tests.support.stored_blobs import blob_bytes
 
@@ -117,16 +117,16 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return _encoded(handlers.standing(handlers.authenticate(self._token)))
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
-        data = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
+    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        data = file.to_bytes()
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
             await handlers.receive_blob(client_id, sha256, self._pieces(data), len(data))
 
-    async def get_blob(self, sha256: Sha256) -> bytes:
+    async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
         with self._asking() as handlers:
             handlers.check_revealed(handlers.authenticate(self._token), sha256)
-            return await blob_bytes(handlers.service.blobs, sha256)
+            file.append((await blob_bytes(handlers.service.blobs, sha256))[file.size_bytes :])
 
     def _immutable(self, sha256: Sha256) -> bytes:
         with self._asking() as handlers:

@@ -16,6 +16,7 @@ import numpy as np
 
 from coordinator.machine.conduct import RESULTS_PER_MISS
 from coordinator_client.api import DocumentMark
+from runtime.spool import SpoolFile
 from state.assignment import assign_data_for_state
 from state.documents import Roster, RoundHead, RunDocument, WorkList
 from state.errors import EpochalError, Refused
@@ -31,11 +32,12 @@ from state.messages import (
     Standing,
 )
 from state.results import decode_result, encode_result
-from state.tensors import FileBody, TensorStream, layout_of, parse_tensor_file
+from state.tensors import layout_of, parse_tensor_file
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of, simulated_client
 from tests.support.simulated_network import ForwardedApi
 from tests.support.simulated_run import SimulatedRun
+from tests.support.spooled import spooled
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,8 +98,8 @@ class Dishonest(ForwardedApi):
             case FailureReport():
                 return await self.tell(report)
 
-    async def put_blob(self, sha256: Sha256, body: FileBody) -> None:
-        data = body.to_bytes() if isinstance(body, TensorStream) else bytes(body)
+    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        data = file.to_bytes()
         commitment = self._commitment
         if commitment is not None and commitment.result_sha256 == sha256:
             await self.deliver(commitment, data)
@@ -110,7 +112,7 @@ class Dishonest(ForwardedApi):
 
     async def upload(self, data: bytes, sha256: Sha256 | None = None) -> None:
         """Upload bytes under their digest, or under another one."""
-        await super().put_blob(sha256 or sha256_hex(data), data)
+        await super().put_blob(sha256 or sha256_hex(data), spooled(data))
 
     def head_of(self, step: int, attempt: int) -> RoundHead | None:
         """Return the round of this number, if it is under way."""

@@ -20,6 +20,7 @@ from state.intervals import DataIds
 from state.messages import Capabilities
 from state.wire import ClientId
 from tests.support.simulated_network import ForwardedApi, Link
+from tests.support.spooled import SPOOL_PARENT
 from tests.support.virtual_time import VirtualClock
 from trainers.protocol import Trainer
 from trainers.registry import open_trainer
@@ -103,6 +104,7 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
         open_provider=spec.open_provider,
         open_trainer=open_any_trainer,
         observer=observe,
+        spool_folder=SPOOL_PARENT,
     )
     agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)
     return SimulatedClient(number, agent, link, events)

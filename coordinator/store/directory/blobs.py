@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.store.blobs import STREAM_BYTES, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found, check_content, check_growth, check_room
 from coordinator.store.directory.failures import repeated_while_passing, store_failure
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
 from state.errors import StoreBlocked, StoreFailed
-from state.tensors import Buffer, Readable
+from state.tensors import Buffer
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
@@ -179,7 +179,7 @@ class DirectoryBlobs:
             yield piece
 
     @contextlib.asynccontextmanager
-    async def opened(self, sha256: Sha256) -> AsyncIterator[Readable]:
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
         file = await _in_thread(self._open, sha256)
         try:
             yield file
@@ -215,7 +215,7 @@ class DirectoryBlobs:
 
 
 class _OpenBlob:
-    """A blob's bytes, read from its file (`Readable`). Raises `StoreFailed` if that fails."""
+    """A blob's bytes, read from its file (`OpenBlob`). Raises `StoreFailed` if that fails."""
 
     def __init__(self, sha256: Sha256, descriptor: int) -> None:
         self._sha256 = sha256
@@ -234,6 +234,10 @@ class _OpenBlob:
         if len(data) < stop - start:
             raise StoreFailed(f"blob {self._sha256} is shorter than {self._size_bytes} bytes")
         return data
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._descriptor
 
     def close(self) -> None:
         os.close(self._descriptor)

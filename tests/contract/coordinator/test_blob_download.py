@@ -3,10 +3,12 @@
 import httpx
 import pytest
 
-from coordinator_client.http import MAX_BLOB_ANSWERS, CoordinatorClient
+from coordinator_client.http import CoordinatorClient
+from coordinator_client.plain_blobs import MAX_BLOB_ANSWERS
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.wire import sha256_hex
 from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.spooled import fetched
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)
@@ -31,7 +33,7 @@ class BlobServer:
 
 async def download(server: BlobServer) -> bytes:
     async with http_server(server) as url, httpx.AsyncClient(base_url=url) as http:
-        return bytes(await CoordinatorClient(http, "run").get_blob(SHA256))
+        return await fetched(CoordinatorClient(http, "run"), SHA256)
 
 
 async def test_blob_whose_body_breaks_is_continued_where_it_broke() -> None:
@@ -74,7 +76,7 @@ async def test_blob_that_is_refused_or_answered_wrongly_is_said() -> None:
 
     async with http_server(refuse) as url, httpx.AsyncClient(base_url=url) as http:
         with pytest.raises(Refused, match="no blob"):
-            await CoordinatorClient(http, "run").get_blob(SHA256)
+            await fetched(CoordinatorClient(http, "run"), SHA256)
     async with http_server(mislead) as url, httpx.AsyncClient(base_url=url) as http:
         with pytest.raises(InvalidDocument, match="another range"):
-            await CoordinatorClient(http, "run").get_blob(SHA256)
+            await fetched(CoordinatorClient(http, "run"), SHA256)

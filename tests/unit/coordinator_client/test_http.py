@@ -12,14 +12,15 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import connect_operator
 from runtime.retry import RetryPolicy
+from runtime.spool import READ_BYTES
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.messages import ReadyReport, Standing
 from state.phases import RunState
-from state.tensors import PIECE_BYTES, stream_of
 from state.wire import Sha256, canonical_json, document_digest
 from tests.support.documents import run_document
 from tests.support.simulated_client import key_of
+from tests.support.spooled import spooled
 from tests.support.virtual_time import VirtualClock, run_virtually
 
 STANDING = Standing(key_of(1).client_id, True, False, 1, 0, None, False, None, False, False)
@@ -216,20 +217,20 @@ async def test_malformed_url_is_refused_at_once(url: str) -> None:
 
 
 async def test_blob_is_sent_piece_by_piece_with_its_length_each_time() -> None:
-    stream = stream_of({"w": np.arange(PIECE_BYTES, dtype=np.float32)}, {})
+    file = spooled(np.arange(READ_BYTES, dtype=np.float32).tobytes())
     received: list[bytes] = []
 
     class Line(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             assert isinstance(request.stream, httpx.AsyncByteStream)
             pieces = [piece async for piece in request.stream]
-            assert max(map(len, pieces)) <= PIECE_BYTES
-            assert request.headers["content-length"] == str(stream.size_bytes)
+            assert max(map(len, pieces)) <= READ_BYTES
+            assert request.headers["content-length"] == str(file.size_bytes)
             assert "transfer-encoding" not in request.headers
             received.append(b"".join(pieces))
             return httpx.Response(201)
 
     http = httpx.AsyncClient(base_url="http://coordinator", transport=Line())
     for _ in range(2):
-        await CoordinatorClient(http, "test-run").put_blob(stream.sha256(), stream)
-    assert received == [stream.to_bytes()] * 2
+        await CoordinatorClient(http, "test-run").put_blob(file.sha256(), file)
+    assert received == [file.to_bytes()] * 2

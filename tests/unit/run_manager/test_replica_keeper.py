@@ -11,6 +11,7 @@ from run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHel
 from run_manager.exchange.star import StarExchange
 from run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
+from runtime.spool import Spool
 from runtime.worker_thread import InlineWorker, Worker
 from state.documents import CheckpointRef, Outcome
 from state.errors import Desync, Refused
@@ -23,6 +24,7 @@ from tests.support.documents import run_document
 from tests.support.held_blobs import HeldBlobs
 from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of
 from tests.support.simulated_run import BOUND_S, simulated_run
+from tests.support.spooled import SPOOL_PARENT, spooled
 from tests.support.states import state_file
 from tests.support.virtual_time import in_virtual_time, run_virtually
 
@@ -131,9 +133,10 @@ async def no_outcome(step: int) -> Outcome:
 def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     """Return a keeper whose coordinator has these blobs and no outcomes."""
     worker = InlineWorker()
-    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(blobs, worker)
+    spool = Spool(SPOOL_PARENT)
+    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(blobs, spool)
     return ReplicaKeeper(
-        no_outcome, exchange, merger, worker, lambda replica: None, lambda outcome: None, events.append
+        no_outcome, exchange, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
     )
 
 
@@ -160,7 +163,7 @@ async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(capl
             keeper.aim(run_document(RunState.WARMUP, version=version, checkpoint=checkpoint))
             await asyncio.sleep(3 * MISSING_RETRY_S)
             assert warnings(caplog, "coordinator_lacks") == [("checkpoint", 0)]
-        await blobs.put_blob(checkpoint.blob_sha256, data)
+        await blobs.put_blob(checkpoint.blob_sha256, spooled(data))
         assert (await keeper.at(0)).digest == checkpoint.replica_digest, "it is asked for again"
         running.cancel()
 

@@ -1,28 +1,35 @@
-"""`run_manager/exchange/star.py`: each blob is fetched once, verified, and kept within a bound."""
+"""`run_manager/exchange/star.py`: each blob is fetched once, verified, and kept as long as it may be needed."""
 
 import asyncio
 
-import numpy as np
 import pytest
 
-from run_manager.exchange.star import StarExchange
-from runtime.worker_thread import InlineWorker
-from state.errors import InvalidDocument
-from state.tensors import stream_of
-from state.wire import sha256_hex
+from run_manager.exchange.star import KEPT_ROUNDS, StarExchange
+from runtime.spool import Spool, SpoolFile
+from state.errors import CoordinatorUnreachable, InvalidDocument
+from state.wire import Sha256, sha256_hex
 from tests.support.held_blobs import HeldBlobs
+from tests.support.spooled import SPOOL_PARENT, spooled
+
+
+def exchange_of(held: HeldBlobs) -> StarExchange:
+    return StarExchange(held, Spool(SPOOL_PARENT))
+
+
+async def bytes_of(exchange: StarExchange, data: bytes) -> bytes:
+    return (await exchange.fetch(sha256_hex(data))).to_bytes()
 
 
 async def test_concurrent_fetches_of_one_blob_ask_once_if_one_is_cancelled() -> None:
     data = b"result"
     held = HeldBlobs(data)
-    exchange = StarExchange(held, InlineWorker())
+    exchange = exchange_of(held)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(exchange.fetch(sha256_hex(data))) for _ in range(4)]
+        tasks = [group.create_task(bytes_of(exchange, data)) for _ in range(4)]
         await asyncio.sleep(0)
         tasks[0].cancel()
     assert [task.result() for task in tasks[1:]] == [data] * 3
-    assert await exchange.fetch(sha256_hex(data)) == data
+    assert await bytes_of(exchange, data) == data
     assert held.asked.total() <= 2
 
 
@@ -30,33 +37,67 @@ async def test_other_bytes_than_asked_for_are_never_returned() -> None:
     held = HeldBlobs()
     held.blobs[sha256_hex(b"right")] = b"wrong"
     with pytest.raises(InvalidDocument):
-        await StarExchange(held, InlineWorker()).fetch(sha256_hex(b"right"))
+        await exchange_of(held).fetch(sha256_hex(b"right"))
 
 
-async def test_own_tensors_are_not_fetched_and_never_become_bytes() -> None:
+async def test_swapped_blob_is_fetched_anew_from_its_beginning() -> None:
+    class Swapping(HeldBlobs):
+        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+            await super().get_blob(sha256, file)
+            self.blobs[sha256] = b"right, and longer"
+
+    held = Swapping()
+    held.blobs[sha256_hex(b"right, and longer")] = b"wrong"
+    assert await bytes_of(exchange_of(held), b"right, and longer") == b"right, and longer"
+
+
+async def test_own_file_is_not_fetched() -> None:
     held = HeldBlobs()
-    exchange = StarExchange(held, InlineWorker())
-    result = stream_of({"w": np.ones(3, np.float32)}, {})
-    await exchange.publish(result.sha256(), result)
-    assert await exchange.fetch(result.sha256()) is result
-    assert held.blobs == {result.sha256(): result.to_bytes()}
+    exchange = exchange_of(held)
+    file = spooled(b"mine")
+    await exchange.publish(file.sha256(), file)
+    assert await exchange.fetch(file.sha256()) is file
+    assert held.blobs == {file.sha256(): b"mine"}
     assert not held.asked
 
 
-async def test_cache_stays_within_its_bytes() -> None:
-    blobs = [bytes([number]) * 40 for number in range(4)]
-    held = HeldBlobs(*blobs)
-    exchange = StarExchange(held, InlineWorker(), cache_bytes=100)
-    for data in (*blobs, blobs[3], blobs[2], blobs[0]):
-        assert await exchange.fetch(sha256_hex(data)) == data
-    assert held.asked.total() == 5
+async def test_fetch_that_broke_off_goes_on_with_what_has_arrived() -> None:
+    data = bytes(range(200))
+
+    class Breaking(HeldBlobs):
+        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+            self.asked[sha256] += 1
+            start = file.size_bytes
+            file.append(data[start : start + 50])
+            if file.size_bytes < len(data):
+                raise CoordinatorUnreachable("the line broke")
+
+    held = Breaking()
+    exchange = exchange_of(held)
+    for _ in range(3):
+        with pytest.raises(CoordinatorUnreachable):
+            await exchange.fetch(sha256_hex(data))
+    assert await bytes_of(exchange, data) == data
+    assert held.asked.total() == 4
 
 
 async def test_forgotten_blob_is_fetched_again() -> None:
     held = HeldBlobs(b"one", b"two")
-    exchange = StarExchange(held, InlineWorker())
+    exchange = exchange_of(held)
     for _ in range(2):
         await exchange.fetch(sha256_hex(b"one"))
         await exchange.fetch(sha256_hex(b"two"))
         exchange.forget([sha256_hex(b"one")])
     assert held.asked == {sha256_hex(b"one"): 2, sha256_hex(b"two"): 1}
+
+
+async def test_blob_that_nobody_forgets_is_dropped_after_the_next_round() -> None:
+    held = HeldBlobs(b"late", b"used")
+    exchange = exchange_of(held)
+    await exchange.fetch(sha256_hex(b"late"))
+    for _ in range(KEPT_ROUNDS):
+        await exchange.fetch(sha256_hex(b"used"))
+        exchange.begin_round()
+    await exchange.fetch(sha256_hex(b"used"))
+    await exchange.fetch(sha256_hex(b"late"))
+    assert held.asked == {sha256_hex(b"late"): 2, sha256_hex(b"used"): 1}
