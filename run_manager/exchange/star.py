@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from runtime.spool import Spool, SpoolFile
-from state.errors import InvalidDocument
+from state.errors import InvalidDocument, Refused
+from state.refusals import Refusal
 from state.wire import Sha256
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,8 @@ class StarExchange:
     async def _fetch_verified(self, sha256: Sha256, file: SpoolFile) -> None:
         found, started_s = "", asyncio.get_running_loop().time()
         for _ in range(FETCHES_BEFORE_GIVING_UP):
-            await self._requests.get_blob(sha256, file)
+            if file.sha256() != sha256:  # all of it may have arrived before a fetch was cancelled
+                await self._get_rest(sha256, file)
             found = file.sha256()
             if found == sha256:
                 self._observer(BlobFetched(file.size_bytes, asyncio.get_running_loop().time() - started_s))
@@ -100,3 +102,10 @@ class StarExchange:
         raise InvalidDocument(
             f"blob {sha256} arrived with a wrong digest {FETCHES_BEFORE_GIVING_UP} times", sha256=sha256, found=found
         )
+
+    async def _get_rest(self, sha256: Sha256, file: SpoolFile) -> None:
+        try:
+            await self._requests.get_blob(sha256, file)
+        except Refused as refusal:
+            if refusal.kind is not Refusal.RANGE_NOT_SATISFIABLE:  # nothing follows what the file holds
+                raise

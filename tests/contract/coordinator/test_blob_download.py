@@ -1,70 +1,122 @@
-"""A client's download of a blob over real sockets that break."""
+"""A client's download of a blob over real sockets that break: by the short way, and by the general HTTP client."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.plain_blobs import MAX_BLOB_ANSWERS
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from coordinator_client.plain_blobs import MAX_BLOB_ANSWERS, PlainBlobs
+from runtime.spool import MAX_IN_MEMORY_BYTES, Spool
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused, SpoolFull
 from state.wire import sha256_hex
-from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.spooled import fetched
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)
+SMALL = BLOB[:400]
+LARGE = BLOB * (4 * MAX_IN_MEMORY_BYTES // len(BLOB))
+
+
+@pytest.fixture(params=["plain", "general"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to a coordinator."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return str(request.param)
+
+
+def blobs_at(url: str, way: str) -> PlainBlobs | None:
+    return PlainBlobs.at(url) if way == "plain" else None
 
 
 class BlobServer:
-    """Serves the blob with ranges; each answer breaks off after `bytes_each`."""
+    """Serves the blob with ranges; each answer breaks off after `bytes_each`, or the first only."""
 
-    def __init__(self, bytes_each: int, *, ranges: bool = True) -> None:
+    def __init__(self, bytes_each: int, blob: bytes = BLOB, *, ranges: bool = True, breaks_once: bool = False) -> None:
         self.asked: list[str | None] = []
-        self._bytes_each = bytes_each
+        self._blob = blob
+        self.bytes_each = bytes_each
         self._ranges = ranges
+        self._breaks_once = breaks_once
 
     async def __call__(self, request: HttpRequest) -> HttpReply:
         wanted = request.headers.get("range")
         self.asked.append(wanted)
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self._ranges else 0
-        rest = BLOB[start:]
-        headers = {"Content-Range": f"bytes {start}-{len(BLOB) - 1}/{len(BLOB)}"} if start else {}
-        return HttpReply(206 if start else 200, rest[: self._bytes_each], headers, announced_bytes=len(rest))
+        rest = self._blob[start:]
+        headers = {"Content-Range": f"bytes {start}-{len(self._blob) - 1}/{len(self._blob)}"} if start else {}
+        is_whole = self._breaks_once and len(self.asked) > 1
+        sent = rest if is_whole else rest[: self.bytes_each]
+        return HttpReply(206 if start else 200, sent, headers, announced_bytes=len(rest))
 
 
-async def download(server: BlobServer) -> bytes:
-    async with http_server(server) as url, httpx.AsyncClient(base_url=url) as http:
-        return await fetched(CoordinatorClient(http, "run"), SHA256)
+@asynccontextmanager
+async def client_of(server: Answer, way: str) -> AsyncIterator[CoordinatorClient]:
+    async with (
+        http_server(server) as url,
+        httpx.AsyncClient(base_url=url, follow_redirects=True, verify=False) as http,
+        CoordinatorClient(http, "run", blobs_at(url, way)) as client,
+    ):
+        yield client
 
 
-async def test_blob_whose_body_breaks_is_continued_where_it_broke() -> None:
+async def download(server: Answer, way: str) -> bytes:
+    async with client_of(server, way) as client:
+        return await fetched(client, SHA256)
+
+
+async def test_blob_whose_body_breaks_is_continued_where_it_broke(way: str) -> None:
     server = BlobServer(3000)
-    assert await download(server) == BLOB
+    assert await download(server, way) == BLOB
     assert server.asked == [None, "bytes=3000-", "bytes=6000-", "bytes=9000-"]
 
 
-async def test_blob_from_a_server_without_ranges_begins_again() -> None:
+async def test_blob_that_breaks_at_any_byte_arrives_whole(way: str) -> None:
+    server = BlobServer(0, SMALL, breaks_once=True)
+    async with client_of(server, way) as client:
+        for broken_at in range(1, len(SMALL)):
+            server.bytes_each, server.asked = broken_at, []
+            assert await fetched(client, SHA256) == SMALL
+            assert server.asked == [None, f"bytes={broken_at}-"]
+
+
+async def test_large_blob_that_breaks_is_continued_on_disk(way: str) -> None:
+    server = BlobServer(len(LARGE) // 3, LARGE)
+    assert await download(server, way) == LARGE
+    assert len(server.asked) == 4
+
+
+async def test_blob_from_a_server_without_ranges_begins_again(way: str) -> None:
     server = BlobServer(len(BLOB), ranges=False)
-    assert await download(server) == BLOB
+    assert await download(server, way) == BLOB
     broken = BlobServer(3000, ranges=False)
     with pytest.raises(CoordinatorUnreachable):
-        await download(broken)
+        await download(broken, way)
+    recovering = BlobServer(3000, ranges=False, breaks_once=True)
+    assert await download(recovering, way) == BLOB
 
 
-async def test_blob_of_which_nothing_comes_is_unreachable_at_once() -> None:
+async def test_blob_of_which_nothing_comes_is_unreachable_at_once(way: str) -> None:
     server = BlobServer(0)
     with pytest.raises(CoordinatorUnreachable):
-        await download(server)
+        await download(server, way)
     assert server.asked == [None]
 
 
-async def test_blob_that_breaks_again_and_again_is_given_up() -> None:
+async def test_blob_that_breaks_again_and_again_is_given_up(way: str) -> None:
     server = BlobServer(10)
     with pytest.raises(CoordinatorUnreachable):
-        await download(server)
+        await download(server, way)
     assert len(server.asked) == MAX_BLOB_ANSWERS
 
 
-async def test_blob_that_is_refused_or_answered_wrongly_is_said() -> None:
+async def test_blob_that_is_refused_or_answered_wrongly_is_said(way: str) -> None:
     async def refuse(request: HttpRequest) -> HttpReply:
         body = b'{"type": "urn:epochal:problem:not-found", "title": "x", "status": 404, "detail": "no blob"}'
         return HttpReply(404, body, {"Content-Type": "application/problem+json"})
@@ -74,9 +126,86 @@ async def test_blob_that_is_refused_or_answered_wrongly_is_said() -> None:
             return HttpReply(200, BLOB[:10], announced_bytes=len(BLOB))
         return HttpReply(206, BLOB[:10], {"Content-Range": f"bytes 0-9/{len(BLOB)}"})
 
-    async with http_server(refuse) as url, httpx.AsyncClient(base_url=url) as http:
-        with pytest.raises(Refused, match="no blob"):
-            await fetched(CoordinatorClient(http, "run"), SHA256)
-    async with http_server(mislead) as url, httpx.AsyncClient(base_url=url) as http:
-        with pytest.raises(InvalidDocument, match="another range"):
-            await fetched(CoordinatorClient(http, "run"), SHA256)
+    with pytest.raises(Refused, match="no blob"):
+        await download(refuse, way)
+    with pytest.raises(InvalidDocument, match="another range"):
+        await download(mislead, way)
+
+
+async def test_blob_that_lies_elsewhere_is_fetched_from_there(way: str) -> None:
+    async def elsewhere(request: HttpRequest) -> HttpReply:
+        if request.path == "/there":
+            return HttpReply(200, BLOB)
+        return HttpReply(307, b"", {"Location": "/there"})
+
+    assert await download(elsewhere, way) == BLOB
+
+
+async def test_blob_is_asked_for_with_the_token(way: str) -> None:
+    async def guarded(request: HttpRequest) -> HttpReply:
+        return HttpReply(200, request.headers.get("authorization", "").encode())
+
+    async with client_of(guarded, way) as client:
+        client.use_token("secret")
+        assert await fetched(client, SHA256) == b"Bearer secret"
+
+
+async def test_connection_that_the_server_closed_is_opened_again() -> None:
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(BLOB)}\r\n\r\n".encode() + BLOB)
+        writer.close()  # although it did not say so
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with (
+        server,
+        httpx.AsyncClient(base_url=url) as http,
+        CoordinatorClient(http, "run", PlainBlobs.at(url)) as client,
+    ):
+        for _ in range(3):
+            assert await fetched(client, SHA256) == BLOB
+    assert asked == 3
+
+
+async def test_cancelled_download_has_ended_and_leaves_what_arrived(way: str, tmp_path: Path) -> None:
+    sent = asyncio.Event()
+
+    async def hang(request: HttpRequest) -> HttpReply:
+        asyncio.get_running_loop().call_later(0.1, sent.set)
+        return HttpReply(200, LARGE[: len(LARGE) // 2], announced_bytes=len(LARGE), hangs=True)
+
+    async with client_of(hang, way) as client:
+        file = Spool(tmp_path).file()
+        task = asyncio.get_running_loop().create_task(client.get_blob(SHA256, file))
+        await asyncio.wait_for(sent.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        held = file.to_bytes()
+    assert LARGE.startswith(held)
+
+
+async def test_spool_that_is_full_ends_the_download_by_name(way: str, tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=len(LARGE) - 1)
+    async with client_of(BlobServer(len(LARGE), LARGE), way) as client:
+        file = spool.file()
+        with pytest.raises(SpoolFull, match="spool_bytes"):
+            await client.get_blob(SHA256, file)
+    del file
+    gc.collect()
+    assert spool.used_bytes == 0
+
+
+def test_short_way_is_for_plain_http_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert PlainBlobs.at("http://host:8000") is not None
+    assert PlainBlobs.at("https://host:8000") is None
+    assert PlainBlobs.at("http://user:secret@host:8000") is None
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert PlainBlobs.at("http://host:8000") is None

@@ -6,7 +6,8 @@ import pytest
 
 from run_manager.exchange.star import KEPT_ROUNDS, StarExchange
 from runtime.spool import Spool, SpoolFile
-from state.errors import CoordinatorUnreachable, InvalidDocument
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from state.refusals import Refusal
 from state.wire import Sha256, sha256_hex
 from tests.support.held_blobs import HeldBlobs
 from tests.support.spooled import SPOOL_PARENT, spooled
@@ -79,6 +80,28 @@ async def test_fetch_that_broke_off_goes_on_with_what_has_arrived() -> None:
             await exchange.fetch(sha256_hex(data))
     assert await bytes_of(exchange, data) == data
     assert held.asked.total() == 4
+
+
+async def test_fetch_that_broke_off_after_the_last_byte_is_whole() -> None:
+    class BreakingAtTheEnd(HeldBlobs):
+        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+            if file.size_bytes >= len(self.blobs[sha256]):
+                raise Refused(Refusal.RANGE_NOT_SATISFIABLE, "nothing follows")
+            await super().get_blob(sha256, file)
+            raise CoordinatorUnreachable("the line broke")
+
+    held = BreakingAtTheEnd(b"data")
+    exchange = exchange_of(held)
+    with pytest.raises(CoordinatorUnreachable):
+        await exchange.fetch(sha256_hex(b"data"))
+    assert await bytes_of(exchange, b"data") == b"data"
+    held.blobs[sha256_hex(b"right")] = b"wrong and long"
+    with pytest.raises(CoordinatorUnreachable):
+        await exchange.fetch(sha256_hex(b"right"))
+    held.blobs[sha256_hex(b"right")] = b"right"
+    with pytest.raises(CoordinatorUnreachable):
+        await exchange.fetch(sha256_hex(b"right"))
+    assert await bytes_of(exchange, b"right") == b"right"
 
 
 async def test_forgotten_blob_is_fetched_again() -> None:
