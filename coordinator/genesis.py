@@ -28,7 +28,7 @@ from state.first_model import (
     spec_of_document,
 )
 from state.refusals import Refusal
-from state.replica import ReplicaDigest, check_layout, checkpoint_size_bound, examine_checkpoint, no_momentum
+from state.replica import CheckpointForm, check_layout, check_momentum, checkpoint_size_bound, examine_checkpoint
 from state.tensors import Float32Array, Readable, TensorLayout, TensorStream
 from state.wire import Sha256
 
@@ -77,6 +77,7 @@ class GenesisRules:
         layout_of: as `Genesis.layout_of`.
         max_abs: the largest magnitude of a value.
         max_bytes: its maximum size.
+        has_momentum: whether the run has outer momentum.
     """
 
     step: int
@@ -84,12 +85,14 @@ class GenesisRules:
     layout_of: LayoutOf
     max_abs: float
     max_bytes: int
+    has_momentum: bool
 
     @classmethod
     def of(cls, state_file: StateFile, step: int, layout_of: LayoutOf) -> "GenesisRules":
         """Return the rules for the run of this state file."""
         share = state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
-        return cls(step, state_file.model.LLM.spec, layout_of, state_file.merge.max_abs, share)
+        merge = state_file.merge
+        return cls(step, state_file.model.LLM.spec, layout_of, merge.max_abs, share, merge.has_momentum)
 
     def check_size(self, size_bytes: int) -> None:
         """Raise `Refused(Refusal.BLOB_TOO_LARGE)` if a first checkpoint of this size is too large for the run."""
@@ -111,12 +114,15 @@ class GenesisRules:
         """Raise `Refused` as `check_size` does, where the state file says all of the model: before it is made."""
         layout = self._known_layout()
         if layout is not None:
-            self.check_size(first_checkpoint(FirstModel(self.spec, self.step, layout, tuple)).size_bytes)
+            first = FirstModel(self.spec, self.step, layout, tuple, self.has_momentum)
+            self.check_size(first_checkpoint(first).size_bytes)
 
     def _size_bound(self) -> int | None:
         """Return the maximum size that the run's model implies; None where it is not known."""
         layout = self._known_layout()
-        return None if layout is None else checkpoint_size_bound(layout, len(model_document(self.spec)))
+        if layout is None:
+            return None
+        return checkpoint_size_bound(layout, len(model_document(self.spec)), has_momentum=self.has_momentum)
 
     def _known_layout(self) -> TensorLayout | None:
         if self.spec.is_complete:
@@ -138,25 +144,25 @@ class GenesisRules:
         first_values = FirstValues(self.max_abs)
         found = examine_checkpoint(data, first_values.look)
         spec = spec_of_document(found.model) or self.spec
-        self.check_model(found.step, spec, found.layout)
+        self.check_model(found.form, spec)
         first_values.check()
-        reference = CheckpointRef(found.step, sha256, len(data), Sha256(found.replica_digest))
+        reference = CheckpointRef(found.form.step, sha256, len(data), Sha256(found.replica_digest))
         return GenesisProvided(reference, spec)
 
-    def check_model(self, step: int, spec: ModelSpec, layout: TensorLayout) -> None:
+    def check_model(self, form: CheckpointForm, spec: ModelSpec) -> None:
         """Check what a first checkpoint says of its model. Raises `InvalidDocument` as `check`.
 
         Args:
-            step: of its replica.
+            form: its replica's step, and which values it has.
             spec: the model.
-            layout: of its parameters.
         """
-        if step != self.step:
-            raise InvalidDocument(f"a checkpoint of replica {step}; the run starts from {self.step}", rule="step")
+        if form.step != self.step:
+            raise InvalidDocument(f"a checkpoint of replica {form.step}; the run starts from {self.step}", rule="step")
         self._check_spec(spec)
         expected = self.layout_of(spec)
         if expected is not None:
-            check_layout(layout, expected)
+            check_layout(form.layout, expected)
+        check_momentum(form.has_momentum, self.has_momentum)
 
     def _check_spec(self, spec: ModelSpec) -> None:
         if not spec.is_complete:
@@ -183,12 +189,12 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
     if genesis.make is None:
         return None
     first = await genesis.make(rules.step)
-    await genesis.worker.run(partial(rules.check_model, first.step, first.spec, first.layout))
-    digest = ReplicaDigest(first.step, len(first.layout.entries))
+    await genesis.worker.run(partial(rules.check_model, first.form, first.spec))
+    digest = first.digest()
 
     def look(name: str, values: Float32Array) -> None:
         check_first_parameter(name, values, rules.max_abs)
-        digest.add(name, values, no_momentum(values.shape))
+        first.add_first(digest, name, values)
 
     file = first_checkpoint(first, look)
     try:

@@ -29,7 +29,6 @@ from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
-from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -299,7 +298,7 @@ class Handlers:
         if self.service.run.checkpoint is None:
             await self.uploads.check_first_size(size_bytes)
         else:
-            self._check_size("checkpoint", size_bytes, checkpoint_size_bound(await self.uploads.layout()))
+            self._check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
 
     async def receive_blob(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None

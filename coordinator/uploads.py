@@ -27,7 +27,7 @@ from runtime.worker_thread import Worker
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
 from state.refusals import Refusal
-from state.replica import check_layout, checkpoint_layout, checkpoint_size_bound, examine_checkpoint
+from state.replica import CheckpointForm, check_layout, check_momentum, checkpoint_form, examine_checkpoint
 from state.results import ResultHeader, check_result
 from state.tensors import Readable, TensorLayout
 from state.wire import ClientId, Sha256
@@ -52,7 +52,7 @@ class Uploads:
         self._service = service
         self._worker = worker
         self._layout_of = layout_of
-        self._layout: TensorLayout | None = None
+        self._form: CheckpointForm | None = None
         self._receiving_genesis = asyncio.Lock()
         self._reading_layout = asyncio.Lock()
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
@@ -68,7 +68,14 @@ class Uploads:
     async def layout(self) -> TensorLayout:
         """Return the names and shapes of the run's tensors, which every result and checkpoint must have.
 
-        They are read once, from a checkpoint: a later checkpoint is only accepted if it has the same.
+        Raises as `form` does.
+        """
+        return (await self.form()).layout
+
+    async def form(self) -> CheckpointForm:
+        """Return which values the run's checkpoints have. It is that of any step's.
+
+        It is read once, from a checkpoint: a later checkpoint is only accepted if it has the same.
 
         Raises:
             Refused: `not-now`, when the run has no checkpoint yet.
@@ -77,10 +84,10 @@ class Uploads:
         if checkpoint is None:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading_layout:
-            if self._layout is None:
+            if self._form is None:
                 async with self._service.blobs.opened(checkpoint.blob_sha256) as data:
-                    self._layout = await self._worker.run(partial(checkpoint_layout, data))
-        return self._layout
+                    self._form = await self._worker.run(partial(checkpoint_form, data))
+        return self._form
 
     async def receive(
         self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
@@ -186,7 +193,7 @@ class Uploads:
 
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
         """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
-        spare_bytes = checkpoint_size_bound(await self.layout()) if expected.kind == "result" else 0
+        spare_bytes = (await self.form()).size_bound if expected.kind == "result" else 0
         try:
             await self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
         except Refused as refusal:
@@ -225,18 +232,19 @@ class Uploads:
         )
 
     async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
-        layout = None if self._service.run.checkpoint is None else await self.layout()
+        form = None if self._service.run.checkpoint is None else await self.form()
         rules = self._genesis_rules
 
         def check(data: Readable) -> CheckpointRef:
-            if layout is None:
+            if form is None:
                 return rules.check(data, expected.sha256).checkpoint
             found = examine_checkpoint(data)
-            if found.step != expected.step:
+            if found.form.step != expected.step:
                 raise InvalidDocument(
-                    f"a checkpoint of replica {found.step}; {expected.step} was asked for", rule="step"
+                    f"a checkpoint of replica {found.form.step}; {expected.step} was asked for", rule="step"
                 )
-            check_layout(found.layout, layout)
+            check_layout(found.form.layout, form.layout)
+            check_momentum(found.form.has_momentum, form.has_momentum)
             return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(found.replica_digest))
 
         try:

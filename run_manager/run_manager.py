@@ -222,7 +222,8 @@ class RunManager:
             return None
         stem = self._dependencies.feedback_stem
         if stem is None:
-            stem = Path(opened.enter_context(TemporaryDirectory(prefix="epochal-feedback-"))) / "client"
+            folder = TemporaryDirectory(prefix="epochal-feedback-", dir=self._dependencies.spool_folder)
+            stem = Path(opened.enter_context(folder)) / "client"
         stem = stem.with_name(f"{stem.name}.{document.run_id}")
         feedback = ErrorFeedback(stem, self._session.client_id, merge.error_feedback_decay)
         await feedback.resume(document, merge.codec_name, self._session.outcome, worker)

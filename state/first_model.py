@@ -9,7 +9,8 @@ from typing import Self
 
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
-from state.replica import Replica, checkpoint_stream, first_replica, no_momentum
+from state.replica import CheckpointForm, Replica, checkpoint_stream, first_replica, no_momentum
+from state.replica_digest import ReplicaDigest
 from state.tensors import Float32Array, TensorLayout, TensorStream, check_values
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
@@ -24,22 +25,37 @@ class FirstModel:
         layout: names and shapes of its parameters.
         parameters: returns the parameters in name order, each read or made when it is asked for; every call returns
             them anew. Errors of their source surface there.
+        has_momentum: whether the run has outer momentum.
     """
 
     spec: ModelSpec
     step: int
     layout: TensorLayout
     parameters: Callable[[], Iterable[tuple[str, Float32Array]]]
+    has_momentum: bool = True
 
     @classmethod
     def of(cls, spec: ModelSpec, replica: Replica) -> Self:
         """Return the model of a first replica, which is in memory."""
-        return cls(spec, replica.step, replica.layout, replica.parameters.items)
+        return cls(spec, replica.step, replica.layout, replica.parameters.items, replica.has_momentum)
+
+    @property
+    def form(self) -> CheckpointForm:
+        """Which values its checkpoint has."""
+        return CheckpointForm(self.step, self.layout, self.has_momentum)
+
+    def digest(self) -> ReplicaDigest:
+        """Return the digest of its replica, to which nothing has been added yet; see `add_first`."""
+        return ReplicaDigest(self.step, len(self.layout.entries), self.has_momentum)
+
+    def add_first(self, digest: ReplicaDigest, name: str, values: Float32Array) -> None:
+        """Add the next parameter to `digest`, with the outer momentum with which it starts."""
+        digest.add(name, values, no_momentum(values.shape) if self.has_momentum else None)
 
     @property
     def replica(self) -> Replica:
         """The first replica, all of which is read into memory."""
-        return first_replica(self.step, dict(self.parameters()))
+        return first_replica(self.step, dict(self.parameters()), self.has_momentum)
 
 
 def model_document(spec: ModelSpec) -> bytes:
@@ -66,14 +82,14 @@ def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None
     """
 
     def values() -> Iterator[Float32Array]:
-        for _, shape in first.layout.entries:
+        for _, shape in first.layout.entries if first.has_momentum else ():
             yield no_momentum(shape)
         for name, array in first.parameters():
             if look is not None:
                 look(name, array)
             yield array
 
-    return checkpoint_stream(first.step, first.layout, values, model_document(first.spec).decode("ascii"))
+    return checkpoint_stream(first.form, values, model_document(first.spec).decode("ascii"))
 
 
 def spec_of_document(text: str | None) -> ModelSpec | None:
@@ -98,7 +114,7 @@ def check_first_values(replica: Replica, max_abs: float) -> None:
     """
     values = FirstValues(max_abs)
     for name, parameter in replica.parameters.items():
-        values.look(name, parameter.reshape(-1), replica.momentum[name].reshape(-1))
+        values.look(name, parameter.reshape(-1), replica.momentum[name].reshape(-1) if replica.has_momentum else None)
     values.check()
 
 

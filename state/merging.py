@@ -96,18 +96,21 @@ def merge(
         output: where to write the new replica, which consists of these arrays then; None for new memory.
 
     Raises:
-        InternalError: no contribution, a weight below 1 or too large, or other names, shapes or types than the
-            replica's; the caller's bug: outcomes are never empty, and results are checked before they are attested.
+        InternalError: no contribution, a weight below 1 or too large, other names, shapes or types than the replica's,
+            or a replica without outer momentum in a run that has it; the caller's bug: outcomes are never empty, and
+            results are checked before they are attested.
         Diverged: the new values are not finite. The same on every replica; do not retry.
     """
     differences = _checked(replica, contributions)
+    if outer.momentum and not replica.has_momentum:
+        raise InternalError(f"a replica without outer momentum, in a run whose momentum is {outer.momentum:g}")
     mean_of = _mean_over(outer, [contribution.batch_count for contribution in contributions])
     output = output or _in_memory(replica)
     with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
             step = _TensorStep(
                 start.reshape(-1),
-                replica.momentum[name].reshape(-1),
+                replica.momentum[name].reshape(-1) if replica.has_momentum else None,
                 tuple(_flat(difference[name]) for difference in differences),
                 mean_of,
             )
@@ -118,7 +121,8 @@ def merge(
 
 def _in_memory(replica: Replica) -> MergeOutput:
     parameters, momentum = (
-        {name: np.empty(values.shape, np.float32) for name, values in replica.parameters.items()} for _ in range(2)
+        {name: np.empty(values.shape, np.float32) for name, values in tensors.items()}
+        for tensors in (replica.parameters, replica.momentum)
     )
     return MergeOutput(parameters, momentum, lambda: None)
 
@@ -129,32 +133,37 @@ def _mean_over(outer: OuterStep, counts: Sequence[int]) -> Mean:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _TensorStep:
-    """One tensor's flat inputs: parameters θ, momentum v, and the differences dᵢ with their mean."""
+    """One tensor's flat inputs: parameters θ, momentum v if there is any, and the differences dᵢ with their mean."""
 
     parameters: Float32Array
-    momentum: Float32Array
+    momentum: Float32Array | None
     differences: tuple[Part, ...]
     mean_of: Mean
 
 
 def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeOutput) -> bool:
     """Write θ′ and v′, chunk by chunk; one NumPy call is one rounding. Return whether all of them are finite."""
-    parameters_out, momentum_out = output.parameters[name].reshape(-1), output.momentum[name].reshape(-1)
+    parameters_out = output.parameters[name].reshape(-1)
+    momentum_out = None if step.momentum is None else output.momentum[name].reshape(-1)
     rate, decay = np.float32(outer.learning_rate), np.float32(outer.momentum)
     size = min(CHUNK_ELEMENTS, step.parameters.size)
     mean_buffer, product_buffer = np.empty(size, np.float32), np.empty(size, np.float32)
     for start in range(0, step.parameters.size, CHUNK_ELEMENTS):
         part = slice(start, start + CHUNK_ELEMENTS)
-        new_parameters, new_momentum = parameters_out[part], momentum_out[part]
-        mean, product = mean_buffer[: new_momentum.size], product_buffer[: new_momentum.size]
+        new_parameters = parameters_out[part]
+        mean, product = mean_buffer[: new_parameters.size], product_buffer[: new_parameters.size]
         step.mean_of(step.differences, start, mean, product)
-        np.multiply(step.momentum[part], decay, out=product)
-        np.add(product, mean, out=new_momentum)  # v′ = μ·v + Δ
-        np.multiply(new_momentum, decay, out=product)
-        np.add(mean, product, out=product)  # Δ + μ·v′
-        np.multiply(product, rate, out=product)
+        if step.momentum is not None and momentum_out is not None:
+            new_momentum = momentum_out[part]
+            np.multiply(step.momentum[part], decay, out=product)
+            np.add(product, mean, out=new_momentum)  # v′ = μ·v + Δ
+            np.multiply(new_momentum, decay, out=product)
+            np.add(mean, product, out=mean)  # Δ + μ·v′
+            if check_values(new_momentum, math.inf) is not None:
+                return False
+        np.multiply(mean, rate, out=product)
         np.subtract(step.parameters[part], product, out=new_parameters)  # θ′ = θ − η·(Δ + μ·v′)
-        if any(check_values(values, math.inf) is not None for values in (new_parameters, new_momentum)):
+        if check_values(new_parameters, math.inf) is not None:
             return False
         output.written()
     return True

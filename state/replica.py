@@ -4,9 +4,7 @@ The rule kept here: two replicas are equal exactly when their digests are. The d
 parameters and the outer momentum (`docs/concepts.md`); inner optimizer state is each client's own.
 """
 
-import hashlib
 import math
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from state.errors import InternalError, InvalidDocument
 from state.layout_difference import layout_difference
+from state.replica_digest import ReplicaDigest
 from state.tensors import (
     CHECK_CHUNK_ELEMENTS,
     Buffer,
@@ -33,7 +32,6 @@ from state.tensors import (
     read_tensor_header,
     tensor_stream,
     value_pieces,
-    wire_bytes,
 )
 
 CHECKPOINT_FORMAT = "epochal/checkpoint"
@@ -42,7 +40,6 @@ PARAMETERS_PREFIX = "parameters."
 MOMENTUM_PREFIX = "momentum."
 """Beginnings of the names of a checkpoint's tensors."""
 
-_DIGEST_DOMAIN = b"epochal/replica/v1\0"
 _MODEL = "model"
 _METADATA_BOUND_BYTES = 1024
 _MAX_STEP = 2**63 - 1
@@ -57,7 +54,7 @@ class Replica:
     Attributes:
         step: outcomes applied; 0 for the initial parameters.
         parameters: float32 arrays by name.
-        momentum: outer momentum, the same names and shapes.
+        momentum: outer momentum, the same names and shapes; empty in a run without (`merge.outer_momentum = 0`).
 
     Raises:
         InternalError: another type than float32, or names and shapes that differ between the two; the caller's bug.
@@ -72,7 +69,7 @@ class Replica:
             raise InternalError(f"a replica's step is {self.step}", step=self.step)
         object.__setattr__(self, "parameters", frozen_tensors(self.parameters))
         object.__setattr__(self, "momentum", frozen_tensors(self.momentum))
-        if layout_of(self.parameters) != layout_of(self.momentum):
+        if self.momentum and layout_of(self.parameters) != layout_of(self.momentum):
             raise InternalError("a replica's parameters and momentum differ in names or shapes")
 
     @property
@@ -80,58 +77,33 @@ class Replica:
         """Names and shapes of the parameters."""
         return layout_of(self.parameters)
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether there is outer momentum."""
+        return bool(self.momentum)
+
 
 def replica_digest(replica: Replica, read: Callable[[], None] = lambda: None) -> str:
     """Return the SHA-256 of the replica as hex; the same on every machine, whatever its memory layout.
 
     It covers a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
     length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
-    momentum's, in C order. Integers and floats are little-endian; values are finite, so that no bits are ambiguous.
+    momentum's, in C order. Without outer momentum its values are left out, and the tag is another one. Integers and
+    floats are little-endian; values are finite, so that no bits are ambiguous.
 
     Args:
         replica: the replica.
         read: called after each piece of its values.
     """
-    digest = ReplicaDigest(replica.step, len(replica.parameters))
+    digest = ReplicaDigest(replica.step, len(replica.parameters), replica.has_momentum)
     for name, parameter in replica.parameters.items():
         digest.begin(name, parameter.shape)
-        for values in (parameter.reshape(-1), replica.momentum[name].reshape(-1)):
+        momentum = (replica.momentum[name].reshape(-1),) if replica.has_momentum else ()
+        for values in (parameter.reshape(-1), *momentum):
             for start in range(0, values.size, CHECK_CHUNK_ELEMENTS):
                 digest.add_values(values[start : start + CHECK_CHUNK_ELEMENTS])
                 read()
     return digest.hexdigest()
-
-
-class ReplicaDigest:
-    """The digest of a replica whose tensors come one at a time.
-
-    Args:
-        step: of the replica.
-        count: number of its parameters.
-    """
-
-    def __init__(self, step: int, count: int) -> None:
-        self._digest = hashlib.sha256(_DIGEST_DOMAIN)
-        self._digest.update(struct.pack("<QI", step, count))
-
-    def add(self, name: str, parameter: Float32Array, momentum: Float32Array) -> None:
-        """Add the next parameter, in name order, and its outer momentum."""
-        self.begin(name, parameter.shape)
-        self.add_values(parameter)
-        self.add_values(momentum)
-
-    def begin(self, name: str, shape: tuple[int, ...]) -> None:
-        """Begin the next parameter, in name order: its values follow, and then those of its outer momentum."""
-        text = name.encode()
-        self._digest.update(struct.pack(f"<I{len(text)}sI{len(shape)}Q", len(text), text, len(shape), *shape))
-
-    def add_values(self, values: Float32Array) -> None:
-        """Add the next values of the parameter that was begun, of any number."""
-        self._digest.update(wire_bytes(values))
-
-    def hexdigest(self) -> str:
-        """Return the digest of what was added."""
-        return self._digest.hexdigest()
 
 
 def checkpoint_bytes(replica: Replica, model: str | None = None) -> bytes:
@@ -140,7 +112,7 @@ def checkpoint_bytes(replica: Replica, model: str | None = None) -> bytes:
 
 
 def checkpoint_of(replica: Replica, model: str | None = None) -> TensorStream:
-    """Return the checkpoint file: safetensors of `parameters.NAME` and `momentum.NAME`, the same for equal replicas.
+    """Return the checkpoint file: safetensors of `momentum.NAME` and `parameters.NAME`, the same for equal replicas.
 
     Args:
         replica: what it holds.
@@ -151,64 +123,87 @@ def checkpoint_of(replica: Replica, model: str | None = None) -> TensorStream:
         yield from replica.momentum.values()
         yield from replica.parameters.values()
 
-    return checkpoint_stream(replica.step, replica.layout, values, model)
+    form = CheckpointForm(replica.step, replica.layout, replica.has_momentum)
+    return checkpoint_stream(form, values, model)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointForm:
+    """Which values a checkpoint has.
+
+    Attributes:
+        step: of its replica.
+        layout: of its parameters.
+        has_momentum: whether it holds the outer momentum, before the parameters and with their layout.
+    """
+
+    step: int
+    layout: TensorLayout
+    has_momentum: bool
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Beginnings of the tensors' names, in the order of the file, which is that of the names."""
+        return (MOMENTUM_PREFIX, PARAMETERS_PREFIX) if self.has_momentum else (PARAMETERS_PREFIX,)
+
+    @property
+    def size_bound(self) -> int:
+        """Upper bound in bytes for a checkpoint of this form."""
+        return checkpoint_size_bound(self.layout, has_momentum=self.has_momentum)
 
 
 def checkpoint_stream(
-    step: int, layout: TensorLayout, values: Callable[[], Iterable[Float32Array]], model: str | None = None
+    form: CheckpointForm, values: Callable[[], Iterable[Float32Array]], model: str | None = None
 ) -> TensorStream:
     """Return the checkpoint file of a replica whose tensors are made one at a time.
 
     Args:
-        step: of the replica.
-        layout: of its parameters.
-        values: returns the outer momentum of every parameter in name order, and then the parameters.
+        form: which values it has.
+        values: returns the outer momentum of every parameter in name order, if there is any, and then the parameters.
         model: as in `checkpoint_of`.
     """
-    metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(step)}
+    metadata = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION, "step": str(form.step)}
     if model is not None:
         metadata[_MODEL] = model
-    prefixes = (MOMENTUM_PREFIX, PARAMETERS_PREFIX)  # the order of a tensor file is that of the names
-    entries = tuple((prefix + name, shape) for prefix in prefixes for name, shape in layout.entries)
+    entries = tuple((prefix + name, shape) for prefix in form.prefixes for name, shape in form.layout.entries)
     return tensor_stream(TensorLayout(entries), metadata, values)
 
 
-def blank_checkpoint(step: int, layout: TensorLayout) -> TensorStream:
+def blank_checkpoint(form: CheckpointForm) -> TensorStream:
     """Return the checkpoint file of a replica whose values are not known yet: its header and its size."""
-    return checkpoint_stream(step, layout, tuple)
+    return checkpoint_stream(form, tuple)
 
 
-def arrays_in(room: memoryview, layout: TensorLayout) -> tuple[Tensors, Tensors]:
+def arrays_in(room: memoryview, form: CheckpointForm) -> tuple[Tensors, Tensors]:
     """Return the parameters and the outer momentum in a checkpoint that is being written, as arrays to write to.
 
     Args:
         room: the bytes after its header.
-        layout: of its parameters.
+        form: which values it has.
     """
     values = np.frombuffer(room, np.dtype("<f4"))
-    found: list[Tensors] = []
+    found: dict[str, Tensors] = {MOMENTUM_PREFIX: {}, PARAMETERS_PREFIX: {}}
     offset = 0
-    for _ in (MOMENTUM_PREFIX, PARAMETERS_PREFIX):
-        tensors: Tensors = {}
-        for name, shape in layout.entries:
+    for prefix in form.prefixes:
+        for name, shape in form.layout.entries:
             count = math.prod(shape)
-            tensors[name] = values[offset : offset + count].reshape(shape)
+            found[prefix][name] = values[offset : offset + count].reshape(shape)
             offset += count
-        found.append(tensors)
-    momentum, parameters = found
-    return parameters, momentum
+    return found[PARAMETERS_PREFIX], found[MOMENTUM_PREFIX]
 
 
-def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0) -> int:
+def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0, *, has_momentum: bool) -> int:
     """Return an upper bound in bytes for a checkpoint.
 
     Args:
         layout: of its parameters.
         model_bytes: size of the model document, in a run's first checkpoint; a quote in it takes two bytes there.
+        has_momentum: whether it holds the outer momentum.
     """
+    parts = ((PARAMETERS_PREFIX, _METADATA_BOUND_BYTES), *([(MOMENTUM_PREFIX, 0)] if has_momentum else []))
     return 2 * model_bytes + sum(
         file_size_bound(TensorLayout(tuple((prefix + name, shape) for name, shape in layout.entries)), bound)
-        for prefix, bound in ((PARAMETERS_PREFIX, _METADATA_BOUND_BYTES), (MOMENTUM_PREFIX, 0))
+        for prefix, bound in parts
     )
 
 
@@ -242,7 +237,7 @@ def _replica_in(file: TensorFile) -> Replica:
             momentum[name.removeprefix(MOMENTUM_PREFIX)] = array
         else:
             raise InvalidDocument(f"a checkpoint with a tensor {name!a}", rule="names")
-    if not parameters or layout_of(parameters) != layout_of(momentum):
+    if not parameters or (momentum and layout_of(parameters) != layout_of(momentum)):
         raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
     return Replica(step, parameters, momentum)
 
@@ -252,14 +247,12 @@ class CheckpointContent:
     """The content of a checkpoint without its values.
 
     Attributes:
-        step: of its replica.
-        layout: of its parameters.
+        form: its replica's step, and which values it has.
         model: the model document, as text, in a run's first checkpoint.
         replica_digest: of its replica.
     """
 
-    step: int
-    layout: TensorLayout
+    form: CheckpointForm
     model: str | None
     replica_digest: str
 
@@ -282,26 +275,26 @@ def examine_checkpoint(
         InvalidDocument: as `parse_checkpoint`.
     """
     header = _tensor_header(data)
-    step, layout = parse_checkpoint_header(header)
-    digest = ReplicaDigest(step, len(layout.entries))
-    momentum_start = header.size_bytes
+    form = parse_checkpoint_header(header)
+    layout, digest = form.layout, ReplicaDigest(form.step, len(form.layout.entries), form.has_momentum)
+    place = header.size_bytes
     for name, shape in layout.entries:
         size_bytes = 4 * math.prod(shape)
         digest.begin(name, shape)
-        parameter_start = momentum_start + layout.size_bytes
-        for is_momentum, start in ((False, parameter_start), (True, momentum_start)):
+        parts = ((False, place + layout.size_bytes), (True, place)) if form.has_momentum else ((False, place),)
+        for is_momentum, start in parts:
             for values in value_pieces(data, start, start + size_bytes):
                 if check_values(values, math.inf) is not None:
                     raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
                 look(name, None if is_momentum else values, values if is_momentum else None)
                 digest.add_values(values)
-        momentum_start += size_bytes
-    return CheckpointContent(step, layout, _parse_metadata(header.metadata)[1], digest.hexdigest())
+        place += size_bytes
+    return CheckpointContent(form, _parse_metadata(header.metadata)[1], digest.hexdigest())
 
 
-def checkpoint_layout(data: Readable) -> TensorLayout:
-    """Return the layout of a checkpoint's parameters, from its header alone. Raises as `parse_checkpoint_header`."""
-    return parse_checkpoint_header(_tensor_header(data))[1]
+def checkpoint_form(data: Readable) -> CheckpointForm:
+    """Return which values a checkpoint has, from its header alone. Raises as `parse_checkpoint_header`."""
+    return parse_checkpoint_header(_tensor_header(data))
 
 
 def _tensor_file(data: Buffer) -> TensorFile:
@@ -322,10 +315,8 @@ def _not_a_checkpoint(error: InvalidTensorFile) -> InvalidDocument:
     return InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule)
 
 
-def parse_checkpoint_header(header: TensorHeader) -> tuple[int, TensorLayout]:
-    """Return the step of a checkpoint, and the layout of its parameters.
-
-    A checkpoint's values are its outer momentum's, and then its parameters'; each part has this layout.
+def parse_checkpoint_header(header: TensorHeader) -> CheckpointForm:
+    """Return the step of a checkpoint, and which values it has.
 
     Raises:
         InvalidDocument: the header is not that of a checkpoint; rules `format`, `step` and `names`.
@@ -335,19 +326,28 @@ def parse_checkpoint_header(header: TensorHeader) -> tuple[int, TensorLayout]:
         tuple((name.removeprefix(prefix), shape) for name, shape in header.layout.entries if name.startswith(prefix))
         for prefix in (MOMENTUM_PREFIX, PARAMETERS_PREFIX)
     )
-    if not parameters or momentum != parameters or len(header.layout.entries) != 2 * len(parameters):
+    if not parameters or momentum not in ((), parameters) or len(header.layout.entries) != len(parameters + momentum):
         raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
-    return step, TensorLayout(parameters)
+    return CheckpointForm(step, TensorLayout(parameters), bool(momentum))
 
 
-def first_replica(step: int, parameters: Tensors) -> Replica:
-    """Return the replica with which a run starts: these parameters, and no momentum."""
+def first_replica(step: int, parameters: Tensors, has_momentum: bool = True) -> Replica:
+    """Return the replica with which a run starts: these parameters, and the outer momentum zero if there is any."""
+    if not has_momentum:
+        return Replica(step, parameters, {})
     return Replica(step, parameters, {name: no_momentum(values.shape) for name, values in parameters.items()})
 
 
 def no_momentum(shape: tuple[int, ...]) -> Float32Array:
     """Return the outer momentum with which a parameter of this shape starts: zeros."""
     return np.zeros(shape, np.float32)
+
+
+def check_momentum(has_momentum: bool, needs_momentum: bool) -> None:
+    """Raise `InvalidDocument` (rule `momentum`) unless a checkpoint has outer momentum exactly where its run has."""
+    if has_momentum != needs_momentum:
+        with_or_without = "without outer momentum, which" if needs_momentum else "with outer momentum, which not even"
+        raise InvalidDocument(f"a checkpoint {with_or_without} the run's other replicas have", rule="momentum")
 
 
 def check_layout(found: TensorLayout, layout: TensorLayout) -> None:

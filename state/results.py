@@ -19,7 +19,7 @@ from state.errors import InvalidResult
 from state.tensors import (
     BYTES_TYPE,
     FLOAT32_TYPE,
-    FileBody,
+    Buffer,
     Float32Array,
     InvalidTensorFile,
     Readable,
@@ -29,7 +29,6 @@ from state.tensors import (
     frozen_tensors,
     layout_of,
     parse_tensor_file,
-    parse_tensor_header,
     read_tensor_header,
     tensor_stream,
 )
@@ -159,11 +158,11 @@ _BROKEN = {
 """Every rule that a codec may find broken, in words."""
 
 
-def decode_result(body: FileBody, layout: TensorLayout) -> tuple[ResultHeader, Difference]:
-    """Return header and difference of a result that `check_result` accepted. Its arrays are views of the body's.
+def decode_result(data: Buffer, layout: TensorLayout) -> tuple[ResultHeader, Difference]:
+    """Return header and difference of a result that `check_result` accepted. Its arrays are views of `data`.
 
     Args:
-        body: the result.
+        data: the result's bytes.
         layout: names and shapes of the model's parameters.
 
     Raises:
@@ -171,12 +170,10 @@ def decode_result(body: FileBody, layout: TensorLayout) -> tuple[ResultHeader, D
             `codec` and the header's fields); the content of the header and the values are not checked.
     """
     try:
-        if isinstance(body, TensorStream):
-            file, blocks = parse_tensor_header(body.header, body.size_bytes, _TYPES), body.tensors()
-        else:
-            file, blocks = read_tensor_header(body, _TYPES), parse_tensor_file(body, _TYPES).tensors()
+        file = parse_tensor_file(data, _TYPES)
     except InvalidTensorFile as error:
         raise _not_a_result(error) from error
+    blocks = file.tensors()
     header = _parse_header(file.metadata)
     codec = codec_named(header.codec)
     _check_layout(file.layout, layout, codec)

@@ -83,7 +83,7 @@ def make_first_model(
     if source is None:
         check_config(state, llm.spec, note)
         parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
-        return FirstModel.of(llm.spec, first_replica(step, parameters))
+        return FirstModel.of(llm.spec, first_replica(step, parameters, state.merge.has_momentum))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
@@ -91,7 +91,8 @@ def make_first_model(
     _look_around(spec, source, note)
     layout = model_layout(spec)
     source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
-    return FirstModel(spec, step, layout, partial(_checked_parameters, source, layout, state.merge.max_abs))
+    read = partial(_checked_parameters, source, layout, state.merge.max_abs)
+    return FirstModel(spec, step, layout, read, state.merge.has_momentum)
 
 
 def step_of_own_checkpoint(state: StateFile, step: int) -> str:

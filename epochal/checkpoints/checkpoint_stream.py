@@ -35,11 +35,12 @@ class CheckpointStream:
             header = parse_tensor_header(beginning + await self.read(rest), self._reference.size_bytes)
         except InvalidTensorFile as error:
             raise self._damaged(error.message) from error
-        step, layout = parse_checkpoint_header(header)
-        if step != self._reference.step:
-            raise self._damaged(f"it holds replica {step}")
-        await self._skip(layout.size_bytes)  # the momentum
-        return layout
+        form = parse_checkpoint_header(header)
+        if form.step != self._reference.step:
+            raise self._damaged(f"it holds replica {form.step}")
+        if form.has_momentum:
+            await self._skip(form.layout.size_bytes)
+        return form.layout
 
     async def read(self, count: int) -> bytes:
         """Return the next bytes, exactly so many."""

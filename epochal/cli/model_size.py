@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from coordinator.genesis import MAX_FIRST_CHECKPOINT_PERCENT
-from state.codecs.named import FLOAT32, codec_named
+from state.codecs.named import codec_named
 from state.config.model import ModelSpec
-from state.config.state_file import StateFile
+from state.config.state_file import MergeConfig, StateFile
 from state.first_model import FirstModel, first_checkpoint, model_document
 from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
@@ -35,19 +35,19 @@ class ModelSize:
     values_bytes: int
 
     @classmethod
-    def of(cls, spec: ModelSpec, codec: str = FLOAT32.name) -> Self:
+    def of(cls, spec: ModelSpec, merge: MergeConfig) -> Self:
         """Return the sizes of a complete model. It is laid out, and takes no memory. Raises as `model_layout`.
 
         Args:
             spec: the model.
-            codec: name of the codec of results.
+            merge: the run's outer step, and its codec of results.
         """
         layout = model_layout(spec)
-        first = first_checkpoint(FirstModel(spec, 0, layout, tuple))
+        first, codec = first_checkpoint(FirstModel(spec, 0, layout, tuple, merge.has_momentum)), merge.codec_name
         return cls(
             layout.size_bytes // FLOAT32_BYTES,
             first.size_bytes,
-            checkpoint_size_bound(layout, len(model_document(spec))),
+            checkpoint_size_bound(layout, len(model_document(spec)), has_momentum=merge.has_momentum),
             result_size_bound(layout, codec),
             codec_named(codec).encoded(layout).size_bytes,
         )

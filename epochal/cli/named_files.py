@@ -145,7 +145,7 @@ def _look_at_size(state: StateFile, spec: ModelSpec, source: str, found: NamedFi
     if not spec.is_complete or spec.dummy or _lacking_libraries(spec):
         return
     try:
-        size = ModelSize.of(spec, state.merge.codec_name)
+        size = ModelSize.of(spec, state.merge)
     except (InvalidInput, Unsupported):  # said where the model is opened for its vocabulary
         return
     found.facts.append(f"{source}: {in_words(size, state)}")

@@ -14,7 +14,6 @@ from epochal.commands.operator import ask
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput
 from state.first_model import FirstModel, first_checkpoint
-from state.replica import ReplicaDigest, no_momentum
 from state.tensors import Float32Array
 from trainers.genesis import make_first_model
 from trainers.sources.opening import parse_source
@@ -61,10 +60,10 @@ async def _provide_genesis(operator: CoordinatorClient, first: FirstModel) -> Ch
         Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
         InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
     """
-    digest = ReplicaDigest(first.step, len(first.layout.entries))
+    digest = first.digest()
 
     def look(name: str, values: Float32Array) -> None:
-        digest.add(name, values, no_momentum(values.shape))
+        first.add_first(digest, name, values)
 
     sha256 = await asyncio.to_thread(first_checkpoint(first, look).sha256)  # read twice, and never held as a whole
     held = await operator.put_genesis(sha256, first_checkpoint(first))

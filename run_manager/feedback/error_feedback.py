@@ -126,6 +126,8 @@ class ErrorFeedback:
                     values = difference[name]
                     blocks[name], left = encode_with_feedback(codec, values, before.get(name), self._decay)
                     writer.add(left)
+                    if self._kept is not None:
+                        self._kept.drop_pages()
                 file = result_of_blocks(header, layout, blocks)
                 residual = writer.finish(file.sha256())
         except OSError as error:

@@ -61,6 +61,12 @@ class Residual:
 
     mark: ResidualMark
     tensors: Mapping[str, Float32Array]
+    pages: mmap.mmap
+
+    def drop_pages(self) -> None:
+        """Give the pages that were read back to the system; they are read from the file when they are needed again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.pages.madvise(mmap.MADV_DONTNEED)
 
 
 class ResidualWriter:
@@ -113,7 +119,8 @@ class ResidualWriter:
         self._write(_header(self._layout, mark, self._digest.hexdigest()))  # as long as the first one
         os.fsync(self._file.fileno())
         self._is_finished = True
-        return Residual(mark, parse_tensor_file(_mapped(self._path)).tensors())
+        pages = _mapped(self._path)
+        return Residual(mark, parse_tensor_file(memoryview(pages)).tensors(), pages)
 
     def _write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
@@ -129,8 +136,8 @@ def read_residual(path: Path) -> Residual | None:
         OSError: it cannot be read.
     """
     try:
-        data = _mapped(path)
-        file = parse_tensor_file(data)
+        pages = _mapped(path)
+        file = parse_tensor_file(memoryview(pages))
     except FileNotFoundError:
         return None
     except (InvalidTensorFile, ValueError) as error:
@@ -156,7 +163,9 @@ def read_residual(path: Path) -> Residual | None:
     digest.update(mark.to_bytes())
     if digest.hexdigest() != content_sha256:
         raise InvalidDocument("a residual that is damaged")
-    return Residual(mark, tensors)
+    residual = Residual(mark, tensors, pages)
+    residual.drop_pages()
+    return residual
 
 
 def _header(layout: TensorLayout, mark: ResidualMark, content_sha256: str) -> bytes:
@@ -165,7 +174,7 @@ def _header(layout: TensorLayout, mark: ResidualMark, content_sha256: str) -> by
     return tensor_stream(layout, metadata, tuple).header
 
 
-def _mapped(path: Path) -> memoryview:
+def _mapped(path: Path) -> mmap.mmap:
     """Return the file's bytes, mapped into memory as long as they are used. Raise `ValueError` for an empty file."""
     with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

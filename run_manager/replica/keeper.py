@@ -292,15 +292,16 @@ class ReplicaKeeper:
         self._observer(ReplicaHeld(held.step, held.digest, origin))
 
 
-def round_bytes(layout: TensorLayout, codec: str, client_count: int) -> int:
+def round_bytes(replica: Replica, codec: str, client_count: int) -> int:
     """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
 
     Args:
-        layout: of the model's parameters.
+        replica: the present one.
         codec: name of the run's codec.
         client_count: number of clients in the round.
     """
-    return CHECKPOINTS_OF_A_ROUND * checkpoint_size_bound(layout) + client_count * result_size_bound(layout, codec)
+    checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
+    return CHECKPOINTS_OF_A_ROUND * checkpoint_bytes + client_count * result_size_bound(replica.layout, codec)
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

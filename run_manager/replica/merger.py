@@ -12,7 +12,7 @@ from functools import partial
 from runtime.spool import SpoolFile
 from runtime.worker_thread import Worker
 from state.merging import Contribution, MergeOutput, OuterStep, merge, verify_arithmetic
-from state.replica import Replica, arrays_in, blank_checkpoint, replica_digest
+from state.replica import CheckpointForm, Replica, arrays_in, blank_checkpoint, replica_digest
 
 CALLS_PER_DROP = 16
 """Pieces of at most 1 MiB of each file that are read between two times that their pages are given back."""
@@ -70,10 +70,11 @@ class Merger:
         verify_arithmetic()
         if file is None:
             return merge(replica, contributions, self._outer)
-        blank = blank_checkpoint(replica.step + 1, replica.layout)
+        form = CheckpointForm(replica.step + 1, replica.layout, replica.has_momentum)
+        blank = blank_checkpoint(form)
         room = file.prepared(blank.size_bytes)
         room[: len(blank.header)] = blank.header
-        parameters, momentum = arrays_in(room[len(blank.header) :], replica.layout)
+        parameters, momentum = arrays_in(room[len(blank.header) :], form)
         return merge(replica, contributions, self._outer, MergeOutput(parameters, momentum, self._dropping()))
 
     def _dropping(self) -> Callable[[], None]:

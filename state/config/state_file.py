@@ -145,6 +145,11 @@ class MergeConfig(Section):
     mean: Literal["all", "senders"] = "all"
 
     @property
+    def has_momentum(self) -> bool:
+        """Whether replicas have outer momentum; a run without leaves it out of memory, digests and checkpoints."""
+        return self.outer_momentum > 0
+
+    @property
     def codec_name(self) -> str:
         """Name of the codec in a result's metadata (`state/codecs/named.py`)."""
         return f"sparse-{self.sparse_keep}" if self.codec == "sparse" else self.codec

@@ -35,6 +35,7 @@ SPOILED = {
     "finite": checkpoint_bytes(replica_of(np.nan)),
     "max_abs": checkpoint_bytes(replica_of(3e38)),
     "momentum": checkpoint_bytes(replica_of(1.0, momentum=1.0)),
+    "momentum missing": checkpoint_bytes(dataclasses.replace(REPLICA, momentum={})),
     "layout": checkpoint_bytes(replica_of(1.0, (3, 2))),
     "layout by name": checkpoint_bytes(replica_of(1.0, name="evil")),
 }
@@ -65,6 +66,16 @@ async def test_run_whose_model_is_made_at_its_start_waits_for_none() -> None:
     async with served(state_file()) as run:
         status = (await run.http.get(f"{run.run_url}/status")).json()
     assert status["reason"] == "the coordinator serves the run"
+
+
+async def test_first_checkpoint_of_a_run_without_momentum_has_none() -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, merge__outer_momentum=0.0)
+    plain = dataclasses.replace(REPLICA, momentum={})
+    async with served(state, Genesis(layout_of)) as run:
+        refused = await deliver(run, FIRST)
+        assert (refused.status_code, refused.json()["rule"]) == (422, "momentum")
+        answer = await deliver(run, checkpoint_bytes(plain))
+        assert (answer.status_code, answer.json()["replica_digest"]) == (201, replica_digest(plain))
 
 
 async def test_delivered_first_checkpoint_starts_the_run_and_is_shown(awaiting: Served) -> None:

@@ -84,6 +84,13 @@ def partial_of_another(folder: Path) -> Path:
     return folder
 
 
+async def test_checkpoint_without_momentum_is_exported_as_one_with_it(tmp_path: Path) -> None:
+    for name, has_momentum in (("with", True), ("without", False)):
+        run = ListedRun([first_replica(1, VALUES, has_momentum)])
+        await exported(run, options(tmp_path / name))
+    assert values_in(tmp_path / "without") == values_in(tmp_path / "with")
+
+
 @pytest.mark.parametrize(
     ("more", "is_kept"),
     [

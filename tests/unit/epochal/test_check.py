@@ -244,6 +244,13 @@ BILLION = {
 }
 
 
+def test_check_says_how_small_sparse_results_and_plain_checkpoints_are(tmp_path: Path) -> None:
+    sparse = {"merge__codec": "sparse", "merge__error_feedback": True, "merge__outer_momentum": 0.0}
+    checked(tmp_path, state_text(**sparse)).expect(
+        0, "29,008 parameters: a checkpoint takes 116,", "client's result 87"
+    )
+
+
 def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path) -> None:
     need_module("transformers")
     model = {**HF_LLAMA, "model__LLM__hf": BILLION, "config__init_min_clients": 6}

@@ -61,7 +61,7 @@ def test_first_checkpoint_brings_replica_and_spec() -> None:
     data = first_checkpoint_bytes(FirstModel.of(KNOWN, FIRST))
     assert spec_of_document(examine_checkpoint(data).model) == KNOWN
     assert parse_checkpoint(data).parameters["w"].tobytes() == FIRST.parameters["w"].tobytes()
-    assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)))
+    assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)), has_momentum=True)
 
 
 def test_checkpoint_without_a_model_document_brings_none() -> None:

@@ -89,6 +89,10 @@ GOLDEN_NEW_THETA = "3f7cd58a ca9126f1 80489374 00374234 80000002 00000000"
 GOLDEN_NEW_MOMENTUM = "3d681b4e 4ae66669 00733333 8019110e 00000003 80000000"
 GOLDEN_DIGEST = "f52125ec58a97a681f21091f6084b8c78885cccf285c023bc05c0dc82044269c"
 
+# Without outer momentum, the same parameters and differences.
+GOLDEN_PLAIN_THETA = "3f82fc96 c066edb9 00000000 00277776 00000000 00000000"
+GOLDEN_PLAIN_DIGEST = "35b2285c8ca7b0a91a8d85b10ddb98ea12dac4e7af5b96d44daeb34e252ebd36"
+
 
 def golden_merge() -> Replica:
     replica = replica_of(floats_of(GOLDEN_THETA), floats_of(GOLDEN_MOMENTUM))
@@ -206,6 +210,32 @@ def test_merge_of_one_client_without_momentum_ends_where_the_client_ended() -> N
     start, end = np.array([1.0, -2.0, 4.0], np.float32), np.array([0.5, -2.5, 4.0], np.float32)
     after = merge(replica_of(start, np.zeros(3, np.float32)), [Contribution(9, {"w": start - end})], OuterStep(1, 0))
     assert after.parameters["w"].tolist() == end.tolist()
+
+
+def plain_replica_of(theta: Float32Array) -> Replica:
+    return Replica(4, {"w": theta}, {})
+
+
+def test_merge_without_momentum_has_golden_vectors() -> None:
+    contributions = [Contribution(1, {"w": floats_of(GOLDEN_FIRST)}), Contribution(2, {"w": floats_of(GOLDEN_SECOND)})]
+    after = merge(plain_replica_of(floats_of(GOLDEN_THETA)), contributions, OuterStep(0.7, 0.0))
+    assert bits_of(after.parameters["w"]) == GOLDEN_PLAIN_THETA
+    assert (after.step, after.momentum) == (5, {})
+    assert replica_digest(after) == GOLDEN_PLAIN_DIGEST
+
+
+def test_merge_without_momentum_moves_as_with_a_momentum_of_zero() -> None:
+    theta = np.sin(np.arange(CHUNK_ELEMENTS + 7, dtype=np.float32))
+    contributions = [Contribution(k, {"w": np.cos(theta * k).astype(np.float32)}) for k in (1, 2, 3)]
+    plain = merge(plain_replica_of(theta), contributions, OuterStep(0.7, 0.0))
+    held = merge(replica_of(theta, np.zeros_like(theta)), contributions, OuterStep(0.7, 0.0))
+    assert np.array_equal(plain.parameters["w"], held.parameters["w"])
+    assert replica_digest(plain) != replica_digest(held)
+
+
+def test_merge_with_momentum_of_a_replica_without_is_our_own_bug() -> None:
+    with pytest.raises(InternalError, match="without outer momentum"):
+        merge(plain_replica_of(np.zeros(2, np.float32)), [Contribution(1, {"w": np.zeros(2, np.float32)})], DILOCO)
 
 
 def test_merge_leaves_its_inputs_as_they_are() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,19 @@ from hypothesis.extra import numpy as hnp
 from state.errors import InternalError, InvalidDocument
 from state.first_model import check_first_values
 from state.replica import (
+    CheckpointForm,
     Replica,
     check_layout,
+    check_momentum,
     checkpoint_bytes,
-    checkpoint_layout,
+    checkpoint_form,
     checkpoint_size_bound,
     examine_checkpoint,
     first_replica,
     parse_checkpoint,
     replica_digest,
 )
-from state.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, layout_of
+from state.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, encode_tensor_file, layout_of
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -125,7 +128,7 @@ def test_replica_digest_does_not_depend_on_memory_layout(replica: Replica) -> No
 @given(replicas())
 def test_checkpoint_round_trip_gives_the_same_replica(replica: Replica) -> None:
     data = checkpoint_bytes(replica)
-    assert len(data) <= checkpoint_size_bound(replica.layout)
+    assert len(data) <= checkpoint_size_bound(replica.layout, has_momentum=True)
     assert_same(parse_checkpoint(data), replica)
 
 
@@ -233,9 +236,9 @@ def test_examined_checkpoint_is_what_parsing_all_of_it_finds() -> None:
     replica = Replica(4, parameters, {name: -values for name, values in parameters.items()})
     data = checkpoint_bytes(replica, '{"a":1}')
     found = examine_checkpoint(data)
-    assert (found.step, found.layout, found.model) == (4, replica.layout, '{"a":1}')
+    assert (found.form.step, found.form.layout, found.model) == (4, replica.layout, '{"a":1}')
     assert found.replica_digest == replica_digest(replica)
-    assert checkpoint_layout(data) == replica.layout
+    assert checkpoint_form(data) == found.form
 
 
 def test_examined_checkpoint_is_read_a_piece_at_a_time() -> None:
@@ -296,7 +299,7 @@ def test_checkpoint_of_an_impossible_step_is_refused(step: str) -> None:
 
 def test_bound_of_a_checkpoint_counts_parameters_and_momentum() -> None:
     layout = TensorLayout((("w", (2,)),))
-    assert checkpoint_size_bound(layout) == sum(
+    assert checkpoint_size_bound(layout, has_momentum=True) == sum(
         16 + 64 + metadata + 8 + 3 * 2 * len(name) + 128 + 24
         for name, metadata in (("parameters.w", 1024), ("momentum.w", 0))
     )
@@ -329,3 +332,42 @@ def test_checkpoint_of_another_model_is_refused_in_words() -> None:
     with pytest.raises(InvalidDocument, match="it has no 'z' of shape") as caught:
         check_layout(replica.layout, TensorLayout((*replica.layout.entries, ("z", (1,)))))
     assert caught.value.context["rule"] == "layout"
+
+
+PLAIN = Replica(3, {"a": np.ones((2, 2), np.float32), "b": np.array([1.5], np.float32)}, {})
+
+
+def test_replica_without_momentum_has_a_digest_of_its_own() -> None:
+    data = b"epochal/replica-without-momentum/v1\0" + struct.pack("<QI", 3, 2)
+    data += struct.pack("<I1sI2Q", 1, b"a", 2, 2, 2) + np.ones(4, "<f4").tobytes()
+    data += struct.pack("<I1sI1Q", 1, b"b", 1, 1) + np.array([1.5], "<f4").tobytes()
+    assert replica_digest(PLAIN) == hashlib.sha256(data).hexdigest()
+    zero = replace(PLAIN, momentum={name: np.zeros_like(values) for name, values in PLAIN.parameters.items()})
+    assert replica_digest(zero) != replica_digest(PLAIN)
+
+
+def test_checkpoint_without_momentum_holds_the_parameters_alone() -> None:
+    data = checkpoint_bytes(PLAIN)
+    found = parse_checkpoint(data)
+    assert (found.step, found.momentum) == (3, {})
+    assert replica_digest(found) == examine_checkpoint(data).replica_digest == replica_digest(PLAIN)
+    assert checkpoint_form(data) == CheckpointForm(3, PLAIN.layout, has_momentum=False)
+    assert len(data) <= checkpoint_form(data).size_bound < len(checkpoint_bytes(PLAIN)) + 2048
+
+
+def test_checkpoint_of_a_part_of_the_momentum_is_refused() -> None:
+    part = {"parameters.a": np.ones(1), "parameters.b": np.ones(1), "momentum.a": np.ones(1)}
+    data = encode_tensor_file(
+        {name: values.astype(np.float32) for name, values in part.items()},
+        {"format": "epochal/checkpoint", "version": "1", "step": "3"},
+    )
+    assert broken_rule(data) == "names"
+
+
+def test_checkpoint_with_or_without_momentum_as_its_run_is_accepted() -> None:
+    check_momentum(has_momentum=True, needs_momentum=True)
+    check_momentum(has_momentum=False, needs_momentum=False)
+    for has_momentum in (True, False):
+        with pytest.raises(InvalidDocument, match="momentum") as caught:
+            check_momentum(has_momentum, not has_momentum)
+        assert caught.value.context["rule"] == "momentum"
