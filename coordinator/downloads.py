@@ -3,8 +3,8 @@
 A member's downloads end with its membership.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from coordinator.auth.admin import OPERATOR
 from coordinator.machine.run import Run
@@ -21,11 +21,16 @@ MAX_DOWNLOADS_PER_CLIENT = 16
 """A client fetches up to eight blobs at a time; the rest is for connections that broke unnoticed."""
 
 
+MAX_OPEN_FILES = 64
+"""Maximum number of downloads whose blob's file is open all the time: descriptors are the journal's too."""
+
+
 class Downloads:
     """The running downloads of one service."""
 
     def __init__(self, service: CoordinatorService) -> None:
         self._places = Places(PlaceCounts(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT), service.now_s)
+        self._open_count = 0
         service.readers.on_change(self._end_those_of_former_members)
 
     @property
@@ -42,6 +47,19 @@ class Downloads:
         """
         async with self._places.place(client_id, MIN_READ_BYTES_PER_S) as transfer:
             yield transfer
+
+    def may_open_file(self) -> bool:
+        """Return whether another download may keep its blob's file open."""
+        return self._open_count < MAX_OPEN_FILES
+
+    @contextmanager
+    def open_file(self) -> Iterator[None]:
+        """Count a download that keeps its blob's file open while the context is entered."""
+        self._open_count += 1
+        try:
+            yield
+        finally:
+            self._open_count -= 1
 
     def _end_those_of_former_members(self, before: Run, run: Run) -> None:
         if run.members is before.members:

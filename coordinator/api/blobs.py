@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,8 @@ from state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 
+MIN_FILE_BYTES = 4 * STREAM_BYTES
+"""A smaller blob is sent through the process: opening its file once more would take longer."""
 MAX_SENT_BYTES = 8 * 1024 * 1024
 """Maximum size of the part of a file that is sent at a time."""
 SENT_WITHIN_S = 0.25
@@ -91,19 +94,26 @@ class BlobResponse(Response):
 
         Parts grow while the member reads fast: a slow one has no more under way than the bounds on its rate allow for.
         """
-        part, part_bytes = self._part, STREAM_BYTES
-        blobs, now_s = self._handlers.service.blobs, asyncio.get_running_loop().time
+        downloads, part = self._handlers.downloads, self._part
+        if part.stop - part.start <= MIN_FILE_BYTES or not downloads.may_open_file():
+            return
+        with downloads.open_file():
+            async with self._handlers.service.blobs.opened(part.sha256) as blob:
+                if blob.descriptor is not None:
+                    await self._send_parts(transfer, partial(send_file, blob.descriptor), receive)
+
+    async def _send_parts(
+        self, transfer: Transfer, send_part: Callable[[int, int], Awaitable[None]], receive: Receive
+    ) -> None:
+        part, part_bytes, now_s = self._part, STREAM_BYTES, asyncio.get_running_loop().time
         while (start := part.start + transfer.moved_bytes) < part.stop - STREAM_BYTES and not self._has_left:
             count = min(part_bytes, part.stop - STREAM_BYTES - start)
             began_s = now_s()
-            async with blobs.opened(part.sha256) as blob:
-                if blob.descriptor is None:
-                    return
-                try:
-                    await transfer.move(partial(send_file, blob.descriptor, start, count))
-                except OSError:
-                    self._has_left = True
-                    return
+            try:
+                await transfer.move(partial(send_part, start, count))
+            except OSError:
+                self._has_left = True
+                return
             transfer.moved_bytes += count
             is_fast = now_s() - began_s < SENT_WITHIN_S
             part_bytes = min(part_bytes * 2, MAX_SENT_BYTES) if is_fast else max(part_bytes // 2, STREAM_BYTES)
