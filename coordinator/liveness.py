@@ -18,19 +18,8 @@ GONE_AFTER_S = 2.0
 """Time after which a member is lost that has closed its connections and opened no other. A client whose request fails
 asks again after 0.1 s, and four times within this time."""
 
-GONE_SHARE = 0.2
-"""Part of `client_timeout_s` after which such a member is lost, where this is shorter than `GONE_AFTER_S`."""
-
-MIN_GONE_AFTER_S = 0.5
-"""A client asks twice within this time, so that one connection that broke costs nobody its place."""
-
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
-
-
-def gone_after_s(client_timeout_s: float) -> float:
-    """Return the seconds after which a member that closed its connections is lost, in a run with this time limit."""
-    return max(MIN_GONE_AFTER_S, min(GONE_AFTER_S, GONE_SHARE * client_timeout_s))
 
 
 class Liveness:
@@ -69,10 +58,8 @@ class Liveness:
             self._forget(client_id, has_gone)
         return max(0.0, KEY_FREE_AFTER_S - self.silent_s(client_id, now_s))
 
-    def gone(
-        self, expected: Collection[ClientId], members: Collection[ClientId], now_s: float, after_s: float = GONE_AFTER_S
-    ) -> tuple[ClientId, ...]:
-        """Return the expected members that closed their connections and sent nothing for `after_s` since.
+    def gone(self, expected: Collection[ClientId], members: Collection[ClientId], now_s: float) -> tuple[ClientId, ...]:
+        """Return the expected members that closed their connections and sent nothing for `GONE_AFTER_S` since.
 
         Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
         """
@@ -85,7 +72,7 @@ class Liveness:
         self._closed.intersection_update(members)
         if 2 * len(self._gone_s) > len(members):
             return ()
-        return tuple(client for client in expected if now_s - self._gone_s.get(client, now_s) > after_s)
+        return tuple(client for client in expected if now_s - self._gone_s.get(client, now_s) > GONE_AFTER_S)
 
     def _forget(self, client_id: ClientId, has_gone: HasGone) -> None:
         waits = self._waits.get(client_id, [])
@@ -104,7 +91,7 @@ class Liveness:
         """Return the members that were silent for longer than `timeout_s`, and the expected ones that have gone."""
         silent = self.silent(members, now_s, timeout_s)
         others = [client for client in expected if client not in silent]
-        return silent + self.gone(others, members, now_s, gone_after_s(timeout_s))
+        return silent + self.gone(others, members, now_s)
 
     def silent(self, members: Collection[ClientId], now_s: float, timeout_s: float) -> tuple[ClientId, ...]:
         """Return the members that were silent for longer than `timeout_s`, and forget those that have left."""

@@ -222,6 +222,8 @@ async def hold_in(hand: ByHand, phase: RunState, client_count: int, *others: ByH
     await all_ready((hand, *others))
     document = await hand.watch.until(at_round(1))
     if phase is RunState.ROUND_TRAIN:
+        _, bound = await hand.result(document)
+        await hand.api.report(bound)  # the round waits for its bytes; from now on others' results are shown
         await hand.results_in(document, client_count)
         return await hand.watch.until(at_round(1))
     for each in (hand, *others):
