@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
@@ -36,6 +37,8 @@ MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
+REMOVAL_TIMEOUT_S = 30.0
+"""Maximum time to wait for files to be removed."""
 _DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
@@ -59,6 +62,9 @@ class Spool:
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
+        self._ended: SimpleQueue[tuple[int, Path] | threading.Event | None] = SimpleQueue()
+        """Files to be removed, events to be set when those before them are; None ends the thread."""
+        self._remover: threading.Thread | None = None
 
     @property
     def parent(self) -> Path:
@@ -100,14 +106,27 @@ class Spool:
         if self._max_bytes is not None and needed_bytes > self._max_bytes:
             limit = f"[client] spool_bytes is {self._max_bytes}"
             raise SpoolFull(f"{purpose} needs {needed_bytes} bytes of spool; {limit}", needed_bytes=needed_bytes)
-        free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
-        available_bytes = free_bytes + self.used_bytes
+        available_bytes = self._available_bytes()
+        if needed_bytes > available_bytes:
+            self.settle()
+            available_bytes = self._available_bytes()
         if needed_bytes > available_bytes:
             raise SpoolFull(
                 f"{purpose} needs {needed_bytes} bytes of spool; the disk of {self._parent} has {available_bytes}: "
                 "make room there, or choose another folder with --spool",
                 needed_bytes=needed_bytes,
             )
+
+    def _available_bytes(self) -> int:
+        free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
+        return free_bytes + self.used_bytes
+
+    def settle(self) -> None:
+        """Wait until the files that have ended so far are removed; bounded."""
+        if self._remover is not None:
+            done = threading.Event()
+            self._ended.put(done)
+            done.wait(REMOVAL_TIMEOUT_S)
 
     def drop_pages(self) -> None:
         """Give the pages of mapped files back to the system, which counts them as this process's memory meanwhile.
@@ -128,10 +147,16 @@ class Spool:
         with self._opening:
             if self._folder is None:
                 self._folder = self._blocking("made", self._make_folder)
+                self._remover = threading.Thread(target=_remove_all, args=(self._ended,), name="spool", daemon=True)
+                self._remover.start()
 
     def close(self) -> None:
         """Remove the folder with its files. Views of them stay valid."""
         with self._opening:
+            remover, self._remover = self._remover, None
+            if remover is not None:
+                self._ended.put(None)
+                remover.join(REMOVAL_TIMEOUT_S)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os.close(self._lock)
@@ -323,10 +348,26 @@ class _Map(mmap.mmap):
 
 
 def _end_file(spool: Spool, key: int, descriptor: int, path: Path) -> None:
+    """Let the spool's thread remove a file: a large one takes long, and nobody waits for it."""
+    spool._give(key)
+    if spool._remover is None:
+        _remove(descriptor, path)
+    else:
+        spool._ended.put((descriptor, path))  # may be called wherever memory is collected, even within another put
+
+
+def _remove(descriptor: int, path: Path) -> None:
     os.close(descriptor)
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-    spool._give(key)
+
+
+def _remove_all(ended: "SimpleQueue[tuple[int, Path] | threading.Event | None]") -> None:
+    while (next_one := ended.get()) is not None:
+        if isinstance(next_one, threading.Event):
+            next_one.set()
+        else:
+            _remove(*next_one)
 
 
 def _write_at(descriptor: int, offset: int, data: Buffer) -> None:

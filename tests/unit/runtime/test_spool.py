@@ -56,6 +56,7 @@ def test_file_stays_while_a_view_of_it_is_used_and_then_goes(tmp_path: Path) -> 
     assert bytes(part) == LARGE[5:9]
     del part
     gc.collect()
+    spool.settle()
     assert files_in(tmp_path) == []
     assert spool.used_bytes == 0
 
