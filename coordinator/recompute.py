@@ -88,9 +88,9 @@ async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayo
     return [Contribution(total_batches(entry.assignment), decode_result(data, layout)[1]) for entry, data in results]
 
 
-async def _blob(blobs: BlobReader, sha256: Sha256) -> bytes:
+async def _blob(blobs: BlobReader, sha256: Sha256) -> memoryview:
     async with blobs.opened(sha256) as file:
-        data = bytes(file[:])
+        data = file.view()
     if sha256_hex(data) != sha256:
         raise StoreFailed(f"blob {sha256} is damaged")
     return data

@@ -20,6 +20,12 @@ class OpenBlob(Readable, Protocol):
     def descriptor(self) -> int | None:
         """The open file that holds exactly these bytes; None if there is none."""
 
+    def view(self) -> memoryview:
+        """Return all of its bytes, which take no memory of the process's own where a file holds them.
+
+        It stays valid after the context is left. The medium must not fail while it is used: that ends the process.
+        """
+
 
 class BlobReader(Protocol):
     """Blobs that are only read; meanwhile a coordinator may add and delete some.

@@ -108,6 +108,9 @@ class _BytesOfBlob(bytes):
 
     descriptor = None
 
+    def view(self) -> memoryview:
+        return memoryview(self)
+
 
 class MemoryKeys:
     """The `CoordinatorKeys` protocol over two attributes."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import mmap
 import os
 import stat
 import threading
@@ -238,6 +239,12 @@ class _OpenBlob:
     @property
     def descriptor(self) -> int | None:
         return self._descriptor
+
+    def view(self) -> memoryview:
+        try:
+            return memoryview(mmap.mmap(self._descriptor, self._size_bytes, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise StoreFailed(f"blob {self._sha256} cannot be read: {error}") from error
 
     def close(self) -> None:
         os.close(self._descriptor)

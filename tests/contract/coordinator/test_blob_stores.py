@@ -43,6 +43,20 @@ async def test_blob_is_given_back_whole_and_in_ranges(blobs: BlobStore, size: in
     assert await blobs.held() == {digest}
 
 
+async def test_opened_blob_is_read_in_parts_and_its_view_outlives_it(blobs: BlobStore) -> None:
+    data = bytes(range(256)) * 1000
+    async with blobs.opened(await put(blobs, data)) as blob:
+        assert len(blob) == len(data)
+        assert (blob[:3], blob[-3:], blob[1000:70_000]) == (data[:3], data[-3:], data[1000:70_000])
+        view = blob.view()
+    assert bytes(view) == data
+    assert view.readonly
+    with pytest.raises(Refused) as refused:
+        async with blobs.opened(sha256_hex(b"unknown")):
+            pass
+    assert refused.value.kind == "not-found"
+
+
 async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:
     digest = await put(blobs, b"same")
     assert await put(blobs, b"same") == digest
