@@ -61,9 +61,7 @@ NOTES = (
     "what was resident before it.",
 )
 """What the page says of the figures."""
-OTHERS = 4 * (CLIENTS - 1)
-"""Bytes per parameter of the other clients' results."""
-CLIENT_HOLDS = f"all of the above but the gradients, and the other's result ({OTHERS})"
+CLIENT_HOLDS = "all of the above but the gradients; replicas and results are files, of which some pages are resident"
 COORDINATOR_HOLDS = "the parameters of step 0, which transformers makes at once"
 
 
@@ -244,7 +242,9 @@ async def measure(folder: Path) -> list[Figure]:
         with tempfile.TemporaryDirectory(dir=folder) as run_folder:
             peaks.append(await _peaks_of_a_run(layers, Path(run_folder)))
     client, coordinator = ((after - before) / parameters for before, after in zip(*peaks, strict=True))
-    held = sum(EXPECTED) - EXPECTED[STAGES.index(GRADIENT)] + OTHERS
+    held = sum(
+        expected for name, expected in zip(STAGES, EXPECTED, strict=True) if name not in (GRADIENT, REPLICA, MERGED)
+    )
     figures += [
         Figure(f"host memory: a whole client of {CLIENTS}, at its peak", client, UNIT, "", held, CLIENT_HOLDS),
         Figure("host memory: their coordinator, at its peak", coordinator, UNIT, "", 4, COORDINATOR_HOLDS),

@@ -125,6 +125,26 @@ def test_disk_that_takes_no_more_is_said_with_its_folder(tmp_path: Path) -> None
     assert file.sha256() == sha256_hex(LARGE)
 
 
+def test_file_that_somebody_cut_short_is_said_and_not_read_as_less(tmp_path: Path) -> None:
+    file = Spool(tmp_path).keep([LARGE])
+    (path,) = (path for path in tmp_path.glob(f"{FOLDER_PREFIX}*/*") if path.name != "lock")
+    os.truncate(path, len(LARGE) - 1)
+    with pytest.raises(SpoolFull, match="cut short by somebody else"):
+        file.to_bytes()
+
+
+def test_room_that_was_reserved_is_counted_and_said_at_once(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=len(LARGE))
+    file = spool.file()
+    with pytest.raises(SpoolFull, match="spool_bytes"):
+        file.reserve(len(LARGE) + 1)
+    file.reserve(len(LARGE))
+    assert spool.used_bytes == len(LARGE)
+    file.append(LARGE[:10])
+    file.append(LARGE[10:])
+    assert (file.to_bytes(), spool.used_bytes) == (LARGE, len(LARGE))
+
+
 def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpoolFull, match="--spool"):
