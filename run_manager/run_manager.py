@@ -12,8 +12,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
@@ -131,7 +129,7 @@ class RunManager:
             provider = await self._open_provider(access, DataNeeds.of(state, trainer.vocabulary, packing))
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, spool, dependencies.observer)
-            feedback = await self._open_feedback(document, state.merge, opened, worker)
+            feedback = await self._open_feedback(document, state.merge, spool, worker)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
             keeper = ReplicaKeeper(
                 session.outcome,
@@ -215,15 +213,14 @@ class RunManager:
         self._config_sha256 = config_sha256
 
     async def _open_feedback(
-        self, document: RunDocument, merge: MergeConfig, opened: AsyncExitStack, worker: Worker
+        self, document: RunDocument, merge: MergeConfig, spool: Spool, worker: Worker
     ) -> ErrorFeedback | None:
         """Return what this client's codec has left out, if the run has error feedback."""
         if not merge.error_feedback:
             return None
         stem = self._dependencies.feedback_stem
         if stem is None:
-            folder = TemporaryDirectory(prefix="epochal-feedback-", dir=self._dependencies.spool_folder)
-            stem = Path(opened.enter_context(folder)) / "client"
+            stem = (await worker.run(lambda: spool.folder)) / "client"
         stem = stem.with_name(f"{stem.name}.{document.run_id}")
         feedback = ErrorFeedback(stem, self._session.client_id, merge.error_feedback_decay)
         await feedback.resume(document, merge.codec_name, self._session.outcome, worker)

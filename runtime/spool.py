@@ -72,6 +72,13 @@ class Spool:
         return self._parent
 
     @property
+    def folder(self) -> Path:
+        """This spool's own folder, made if need be; other files in it go with it. Raise `SpoolFull` if it cannot be."""
+        self.open()
+        assert self._folder is not None
+        return self._folder
+
+    @property
     def used_bytes(self) -> int:
         """Size of all files."""
         return sum(list(self._sizes.values()))

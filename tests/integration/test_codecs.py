@@ -55,3 +55,12 @@ async def test_killed_client_goes_on_with_what_its_codec_left_out(tmp_path: Path
         (resumed,) = run.events(again, "feedback_resumed")
         assert resumed["step"] >= 1
         assert [path.name for path in run.folder.glob("*.feedback*") if killed.name in path.name]
+
+
+async def test_client_without_a_key_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    async with real_run(tmp_path / "run", config__total_steps=STEPS, config__init_min_clients=1, **SPARSE) as run:
+        command = ("client", run.url, "--trainer", "numpy", "--spool", str(spool))
+        run.clients.append(await run.children.start("client-without-key", *command))
+        await run.finish()
+    assert list(spool.iterdir()) == []

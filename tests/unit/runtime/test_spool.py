@@ -189,3 +189,11 @@ def test_files_of_a_killed_process_are_removed_and_of_a_running_one_kept(tmp_pat
     mine.close()
     other.close()
     assert [path.name for path in tmp_path.iterdir()] == ["somebody-elses"]
+
+
+def test_other_files_in_the_folder_go_with_the_spool(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    (spool.folder / "other").write_bytes(b"kept as long as the spool")
+    assert spool.folder.parent == tmp_path
+    spool.close()
+    assert list(tmp_path.iterdir()) == []
