@@ -19,6 +19,8 @@ from tests.support.tiny_llama import LLAMA_STATE, plain_llama
 
 ROUNDS = 4
 CPU = ("--device", "cpu")
+TORCH_BOUND_S = 120.0
+"""Four processes import torch and transformers at the same time, each for five seconds of a core."""
 MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -47,10 +49,10 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
         "merge__local_steps": 2,
         "merge__inner_state": "keep",
     }
-    async with real_run(tmp_path_factory.mktemp("torch") / "run", **overrides, **LLAMA_STATE) as run:
+    folder = tmp_path_factory.mktemp("torch") / "run"
+    async with real_run(folder, 0, TORCH_BOUND_S, **overrides, **LLAMA_STATE) as run:
         refused = await run.command("client", run.url)
         mesh = await run.start_client(*MESH, trainer="torch")
-        await run.until_logged(run.coordinator, "membership_changed")  # before others take its cores
         one = await run.start_client(*CPU, "--micro-batch", "2", trainer="torch")
         in_bf16 = (*CPU, "--micro-batch", "2", "--precision", "bf16")
         other = await run.start_client(*in_bf16, trainer="torch", environment={"OMP_NUM_THREADS": "2"})

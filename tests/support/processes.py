@@ -80,11 +80,12 @@ class DocumentWatch:
 
     api: CoordinatorClient
     seen: list[RunDocument] = field(default_factory=list)
+    bound_s: float = BOUND_S
 
     async def until(self, condition: Condition) -> RunDocument:
         """Return the first document that meets the condition, beginning with the last one seen."""
         try:
-            async with asyncio.timeout(BOUND_S):
+            async with asyncio.timeout(self.bound_s):
                 if self.seen and condition(self.seen[-1]):
                     return self.seen[-1]
                 while True:
@@ -112,9 +113,14 @@ class DocumentWatch:
 
 
 class RealRun:
-    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory."""
+    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory.
 
-    def __init__(self, folder: Path, children: Children) -> None:
+    Attributes:
+        bound_s: longest wait for anything that a test waits for.
+    """
+
+    def __init__(self, folder: Path, children: Children, bound_s: float = BOUND_S) -> None:
+        self.bound_s = bound_s
         self.folder = folder
         self.children = children
         self.run_dir = folder / "coordinator"
@@ -146,11 +152,11 @@ class RealRun:
             self.url = address
             trusted = ssl.create_default_context(cafile=verify)
             self.http = await self._stack.enter_async_context(
-                httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
+                httpx.AsyncClient(base_url=address, timeout=self.bound_s, verify=trusted)
             )
             api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
             self._stack.push_async_callback(api.aclose)
-            self.watch = DocumentWatch(api)
+            self.watch = DocumentWatch(api, bound_s=self.bound_s)
         for line in self.printed:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
@@ -171,7 +177,7 @@ class RealRun:
     async def line_of(self, child: Child, text: str) -> str:
         """Return the first line with this text that the child prints."""
         assert child.process.stdout is not None
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(self.bound_s):
             while line := (await child.process.stdout.readline()).decode().strip():
                 self.printed.append(line)
                 if text in line:
@@ -205,12 +211,12 @@ class RealRun:
     async def kill_coordinator(self) -> None:
         """Kill the coordinator and wait until it has ended."""
         self.coordinator.kill()
-        assert await self.coordinator.wait(BOUND_S) == -signal.SIGKILL
+        assert await self.coordinator.wait(self.bound_s) == -signal.SIGKILL
 
     async def stop_coordinator(self) -> None:
         """Interrupt the coordinator and wait until it has ended with 0."""
         self.coordinator.process.send_signal(signal.SIGINT)
-        assert await self.coordinator.wait(BOUND_S) == 0, self.coordinator.log_tail()
+        assert await self.coordinator.wait(self.bound_s) == 0, self.coordinator.log_tail()
 
     async def until(self, condition: Condition) -> RunDocument:
         """Return `DocumentWatch.until`; a failure shows the processes' logs."""
@@ -226,12 +232,12 @@ class RealRun:
 
     async def command(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command to its end, in a process of its own."""
-        return await run_command(*arguments, bound_s=BOUND_S, **environment)
+        return await run_command(*arguments, bound_s=self.bound_s, **environment)
 
     async def command_here(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command that handles no signals to its end, in a thread of this process."""
         assert arguments[0] not in LASTING_COMMANDS, "its signals need a process"
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(self.bound_s):
             return await run_main_in_thread(*arguments, environment=environment)
 
     async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
@@ -239,7 +245,7 @@ class RealRun:
         await self.until(in_phase(RunState.FINISHED))
         for child in self.clients:
             if child not in without:
-                assert await child.wait(BOUND_S) == 0, f"{child.name}:\n{child.log_tail()}"
+                assert await child.wait(self.bound_s) == 0, f"{child.name}:\n{child.log_tail()}"
         return await self.prove()
 
     async def prove(self) -> AuditReport:
@@ -259,7 +265,7 @@ class RealRun:
 
     async def until_logged(self, child: Child, event: str) -> dict[str, Any]:
         """Return the first line of this event that a child logs. Meanwhile the coordinator must answer."""
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(self.bound_s):
             while not (found := self.events(child, event)):
                 assert (await self.http.get("/healthz")).status_code == 200
         return found[0]
@@ -276,11 +282,13 @@ class RealRun:
 
 
 @contextlib.asynccontextmanager
-async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> AsyncIterator[RealRun]:
+async def real_run(
+    folder: Path, clients: int = 0, bound_s: float = BOUND_S, /, **overrides: Any
+) -> AsyncIterator[RealRun]:
     """Yield a run whose coordinator, and number of clients, are started; it waits for these clients."""
     if clients:
         overrides = {"config__init_min_clients": clients} | overrides
-    async with prepared_run(folder, **overrides) as run:
+    async with prepared_run(folder, bound_s, **overrides) as run:
         await run.start_coordinator()
         for _ in range(clients):
             await run.start_client()
@@ -288,10 +296,10 @@ async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> Async
 
 
 @contextlib.asynccontextmanager
-async def prepared_run(folder: Path, **overrides: Any) -> AsyncIterator[RealRun]:
+async def prepared_run(folder: Path, bound_s: float = BOUND_S, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run that is not started, with `QUICK` and these replacements in its state file."""
     async with Children(folder / "logs") as children:
-        run = RealRun(folder, children)
+        run = RealRun(folder, children, bound_s)
         run.write_state(**overrides)
         try:
             yield run
