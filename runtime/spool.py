@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
+from runtime.file_room import allocate, write_at
 from state.errors import SpoolFull
 from state.tensors import Buffer
 from state.wire import Sha256
@@ -261,7 +262,7 @@ class SpoolFile:
         else:
             self._spool._take(self._key, size_bytes, at_least=True)
             self._make_file()
-            self._spool._blocking("written", lambda: _write_at(self._descriptor, self._size_bytes, data))
+            self._spool._blocking("written", lambda: write_at(self._descriptor, self._size_bytes, data))
         self._digest.update(data)
         self._size_bytes = size_bytes
 
@@ -274,7 +275,7 @@ class SpoolFile:
         if size_bytes > MAX_IN_MEMORY_BYTES:
             self._spool._take(self._key, max(size_bytes, self._size_bytes))
             self._make_file()
-            self._spool._blocking("made", lambda: _allocate(self._descriptor, size_bytes))
+            self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
 
     def clear(self) -> None:
         """Begin again with no bytes."""
@@ -316,7 +317,7 @@ class SpoolFile:
         """
         self._spool._take(self._key, size_bytes)
         self._make_file()
-        self._spool._blocking("made", lambda: _allocate(self._descriptor, size_bytes))
+        self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
         self._size_bytes = size_bytes
         return memoryview(self._mapped(mmap.ACCESS_WRITE))
 
@@ -336,7 +337,7 @@ class SpoolFile:
         self._descriptor = self._spool._blocking("made", lambda: os.open(path, flags, PRIVATE_MODE))
         self._end.detach()
         self._end = weakref.finalize(self, _end_file, self._spool, self._key, self._descriptor, path)
-        self._spool._blocking("written", lambda: _write_at(self._descriptor, 0, self._held))
+        self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
         self._held = bytearray()
 
     def _mapped(self, access: int) -> mmap.mmap:
@@ -375,20 +376,6 @@ def _remove_all(ended: "SimpleQueue[tuple[int, Path] | threading.Event | None]")
             next_one.set()
         else:
             _remove(*next_one)
-
-
-def _write_at(descriptor: int, offset: int, data: Buffer) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
-
-
-def _allocate(descriptor: int, size_bytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        os.ftruncate(descriptor, size_bytes)
 
 
 def _remove_if_left(folder: Path) -> None:
