@@ -13,6 +13,7 @@ from state.codecs.protocol import PART_VALUES, EncodedTensor
 from state.errors import InvalidResult
 from state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound
 from state.tensors import Tensors, layout_of
+from tests.support.watched_reads import WatchedReads
 
 MAX_ABS = 1e4
 CODECS = ("float32", "int8", "int4", "sparse-64", "sparse-1000")
@@ -66,20 +67,10 @@ def test_mutated_encoded_result_raises_nothing_but_invalid_result(codec: str, pa
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoded_result_is_checked_a_piece_at_a_time(codec: str) -> None:
     difference = {"w": np.ones(4 * PART_VALUES + 5, np.float32)}
-    data = encode_result(header_of(codec), difference)
-    read_bytes: list[int] = []
-
-    class Watched:
-        def __len__(self) -> int:
-            return len(data)
-
-        def __getitem__(self, part: slice) -> bytes:
-            read_bytes.append(len(data[part]))
-            return data[part]
-
-    check_result(Watched(), header_of(codec), layout_of(difference), MAX_ABS)
-    assert max(read_bytes) <= 4 * PART_VALUES
-    assert len(read_bytes) >= 5
+    watched = WatchedReads(encode_result(header_of(codec), difference))
+    check_result(watched, header_of(codec), layout_of(difference), MAX_ABS)
+    assert max(watched.read_bytes) <= 4 * PART_VALUES
+    assert len(watched.read_bytes) >= 5
 
 
 @pytest.mark.parametrize("codec", CODECS)

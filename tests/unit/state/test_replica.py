@@ -30,6 +30,7 @@ from state.replica import (
     replica_digest,
 )
 from state.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, encode_tensor_file, layout_of
+from tests.support.watched_reads import WatchedReads
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -242,19 +243,11 @@ def test_examined_checkpoint_is_what_parsing_all_of_it_finds() -> None:
 
 
 def test_examined_checkpoint_is_read_a_piece_at_a_time() -> None:
-    data = checkpoint_bytes(Replica(0, {"w": np.ones(10**6, np.float32)}, {"w": np.zeros(10**6, np.float32)}))
-    read_bytes: list[int] = []
-
-    class Watched:
-        def __len__(self) -> int:
-            return len(data)
-
-        def __getitem__(self, part: slice) -> bytes:
-            read_bytes.append(len(data[part]))
-            return data[part]
-
-    examine_checkpoint(Watched())
-    assert max(read_bytes) <= 4 * CHECK_CHUNK_ELEMENTS
+    watched = WatchedReads(
+        checkpoint_bytes(Replica(0, {"w": np.ones(10**6, np.float32)}, {"w": np.zeros(10**6, np.float32)}))
+    )
+    examine_checkpoint(watched)
+    assert max(watched.read_bytes) <= 4 * CHECK_CHUNK_ELEMENTS
 
 
 def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from state.errors import InvalidResult
 from state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound
 from state.tensors import CHECK_CHUNK_ELEMENTS, Tensors, layout_of
+from tests.support.watched_reads import WatchedReads
 
 MAX_ABS = 1e4
 HEADER = ResultHeader("demo", 7, 2, "ab" * 16, "cd" * 32, "ef" * 32)
@@ -58,19 +59,9 @@ def test_result_that_keeps_every_rule_gives_its_own_header() -> None:
 
 def test_result_is_checked_a_piece_at_a_time() -> None:
     difference = {"w": np.ones(10**6, np.float32)}
-    data = encode_result(HEADER, difference)
-    read_bytes: list[int] = []
-
-    class Watched:
-        def __len__(self) -> int:
-            return len(data)
-
-        def __getitem__(self, part: slice) -> bytes:
-            read_bytes.append(len(data[part]))
-            return data[part]
-
-    check_result(Watched(), HEADER, layout_of(difference), MAX_ABS)
-    assert max(read_bytes) <= 4 * CHECK_CHUNK_ELEMENTS
+    watched = WatchedReads(encode_result(HEADER, difference))
+    check_result(watched, HEADER, layout_of(difference), MAX_ABS)
+    assert max(watched.read_bytes) <= 4 * CHECK_CHUNK_ELEMENTS
 
 
 def test_result_replica_digest_is_returned_and_not_compared() -> None:
