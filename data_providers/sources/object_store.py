@@ -8,16 +8,9 @@ from typing import Any, Self
 
 from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.bucket_stores import (
-    Bucket,
-    location_of,
-    obstore,
-    request_error,
-    store_failures,
-    store_of,
-    version_of,
-)
+from data_providers.sources.bucket_errors import request_error
 from data_providers.sources.protocol import SourceFile
+from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of, version_of
 from state.errors import InvalidInput
 
 MAX_LISTED_FILES = 100_000

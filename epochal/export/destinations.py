@@ -9,14 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from data_providers.sources.bucket_stores import (
-    Bucket,
-    location_of,
-    obstore,
-    store_failures,
-    store_of,
-)
 from epochal.export.folder import NOTE_FILE
+from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of
 from runtime.retry import RetryPolicy
 from state.config.data_location import S3, Gcp
 from state.errors import InvalidInput

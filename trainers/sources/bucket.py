@@ -4,15 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_providers.protocol import SourceUnavailable
-from data_providers.sources.bucket_stores import (
-    Bucket,
-    location_of,
-    obstore,
-    request_error,
-    store_failures,
-    store_of,
-    version_of,
-)
+from data_providers.sources.bucket_errors import request_error
+from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of, version_of
 from state.errors import InvalidInput, ModelUnavailable
 
 RANGE_TIMEOUT = "120s"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data_providers.sources.bucket_stores import Bucket
+from runtime.buckets import Bucket
 from state.config.data_location import S3, Gcp
 from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
 from state.errors import InternalError, InvalidInput

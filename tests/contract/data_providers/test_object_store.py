@@ -15,10 +15,11 @@ from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources import bucket_stores, object_store
-from data_providers.sources.bucket_stores import location_of
+from data_providers.sources import object_store
 from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource
+from runtime import buckets
+from runtime.buckets import location_of
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 from state.intervals import DataIds
@@ -135,7 +136,7 @@ async def test_bucket_without_credentials_is_read_only_where_it_is_public(
     bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upload(bucket, write_dataset(tmp_path / "data"), "data")
-    for name in (*AWS, *bucket_stores.CREDENTIALS["S3"]):
+    for name in (*AWS, *buckets.CREDENTIALS["S3"]):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(Rejected, match=r"s3://tokens/data/.* is refused to this machine"):
         await opened(s3_url, "data")
@@ -208,23 +209,23 @@ def test_every_kind_of_bucket_opens_unsigned_without_credentials(
     bucket: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_module("obstore")
-    for names in bucket_stores.CREDENTIALS.values():
+    for names in buckets.CREDENTIALS.values():
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    for name in bucket_stores.SKIP_SIGNATURE.values():
+    for name in buckets.SKIP_SIGNATURE.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert location_of(bucket) == text
-    assert bucket_stores.store_of(bucket) is not None
-    assert bucket_stores.is_anonymous(bucket.variant)
+    assert buckets.store_of(bucket) is not None
+    assert buckets.is_anonymous(bucket.variant)
 
 
 def test_credentials_in_the_environment_sign_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    assert not bucket_stores.is_anonymous("S3")
+    assert not buckets.is_anonymous("S3")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "false")
-    assert not bucket_stores.is_anonymous("S3")
+    assert not buckets.is_anonymous("S3")
 
 
 async def test_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

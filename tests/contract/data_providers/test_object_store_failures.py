@@ -9,10 +9,10 @@ import pytest
 
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources import bucket_stores
-from data_providers.sources.bucket_stores import MAX_RETRIES
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import read
+from runtime import buckets
+from runtime.buckets import MAX_RETRIES
 from state.config.data_location import S3, Azure
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
@@ -112,8 +112,8 @@ async def test_object_without_an_etag_is_the_same_while_its_second_is() -> None:
 
 
 async def test_store_that_hangs_is_unavailable_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_stores, "REQUEST_TIMEOUT", "200ms")
-    monkeypatch.setattr(bucket_stores, "MAX_RETRIES", 1)
+    monkeypatch.setattr(buckets, "REQUEST_TIMEOUT", "200ms")
+    monkeypatch.setattr(buckets, "MAX_RETRIES", 1)
 
     async def answer(_: HttpRequest) -> HttpReply:
         return HttpReply(200, b"<", announced_bytes=1000, hangs=True)
@@ -124,7 +124,7 @@ async def test_store_that_hangs_is_unavailable_after_its_time(monkeypatch: pytes
 
 
 async def test_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_stores, "MAX_RETRIES", 0)
+    monkeypatch.setattr(buckets, "MAX_RETRIES", 0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"

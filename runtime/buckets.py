@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 
@@ -53,8 +52,6 @@ _ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZU
 """obstore reads these too, but ignores them if timeouts are set."""
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
-_TRANSIENT_STATUSES = (408, 425, 429)
-_PERMANENT = ("non-partial response when range requested", "incorrectly configured region")
 _GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
 
 Bucket = Gcp | S3 | Azure
@@ -86,30 +83,10 @@ def store_failures() -> tuple[type[Exception], ...]:
     return (obstore().exceptions.BaseError, OSError)
 
 
-def request_error(error: Exception, place: str) -> SourceUnavailable | Rejected | CorruptData:
-    """Return the error that one of `store_failures` stands for.
-
-    Args:
-        error: raised by a request.
-        place: the object's or folder's URL.
-    """
-    exceptions = obstore().exceptions
-    reason = str(error).partition("\n")[0]
-    if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-        return Rejected(f"{place} does not exist: {reason}", place=place)
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of the answer that an error stands for; 0 where it names none."""
     found = _STATUS.search(str(error))
-    status = int(found["status"]) if found else 0
-    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
-    if isinstance(error, refused) or status in (401, 403):
-        return Rejected(f"{place} is refused to this machine: {reason}", place=place)
-    if status == 416:
-        return CorruptData(f"{place} changed: it is shorter than it was listed: {reason}", place=place)
-    if 400 <= status < 500 and status not in _TRANSIENT_STATUSES:
-        return Rejected(f"{place} does not exist, or cannot be read like this: {reason}", place=place)
-    is_permanent = isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError)
-    if is_permanent or any(part in reason for part in _PERMANENT):
-        return Rejected(f"{place} cannot be requested: {reason}", place=place)
-    return SourceUnavailable(f"{place} cannot be read: {reason}", place=place)
+    return int(found["status"]) if found else 0
 
 
 def version_of(meta: Any) -> str:
