@@ -8,6 +8,7 @@ from collections.abc import Callable
 from coordinator.machine.run import Run
 from coordinator.machine.views import blobs_needed
 from coordinator.store.open import Store
+from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
 
@@ -17,6 +18,8 @@ BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_SWEEP_DELAY_S = 3600.0
 """Maximum time that a sweep waits for those who copy the run. It does not wait where blobs are near their bound."""
 SWEEP_RETRY_S = 1.0
+MAX_ROOM_WAIT_S = 30.0
+"""Maximum time that an upload waits for a sweep that makes room for it."""
 
 
 def blobs_bound(run: Run) -> int:
@@ -45,7 +48,12 @@ class Maintenance:
         self._due = asyncio.Event()
         self._state_file_stale = False
         self._sweep_since_s: float | None = None
-        """Since when a sweep is due, on the event loop's clock."""
+        """Since when a sweep is due or under way, on the event loop's clock."""
+        self._sweeps_asked = 0
+        """Number of sweeps that were asked for; one that is asked for during another follows it."""
+        self._is_room_wanted = False
+        """Whether somebody found no room: a sweep does not wait for who copies the run."""
+        self._swept = Broadcast()
         self._is_put_off = False
         """Whether the sweep waits for somebody who copies the run."""
 
@@ -56,9 +64,26 @@ class Maintenance:
 
     def sweep(self) -> None:
         """Have unneeded blobs deleted."""
+        self._sweeps_asked += 1
         if self._sweep_since_s is None:
             self._sweep_since_s = asyncio.get_running_loop().time()
         self._due.set()
+
+    def makes_room(self) -> bool:
+        """Return whether a sweep is due or under way; it is hurried. Until its end unneeded blobs take room."""
+        if self._sweep_since_s is None:
+            return False
+        self._is_room_wanted = True
+        self._due.set()
+        return True
+
+    async def wait_for_room(self, size_bytes: int) -> None:
+        """Wait until there is room for so many bytes more, or no sweep makes any; at most `MAX_ROOM_WAIT_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_ROOM_WAIT_S):
+                most = self._run_now().state_file.blobs.max_total_bytes
+                while self._store.blobs.total_bytes + size_bytes > most and self.makes_room():
+                    await self._swept.wait()
 
     def repeat(self) -> None:
         """Have done what a blocked store has prevented."""
@@ -97,22 +122,26 @@ class Maintenance:
         with self._store.sweeping() as is_allowed:
             if not is_allowed:
                 waited_s = asyncio.get_running_loop().time() - since_s
-                has_room = self._store.blobs.total_bytes <= blobs_bound(self._run_now())
+                near_bound = self._store.blobs.total_bytes > blobs_bound(self._run_now())
+                has_room = not (near_bound or self._is_room_wanted)
                 self._is_put_off = has_room and waited_s < MAX_SWEEP_DELAY_S
                 if self._is_put_off:
                     return
                 log.warning("sweep_during_copy", extra={"waited_s": round(waited_s), "has_room": has_room})
-            self._sweep_since_s, self._is_put_off = None, False
-            try:
-                await self._sweep_blobs()
-            except StoreBlocked:
-                self._sweep_since_s = since_s
-                raise
+            asked, self._is_put_off, self._is_room_wanted = self._sweeps_asked, False, False
+            await self._sweep_blobs()
+        if self._sweeps_asked > asked:
+            self._sweep_since_s = asyncio.get_running_loop().time()
+            self._due.set()
+        else:
+            self._sweep_since_s = None
+            self._swept.notify()
 
     async def _sweep_blobs(self) -> None:
         unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
         for sha256 in unneeded:
             if sha256 not in blobs_needed(self._run_now()):
                 await self._store.blobs.delete(sha256)
+                self._swept.notify()
         if unneeded:
             log.info("blobs_swept", extra={"count": len(unneeded)})

@@ -100,7 +100,7 @@ class CoordinatorService:
         self._rate = TokenRate()
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
-        self._maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
+        self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False
         self.started = asyncio.Event()
@@ -130,7 +130,7 @@ class CoordinatorService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commit_groups())
                 tasks.create_task(self._tick())
-                tasks.create_task(self._maintenance.run())
+                tasks.create_task(self.maintenance.run())
                 tasks.create_task(self._go_on_when_unblocked())
         finally:
             self.is_serving = False
@@ -274,7 +274,7 @@ class CoordinatorService:
             else:
                 if self.health.block_count == block_count:
                     self.health.end_hold(self._clock.now_s())
-                    self._maintenance.repeat()
+                    self.maintenance.repeat()
             if self.health.failed.is_set():
                 return
 
@@ -291,7 +291,7 @@ class CoordinatorService:
                     log.info(
                         "run_finished", extra={"serving": "goes on, for clients that come late, until it is stopped"}
                     )
-                self._maintenance.state_file_changed()
+                self.maintenance.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
@@ -315,7 +315,7 @@ class CoordinatorService:
                     "evaluation_recorded", extra={"evaluation": found.name, "step": found.step, "loss": found.loss}
                 )
             case SweepBlobs():
-                self._maintenance.sweep()
+                self.maintenance.sweep()
             case SegmentEnded(epoch=epoch):
                 log.debug("segment_ended", extra={"epoch": epoch})
 
@@ -326,7 +326,7 @@ class CoordinatorService:
             StoreFailed: it could not be written.
         """
         if self.health.failure is None:
-            await self._maintenance.save_state_file()
+            await self.maintenance.save_state_file()
 
     async def _tick(self) -> None:
         while True:
@@ -348,9 +348,10 @@ class CoordinatorService:
                 log.warning("tick_refused", extra={"kind": error.kind})
 
     async def note_blobs_near_bound(self) -> None:
-        """End the epoch early, so that its checkpoint makes room. Raises as `submit` does."""
-        if not self.run.blobs_near_bound:
-            await self.submit(BlobsNearedBound(self.blobs.total_bytes))
+        """Let a due sweep make room, else end the epoch early, whose checkpoint does. Raises as `submit` does."""
+        if not self.maintenance.makes_room() and not self.run.blobs_near_bound:
+            newest = self.run.checkpoint
+            await self.submit(BlobsNearedBound(self.blobs.total_bytes, None if newest is None else newest.step))
 
     # Reading
 

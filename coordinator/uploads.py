@@ -194,6 +194,7 @@ class Uploads:
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
         """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
         spare_bytes = (await self.form()).size_bound if expected.kind == "result" else 0
+        await self._service.maintenance.wait_for_room(expected.size_bytes + spare_bytes)
         try:
             await self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
         except Refused as refusal:

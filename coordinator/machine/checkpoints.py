@@ -20,7 +20,13 @@ from coordinator.machine.run import (
     current_checkpointer,
     roster_of,
 )
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, CheckpointReported, GenesisProvided
+from coordinator.machine.stimuli import (
+    BlobsNearedBound,
+    CheckpointHeld,
+    CheckpointRejected,
+    CheckpointReported,
+    GenesisProvided,
+)
 from state.config.model import ModelSpec
 from state.documents import CheckpointRef, Roster
 from state.errors import Refused
@@ -51,6 +57,14 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
     if run.phase is RunState.WAITING_FOR_MEMBERS:
         run = replace(run, reason="the first checkpoint was provided")
     return _keep(_with_model(replace(run, checkpointing=None), event.model), (found,))
+
+
+def near_bound(run: Run, event: BlobsNearedBound) -> Run:
+    """Return the run with its blobs near their limit, unless a newer checkpoint makes room already."""
+    is_outdated = (
+        event.checkpoint_step is not None and run.checkpoint is not None and run.checkpoint.step > event.checkpoint_step
+    )
+    return run if run.blobs_near_bound or is_outdated else replace(run, blobs_near_bound=True)
 
 
 def begin_genesis(run: Run, seed: Seed) -> Run:

@@ -111,7 +111,7 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.EvaluationReported():
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
-            return run if run.blobs_near_bound else replace(run, blobs_near_bound=True), ()
+            return checkpoints.near_bound(run, stimulus), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file)
 

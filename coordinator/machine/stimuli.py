@@ -237,9 +237,15 @@ class EvaluationReported:
 
 @dataclass(frozen=True, slots=True)
 class BlobsNearedBound:
-    """The blobs are near their size limit; a checkpoint should free some."""
+    """The blobs are near their size limit; a checkpoint should free some.
+
+    Attributes:
+        total_bytes: size of all blobs.
+        checkpoint_step: the replica of the newest checkpoint at that time: a newer one has made room since.
+    """
 
     total_bytes: int
+    checkpoint_step: int | None = None
     type: Literal["blobs_neared_bound"] = "blobs_neared_bound"
 
 

@@ -193,6 +193,14 @@ def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
     assert blobs_needed(driver.run) == {driver.run.checkpoints[0].blob_sha256}
 
 
+def test_note_of_blobs_older_than_the_newest_checkpoint_ends_no_epoch() -> None:
+    driver = in_round(1, 2)
+    driver.send(BlobsNearedBound(10, checkpoint_step=-1))
+    assert not driver.run.blobs_near_bound
+    driver.send(BlobsNearedBound(10, checkpoint_step=0))
+    assert driver.run.blobs_near_bound
+
+
 def test_blobs_near_their_bound_are_swept_without_progress_too() -> None:
     driver = in_round(1, 2, config__total_steps=100, config__epoch_time=61)
     driver.play_epoch(seconds_per_round=40)
