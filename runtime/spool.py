@@ -9,6 +9,7 @@ Source of the lock: `flock(2)`, which the system releases however a process ends
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -21,10 +22,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
+from runtime.ended_files import EndedFiles
 from runtime.file_room import allocate, write_at
 from state.errors import SpoolFull
 from state.tensors import Buffer
@@ -38,8 +39,7 @@ MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
-REMOVAL_TIMEOUT_S = 30.0
-"""Maximum time to wait for files to be removed."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
@@ -63,9 +63,7 @@ class Spool:
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
-        self._ended: SimpleQueue[tuple[int, Path] | threading.Event | None] = SimpleQueue()
-        """Files to be removed, events to be set when those before them are; None ends the thread."""
-        self._remover: threading.Thread | None = None
+        self._ended = EndedFiles()
 
     @property
     def parent(self) -> Path:
@@ -81,8 +79,12 @@ class Spool:
 
     @property
     def used_bytes(self) -> int:
-        """Size of all files."""
+        """Size of all files, without those that are spare."""
         return sum(list(self._sizes.values()))
+
+    def begin_round(self) -> None:
+        """Give up spare files that the last rounds did not need."""
+        self._ended.begin_round()
 
     def file(self) -> "SpoolFile":
         """Return a new, empty file."""
@@ -127,14 +129,11 @@ class Spool:
 
     def _available_bytes(self) -> int:
         free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
-        return free_bytes + self.used_bytes
+        return free_bytes + self.used_bytes + self._ended.spare_bytes
 
     def settle(self) -> None:
-        """Wait until the files that have ended so far are removed; bounded."""
-        if self._remover is not None:
-            done = threading.Event()
-            self._ended.put(done)
-            done.wait(REMOVAL_TIMEOUT_S)
+        """Wait until the files that have ended so far, and are not spare, are removed; bounded."""
+        self._ended.settle()
 
     def drop_pages(self) -> None:
         """Give the pages of mapped files back to the system, which counts them as this process's memory meanwhile.
@@ -155,16 +154,12 @@ class Spool:
         with self._opening:
             if self._folder is None:
                 self._folder = self._blocking("made", self._make_folder)
-                self._remover = threading.Thread(target=_remove_all, args=(self._ended,), name="spool", daemon=True)
-                self._remover.start()
+                self._ended.start()
 
     def close(self) -> None:
         """Remove the folder with its files. Views of them stay valid."""
         with self._opening:
-            remover, self._remover = self._remover, None
-            if remover is not None:
-                self._ended.put(None)
-                remover.join(REMOVAL_TIMEOUT_S)
+            self._ended.close()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os.close(self._lock)
@@ -186,15 +181,27 @@ class Spool:
                 return folder
             os.close(self._lock)
 
-    def _new_path(self) -> Path:
-        self.open()
-        assert self._folder is not None
-        return self._folder / str(next(self._numbers))
+    def _new_file(self, size_bytes: int) -> tuple[int, Path]:
+        """Return a file, open, and its path; it may hold other bytes, of which none is to be read."""
+        spare = self._ended.take(size_bytes)
+        if spare is not None:
+            return spare
+        path = self.folder / str(next(self._numbers))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        return self._blocking("made", lambda: os.open(path, flags, PRIVATE_MODE)), path
 
     def _blocking(self, done: str, work: Callable[[], T]) -> T:
-        """Return what blocking work returns; raise its `OSError` as `SpoolFull`."""
+        """Return what blocking work returns; raise its `OSError` as `SpoolFull`.
+
+        If the disk is full it is repeated once without the spare files.
+        """
         try:
-            return work()
+            try:
+                return work()
+            except OSError as error:
+                if error.errno not in _NO_ROOM or not self._ended.give_up():
+                    raise
+                return work()
         except OSError as error:
             reason = error.strerror or str(error)
             raise SpoolFull(
@@ -211,6 +218,8 @@ class Spool:
             limit = f"[client] spool_bytes is {self._max_bytes}"
             raise SpoolFull(f"the spool would hold {self.used_bytes + added_bytes} bytes; {limit}")
         self._sizes[key] = size_bytes
+        if self._max_bytes is not None and self.used_bytes + self._ended.spare_bytes > self._max_bytes:
+            self._ended.give_up()
 
     def _give(self, key: int) -> None:
         self._sizes.pop(key, None)
@@ -272,9 +281,10 @@ class SpoolFile:
         Raises:
             SpoolFull: there is no such room.
         """
+        size_bytes = max(size_bytes, self._size_bytes)
         if size_bytes > MAX_IN_MEMORY_BYTES:
-            self._spool._take(self._key, max(size_bytes, self._size_bytes))
-            self._make_file()
+            self._spool._take(self._key, size_bytes)
+            self._make_file(size_bytes)
             self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
 
     def clear(self) -> None:
@@ -310,13 +320,14 @@ class SpoolFile:
     def prepared(self, size_bytes: int) -> memoryview:
         """Return room for so many bytes, mapped into memory to be written. The file must be empty before.
 
-        The room is taken on the disk now, so that writing cannot fail later. `hash` is to be called afterwards.
+        All of them are to be written: they may be those of a file that has ended. The room is taken on the disk now,
+        so that writing cannot fail later. `hash` is to be called afterwards.
 
         Raises:
             SpoolFull: there is no such room.
         """
         self._spool._take(self._key, size_bytes)
-        self._make_file()
+        self._make_file(size_bytes)
         self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
         self._size_bytes = size_bytes
         return memoryview(self._mapped(mmap.ACCESS_WRITE))
@@ -328,13 +339,11 @@ class SpoolFile:
             self._digest.update(piece)
         return self.sha256()
 
-    def _make_file(self) -> None:
-        """Move from memory to the disk, unless it is there already."""
+    def _make_file(self, size_bytes: int = 0) -> None:
+        """Move from memory to the disk, unless it is there already. The file will have so many bytes, if known."""
         if self._descriptor >= 0:
             return
-        path = self._spool._new_path()
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._descriptor = self._spool._blocking("made", lambda: os.open(path, flags, PRIVATE_MODE))
+        self._descriptor, path = self._spool._new_file(size_bytes)
         self._end.detach()
         self._end = weakref.finalize(self, _end_file, self._spool, self._key, self._descriptor, path)
         self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
@@ -356,26 +365,9 @@ class _Map(mmap.mmap):
 
 
 def _end_file(spool: Spool, key: int, descriptor: int, path: Path) -> None:
-    """Let the spool's thread remove a file: a large one takes long, and nobody waits for it."""
+    """Give a file up; it returns at once."""
     spool._give(key)
-    if spool._remover is None:
-        _remove(descriptor, path)
-    else:
-        spool._ended.put((descriptor, path))  # may be called wherever memory is collected, even within another put
-
-
-def _remove(descriptor: int, path: Path) -> None:
-    os.close(descriptor)
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
-def _remove_all(ended: "SimpleQueue[tuple[int, Path] | threading.Event | None]") -> None:
-    while (next_one := ended.get()) is not None:
-        if isinstance(next_one, threading.Event):
-            next_one.set()
-        else:
-            _remove(*next_one)
+    spool._ended.end(descriptor, path)
 
 
 def _remove_if_left(folder: Path) -> None:

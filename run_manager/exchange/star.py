@@ -80,6 +80,7 @@ class StarExchange:
 
     def begin_round(self) -> None:
         self._round += 1
+        self._spool.begin_round()
         oldest = self._round - KEPT_ROUNDS
         self.forget([sha256 for sha256, kept in self._kept.items() if kept.round <= oldest])
 
