@@ -13,6 +13,7 @@ from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.tokens import SessionTokens
+from coordinator.blob_room import BlobRoom
 from coordinator.downloads import Downloads
 from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
@@ -116,6 +117,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             async with asyncio.TaskGroup() as tasks:
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
+                room = tasks.create_task(BlobRoom(service, uploads.form).run())
                 await service.started.wait()
                 store.note_address(endpoint.url_of(listener))
                 farewell = tasks.create_task(_end_after_failure(service))
@@ -127,6 +129,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
                     served.cancel()
                     farewell.cancel()
+                    room.cancel()
         if service.health.failure is not None:
             raise StoreLost(f"nothing can be kept any more: {service.health.failure}")
         with contextlib.suppress(StoreFailed):  # logged when it happened

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from coordinator.blob_room import room_needed
 from coordinator.genesis import MAX_FIRST_CHECKPOINT_PERCENT
 from state.codecs.named import codec_named
 from state.config.model import ModelSpec
@@ -58,8 +59,8 @@ class ModelSize:
         return -(-self.first_bytes * 100 // MAX_FIRST_CHECKPOINT_PERCENT)
 
     def total_bytes(self, client_count: int) -> int:
-        """Return the `max_total_bytes` with which every result of rounds with so many clients is taken."""
-        return max(self.least_total_bytes, 2 * self.checkpoint_bytes + client_count * self.result_bytes)
+        """Return the `max_total_bytes` with which rounds with so many clients find room beside two checkpoints."""
+        return max(self.least_total_bytes, room_needed(self.checkpoint_bytes, client_count * self.result_bytes))
 
 
 def in_words(size: ModelSize, state: StateFile) -> str:
@@ -91,8 +92,9 @@ def size_notes(size: ModelSize, state: StateFile) -> list[str]:
     most, needed = state.blobs.max_total_bytes, size.total_bytes(config.init_min_clients)
     if size.least_total_bytes <= most < needed:
         notes.append(
-            f"blobs.max_total_bytes is {most}: not every result of {config.init_min_clients} clients finds room beside "
-            f"two checkpoints; write `max_total_bytes = {needed}`, and {size.result_bytes} more for each further client"
+            f"blobs.max_total_bytes is {most}: the results of two rounds of {config.init_min_clients} clients do not "
+            f"find room beside two checkpoints; write `max_total_bytes = {needed}`, and {2 * size.result_bytes} more "
+            "for each further client"
         )
     for name, limit_s, what, size_bytes in (
         ("warmup_time", config.warmup_time, "download a checkpoint", size.first_bytes),

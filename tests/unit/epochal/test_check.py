@@ -260,13 +260,13 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
         "the model has 1,235,814,400 parameters: a checkpoint takes 9.89 GB, a client's result 4.94 GB, "
         "the results of 6 clients 29.66 GB",
         "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
-        "for 6 clients write `max_total_bytes = 4943",
+        "for 6 clients write `max_total_bytes = 7909",
         "config.warmup_time is 30 s, in which clients download a checkpoint of 9.89 GB; a line of 100 Mbit/s needs "
         "`warmup_time = 791` for the transfer alone",
     )
     needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
     checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
-        0, "not every result of 6 clients finds room beside two checkpoints; write `max_total_bytes = 4943", "is valid"
+        0, "two rounds of 6 clients do not find room beside two checkpoints; write `max_total_bytes = 7909", "is valid"
     )
     enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
