@@ -138,6 +138,7 @@ class Maintenance:
             self._swept.notify()
 
     async def _sweep_blobs(self) -> None:
+        await self._store.blobs.drop_unfinished()
         unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
         for sha256 in unneeded:
             if sha256 not in blobs_needed(self._run_now()):

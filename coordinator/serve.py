@@ -93,7 +93,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     endpoint.check()
     hosts = allowed_hosts(endpoint.host, options.allowed_hosts)
     allow_connections()
-    store = await open_store(options.store, state_file.blobs.max_total_bytes)
+    blobs = state_file.blobs
+    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id)
     try:
         run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
         service_options = ServiceOptions(

@@ -304,8 +304,9 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
 
 
 def config_json(state_file: StateFile) -> Any:
-    """Return the state file as clients see it, in plain JSON: without phase, progress and access rules."""
-    return state_file.model_dump(mode="json", exclude={"run_state", "progress", "access"})
+    """Return the state file as clients see it, in plain JSON: without phase, progress, access rules, and bucket."""
+    hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "blobs": {"store"}}
+    return state_file.model_dump(mode="json", exclude=hidden)
 
 
 def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:

@@ -1,13 +1,14 @@
 """The blobs of a run: results and checkpoints, immutable bytes named by their SHA-256, and the rules for them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from state.errors import Refused
 from state.refusals import Refusal
 from state.tensors import Readable
-from state.wire import Sha256
+from state.wire import ClientId, Sha256
 
 STREAM_BYTES = 256 * 1024
 """A blob is read and sent in pieces of at most this size."""
@@ -25,6 +26,19 @@ class OpenBlob(Readable, Protocol):
 
         It stays valid after the context is left. The medium must not fail while it is used: that ends the process.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPut:
+    """A request that puts one announced blob into an object store: `PUT url` with exactly these headers.
+
+    Attributes:
+        expires_in_s: seconds within which it must begin.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    expires_in_s: float
 
 
 class BlobReader(Protocol):
@@ -73,8 +87,64 @@ class BlobStore(BlobReader, Protocol):
     async def delete(self, sha256: Sha256) -> None:
         """Delete the blob if it is held."""
 
+    async def signed_get(self, sha256: Sha256, /, *, looks: bool = False) -> str | None:
+        """Return a URL where anybody gets the blob for a while; None if it is read through the coordinator.
+
+        Args:
+            sha256: a blob that is held.
+            looks: look whether it is still there, because somebody did not find it.
+
+        Raises:
+            Refused: `not-found`: it is not there any more, and is not held from now on.
+        """
+
+    async def signed_put(
+        self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0, /
+    ) -> SignedPut | None:
+        """Return how this client puts an announced blob into the store; None if it sends it to the coordinator.
+
+        Raises:
+            Refused: `blobs-full`, with `spare_bytes` as for `receive`.
+        """
+
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId, /) -> None:
+        """Hold what a client has put where `signed_put` said, out of its reach from now on. Its content is unchecked.
+
+        Taking in a blob that is already held changes nothing.
+
+        Raises:
+            Refused: `body-incomplete` if nothing arrived; `blob-mismatch` or `blob-too-large` for another length.
+        """
+
+    async def drop_unfinished(self) -> None:
+        """Delete what clients have put and nobody will take in any more."""
+
+    async def check_answers(self) -> None:
+        """Raise `StoreBlocked` unless the medium answers now."""
+
     async def held(self) -> frozenset[Sha256]:
         """Return the digests of all blobs."""
+
+
+class ServedBlobs:
+    """The part of `BlobStore` that is the same wherever all bytes pass through the coordinator."""
+
+    async def signed_get(self, _: Sha256, *, looks: bool = False) -> None:
+        """Return None: the coordinator serves the bytes."""
+        del looks
+
+    async def signed_put(self, _: Sha256, _size_bytes: int, _sender: ClientId, _spare_bytes: int = 0) -> None:
+        """Return None: the coordinator takes the bytes."""
+
+    async def take_in(self, sha256: Sha256, _size_bytes: int, _sender: ClientId) -> None:
+        """Raise `Refused(Refusal.BODY_INCOMPLETE)`: nothing can have arrived elsewhere."""
+        raise Refused(Refusal.BODY_INCOMPLETE, f"blob {sha256} has not arrived; the coordinator itself takes its bytes")
+
+    async def drop_unfinished(self) -> None:
+        """Do nothing: what did not arrive whole is not kept."""
+
+    async def check_answers(self) -> None:
+        """Do nothing: whether there is room is another question."""
 
 
 def check_growth(received_bytes: int, size_bytes: int) -> None:

@@ -4,7 +4,15 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 
-from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import (
+    STREAM_BYTES,
+    OpenBlob,
+    ServedBlobs,
+    blob_not_found,
+    check_content,
+    check_growth,
+    check_room,
+)
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
@@ -50,7 +58,7 @@ class MemoryJournal:
             yield segment
 
 
-class MemoryBlobs:
+class MemoryBlobs(ServedBlobs):
     """The `BlobStore` protocol over a dictionary, bounded by `max_total_bytes`."""
 
     def __init__(self, max_total_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""A store keeps a whole run, and is opened by its URL; only folders are supported yet."""
+"""A store keeps a whole run, and is opened by its URL; only folders are supported yet. Blobs may lie elsewhere."""
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
@@ -10,6 +10,8 @@ from coordinator.store.directory.backup_folder import refuse_unfinished
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
 from coordinator.store.journal import Journal, JournalReader
 from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
+from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
+from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
 ALLOWED = "a folder, or file:///PATH/OF/A/FOLDER"
@@ -81,20 +83,29 @@ class Store(StoreReader, Protocol):
         """Release the lock. May be called again."""
 
 
-async def open_store(url: str, max_blob_bytes: int) -> Store:
+async def open_store(url: str, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "") -> Store:
     """Open a store to serve its run, and create it if it does not exist.
 
     Args:
         url: a run directory or the folder of `epochal up`, which contains one, as a path or a `file:` URL.
         max_blob_bytes: maximum size of all blobs together.
+        blobs: the object store that takes new blobs; None for the run directory.
+        run_id: names the run's folder in an object store.
 
     Raises:
-        InvalidInput: the URL is not supported, or names a backup that was not finished.
+        InvalidInput: the URL is not supported, or names a backup that was not finished; or an object store cannot be
+            used like this.
         StoreFailed: the store cannot be created, read or written, or another coordinator serves it.
     """
     folder, run_dir = _folders_of(url)
     refuse_unfinished(run_dir or folder)
-    return await RunDirectory.open(run_dir or folder, max_blob_bytes)
+    store = await RunDirectory.open(run_dir or folder, max_blob_bytes)
+    try:
+        store.blobs = await with_object_stores(run_dir or folder, store.blobs, run_id, blobs, max_blob_bytes)
+    except BaseException:
+        await store.aclose()
+        raise
+    return store
 
 
 def open_store_reader(url: str) -> StoreReader:
@@ -108,7 +119,9 @@ def open_store_reader(url: str) -> StoreReader:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
         raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
     refuse_unfinished(run_dir)
-    return RunDirectoryReader(run_dir)
+    reader = RunDirectoryReader(run_dir)
+    reader.blobs = reader_with_object_stores(run_dir, reader.blobs)
+    return reader
 
 
 def _folders_of(url: str) -> tuple[Path, Path | None]:

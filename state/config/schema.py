@@ -93,7 +93,7 @@ class TokenSize(StrEnum):
 
 def variants_of(union: Any) -> Mapping[str, type[BaseModel]]:
     """Return the variant classes of a union, by the names that files use for them."""
-    return {kind.variant: kind for kind in get_args(union)}
+    return {kind.variant: kind for kind in get_args(union) if kind is not NoneType}
 
 
 def is_unit(variant: type[BaseModel]) -> bool:
@@ -105,16 +105,19 @@ def is_unit(variant: type[BaseModel]) -> bool:
 class TaggedEnum:
     """Marks a union of variant classes as an externally tagged enum: `Annotated[A | B, TaggedEnum()]`.
 
+    In a union with None, a missing line is None.
+
     A path in an error contains the variant's name, so it is the path that the file spells.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         variants = variants_of(source)
-        return core_schema.tagged_union_schema(
+        tagged = core_schema.tagged_union_schema(
             {name: _content_schema(name, handler.generate_schema(kind)) for name, kind in variants.items()},
             discriminator=tag_of,
             serialization=core_schema.plain_serializer_function_ser_schema(_to_file),
         )
+        return core_schema.nullable_schema(tagged) if NoneType in get_args(source) else tagged
 
 
 def _content_schema(name: str, schema: CoreSchema) -> CoreSchema:
@@ -181,7 +184,8 @@ def _known_field(field: FieldInfo) -> Known:
         variants = variants_of(kind)
         spelled = [f'"{name}"' if is_unit(variant) else f"{{ {name} = … }}" for name, variant in variants.items()]
         children = {name: known_places(variant) for name, variant in variants.items()}
-        return Known(f"exactly one of {', '.join(spelled)}", children, field.get_default())
+        absent = " or no such line" if NoneType in get_args(kind) else ""
+        return Known(f"exactly one of {', '.join(spelled)}{absent}", children, field.get_default())
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         below = known_places(kind)
         return Known(field.description or below.allowed, below.children)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from state.config.blob_place import OptionalBlobPlace
 from state.config.mistakes import Rule, broken_rules, parse_file
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, LlmConfig
 from state.config.schema import Duration, Natural, Positive, Section, known_places
@@ -201,9 +202,15 @@ class PackingConfig(Section):
 
 
 class BlobsConfig(Section):
-    """`[blobs]`: `max_total_bytes` bounds the results and checkpoints that the coordinator holds."""
+    """`[blobs]`: where results and checkpoints are kept, and how many bytes of them.
+
+    Attributes:
+        max_total_bytes: maximum size of all results and checkpoints.
+        store: an object store that holds them; no such line: the coordinator's store does.
+    """
 
     max_total_bytes: Positive = DEFAULT_BLOBS_BYTES
+    store: OptionalBlobPlace = None
 
 
 def _decimal(number: float) -> Fraction:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.blobs import (
+    STREAM_BYTES,
+    OpenBlob,
+    ServedBlobs,
+    blob_not_found,
+    check_content,
+    check_growth,
+    check_room,
+)
 from coordinator.store.directory.failures import repeated_while_passing, store_failure
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
 from state.errors import StoreBlocked, StoreFailed
@@ -51,7 +59,7 @@ class _Arriving:
             self.hashed_bytes += len(data)
 
 
-class DirectoryBlobs:
+class DirectoryBlobs(ServedBlobs):
     """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters."""
 
     def __init__(self, folder: Path, max_total_bytes: int, disk: Disk, held_bytes: int) -> None:

@@ -7,6 +7,7 @@ RUN_DIR/
 ├── backup.json             in a backup from which nobody has started (coordinator/store/directory/backup_folder.py)
 ├── state.toml              the run's state file, rewritten at phase changes; a new run can start from it
 ├── journal/00000000.log    numbered segments (coordinator/store/directory/segments.py)
+├── object-stores.json      which object stores hold blobs (coordinator/store/object_store/opening.py)
 ├── blobs/ab/abcd…          results and checkpoints by SHA-256 (coordinator/store/directory/blobs.py)
 └── keys/                   the coordinator's key, the admin token's hash (coordinator/store/directory/keys.py)
 ```
@@ -22,6 +23,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import BinaryIO
 
+from coordinator.store.blobs import BlobReader, BlobStore
 from coordinator.store.directory import sweep_lock
 from coordinator.store.directory.backup_folder import NOTE_FILE
 from coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
@@ -33,6 +35,7 @@ from coordinator.store.directory.journal import (
     segment_paths,
 )
 from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
+from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
@@ -51,7 +54,7 @@ log = logging.getLogger(__name__)
 STATE_FILE = "state.toml"
 LOCK_FILE = "lock"
 OWN_FOLDERS = frozenset({JOURNAL_FOLDER, BLOBS_FOLDER, KEYS_FOLDER})
-OWN_FILES = frozenset({STATE_FILE, f"{STATE_FILE}.new", LOCK_FILE, sweep_lock.SWEEP_LOCK_FILE, NOTE_FILE})
+OWN_FILES = frozenset({STATE_FILE, f"{STATE_FILE}.new", LOCK_FILE, sweep_lock.SWEEP_LOCK_FILE, NOTE_FILE, STORES_FILE})
 TESTNET_FOLDER = "coordinator"
 """Name of the run directory in the folder of `epochal up`."""
 MAX_LOCK_BYTES = 512
@@ -72,7 +75,7 @@ class RunDirectory:
         self._disk = disk
         self._thread = WritingThread(run_dir)
         self.journal = DirectoryJournal(run_dir, self._thread, disk)
-        self.blobs = blobs
+        self.blobs: BlobStore = blobs
         self.keys = DirectoryKeys(run_dir)
 
     @classmethod
@@ -131,6 +134,7 @@ class RunDirectory:
 
     async def check_room(self, size_bytes: int) -> None:
         await self._thread.run(check_room, self._run_dir, size_bytes, self._disk)
+        await self.blobs.check_answers()
 
     async def aclose(self) -> None:
         lock, self._lock = self._lock, None
@@ -147,7 +151,7 @@ class RunDirectoryReader:
     def __init__(self, run_dir: Path) -> None:
         self.name = str(run_dir)
         self.journal = DirectoryHistory(run_dir)
-        self.blobs = DirectoryBlobs.for_reading(run_dir)
+        self.blobs: BlobReader = DirectoryBlobs.for_reading(run_dir)
         self.keys = DirectoryKeys(run_dir)
         self._run_dir = run_dir
 

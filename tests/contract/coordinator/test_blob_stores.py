@@ -8,16 +8,23 @@ import pytest
 
 from coordinator.store.blobs import BlobStore
 from coordinator.store.directory.blobs import MAX_IN_MEMORY_BYTES, DirectoryBlobs
+from coordinator.store.layered_blobs import LayeredBlobs
 from coordinator.store.memory import MemoryBlobs
 from state.errors import Refused
 from state.wire import Sha256, sha256_hex
+from tests.support.object_blobs import object_blobs
 from tests.support.stored_blobs import blob_bytes
 
 LIMIT = 5 * MAX_IN_MEMORY_BYTES
 
 
-@pytest.fixture(params=("directory", "memory"))
+@pytest.fixture(params=("directory", "memory", "objects", "layers"))
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    if request.param == "objects":
+        request.getfixturevalue("bucket")
+        return await object_blobs(request.getfixturevalue("s3_url"), LIMIT)
+    if request.param == "layers":
+        return LayeredBlobs(MemoryBlobs(LIMIT), (await DirectoryBlobs.open(tmp_path, LIMIT),))
     return await DirectoryBlobs.open(tmp_path, LIMIT) if request.param == "directory" else MemoryBlobs(LIMIT)
 
 

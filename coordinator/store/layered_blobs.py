@@ -1,0 +1,112 @@
+"""Blobs in several stores, of which one takes the new ones: a run that has moved goes on with what lies elsewhere."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found
+from state.wire import ClientId, Sha256
+
+R = TypeVar("R", bound=BlobReader)
+
+
+class LayeredReader(Generic[R]):
+    """The `BlobReader` protocol over several readers, which are asked in their order.
+
+    Args:
+        open_layers: returns them when they are needed first.
+    """
+
+    def __init__(self, open_layers: Callable[[], Sequence[R]]) -> None:
+        self._open_layers = open_layers
+        self._opened_layers: Sequence[R] = ()
+
+    @property
+    def _layers(self) -> Sequence[R]:
+        self._opened_layers = self._opened_layers or self._open_layers()
+        return self._opened_layers
+
+    async def _holder(self, sha256: Sha256) -> R:
+        """Return the layer that holds a blob. Raise `Refused(Refusal.NOT_FOUND)` if none does."""
+        for layer in self._layers:
+            if await layer.size(sha256) is not None:
+                return layer
+        raise blob_not_found(sha256)
+
+    async def size(self, sha256: Sha256) -> int | None:
+        for layer in self._layers:
+            found = await layer.size(sha256)
+            if found is not None:
+                return found
+        return None
+
+    async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
+        async for piece in (await self._holder(sha256)).stream(sha256, start, stop):
+            yield piece
+
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        async with (await self._holder(sha256)).opened(sha256) as blob:
+            yield blob
+
+
+class LayeredBlobs(LayeredReader[BlobStore]):
+    """The `BlobStore` protocol over several: the first takes new blobs, all serve and delete those that they hold.
+
+    Args:
+        first: takes new blobs.
+        others: hold what was kept before.
+    """
+
+    def __init__(self, first: BlobStore, others: Sequence[BlobStore]) -> None:
+        super().__init__(lambda: (first, *others))
+        self._first = first
+        self._others = others
+
+    @property
+    def total_bytes(self) -> int:
+        return self._first.total_bytes + self._other_bytes
+
+    @property
+    def _other_bytes(self) -> int:
+        return sum(layer.total_bytes for layer in self._others)
+
+    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
+        for layer in self._others:
+            if await layer.size(sha256) is not None:
+                await layer.receive(sha256, size_bytes, body)
+                return
+        await self._first.receive(sha256, size_bytes, body, spare_bytes + self._other_bytes)
+
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+        return await self._first.add(size_bytes, body)
+
+    async def delete(self, sha256: Sha256) -> None:
+        await self._each(lambda layer: layer.delete(sha256))
+
+    async def held(self) -> frozenset[Sha256]:
+        return frozenset().union(*[await layer.held() for layer in self._layers])
+
+    async def signed_get(self, sha256: Sha256, *, looks: bool = False) -> str | None:
+        return await (await self._holder(sha256)).signed_get(sha256, looks=looks)
+
+    async def signed_put(
+        self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
+    ) -> SignedPut | None:
+        return await self._first.signed_put(sha256, size_bytes, sender, spare_bytes + self._other_bytes)
+
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> None:
+        for layer in self._others:
+            if await layer.size(sha256) is not None:
+                return
+        await self._first.take_in(sha256, size_bytes, sender)
+
+    async def drop_unfinished(self) -> None:
+        await self._each(lambda layer: layer.drop_unfinished())
+
+    async def check_answers(self) -> None:
+        await self._each(lambda layer: layer.check_answers())
+
+    async def _each(self, work: Callable[[BlobStore], Awaitable[None]]) -> None:
+        for layer in self._layers:
+            await work(layer)

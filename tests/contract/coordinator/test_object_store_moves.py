@@ -1,0 +1,113 @@
+"""A run's blobs move between its disk and object stores by an edit of the state file, against a real S3 API."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.store.blobs import BlobReader
+from coordinator.store.journal import Snapshot
+from coordinator.store.object_store.opening import NOTE_FILE
+from coordinator.store.open import Store, open_store, open_store_reader
+from state.config.blob_place import BlobPlace
+from state.errors import InvalidInput, StoreFailed
+from state.wire import Sha256, sha256_hex
+from tests.support.object_blobs import RUN_ID, s3_place
+from tests.support.stored_blobs import blob_bytes
+
+LIMIT = 1_000_000
+PIECES = (b"kept on the disk", b"kept in the bucket", b"kept on the disk again")
+
+
+async def start_and_keep(run_dir: Path, place: BlobPlace | None, *data: bytes) -> frozenset[Sha256]:
+    """Opens the run directory as a start does, keeps these blobs, and returns the digests of all that are held."""
+    store = await open_store(str(run_dir), LIMIT, place, RUN_ID)
+    try:
+        return await _keep(store, run_dir, *data)
+    finally:
+        await store.aclose()
+
+
+async def _keep(store: Store, run_dir: Path, *data: bytes) -> frozenset[Sha256]:
+    if not (run_dir / "journal" / "00000000.log").exists():
+        await store.journal.open_segment(Snapshot(0, b"start"))
+    for piece in data:
+
+        async def body(piece: bytes = piece) -> Any:
+            yield piece
+
+        await store.blobs.receive(sha256_hex(piece), len(piece), body())
+    held = await store.blobs.held()
+    for sha256 in held:
+        assert sha256_hex(await blob_bytes(store.blobs, sha256)) == sha256
+    return held
+
+
+async def keys_of(bucket: Any) -> list[str]:
+    import obstore
+
+    return [meta["path"] async for chunk in obstore.list(bucket) for meta in chunk]
+
+
+async def assert_reads(blobs: BlobReader, *data: bytes) -> None:
+    for piece in data:
+        assert await blobs.size(sha256_hex(piece)) == len(piece)
+        assert await blob_bytes(blobs, sha256_hex(piece)) == piece
+
+
+async def test_run_moves_to_a_bucket_and_back_and_holds_all_its_blobs(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    place = s3_place(s3_url)
+    await start_and_keep(tmp_path, None, PIECES[0])
+    assert not (tmp_path / NOTE_FILE).exists()
+    await start_and_keep(tmp_path, place, PIECES[1])
+    assert f"training/{RUN_ID}/blobs/{sha256_hex(PIECES[1])}" in await keys_of(bucket)
+    assert len(list((tmp_path / "blobs").glob("??/*"))) == 1
+    held = await start_and_keep(tmp_path, None, PIECES[2])
+    assert held == {sha256_hex(piece) for piece in PIECES}
+    assert len(list((tmp_path / "blobs").glob("??/*"))) == 2
+    await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES)
+
+
+async def test_bucket_that_holds_nothing_more_is_forgotten(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[1])
+    store = await open_store(str(tmp_path), LIMIT, None, RUN_ID)
+    assert store.blobs.total_bytes == len(PIECES[1])
+    await store.blobs.delete(sha256_hex(PIECES[1]))
+    await store.aclose()
+    assert await start_and_keep(tmp_path, None) == frozenset()
+    assert s3_url not in (tmp_path / NOTE_FILE).read_text()
+
+
+async def test_blobs_of_all_places_count_towards_the_maximum(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    await start_and_keep(tmp_path, None, b"x" * (LIMIT - 10))
+    with pytest.raises(Exception, match="max_total_bytes"):
+        await start_and_keep(tmp_path, s3_place(s3_url), b"y" * 11)
+
+
+async def test_folder_of_another_run_directory_is_refused(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    await start_and_keep(tmp_path / "first", s3_place(s3_url), PIECES[1])
+    with pytest.raises(StoreFailed, match="another run directory") as refused:
+        await start_and_keep(tmp_path / "second", s3_place(s3_url))
+    assert f"s3://tokens/training/{RUN_ID}/owner" in str(refused.value)
+    await start_and_keep(tmp_path / "second", s3_place(s3_url, "elsewhere"), PIECES[1])
+
+
+async def test_bucket_that_does_not_exist_is_named(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    place = s3_place(s3_url).model_copy(update={"bucket_name": "nobody-made-it"})
+    with pytest.raises(StoreFailed, match="s3://nobody-made-it/training"):
+        await start_and_keep(tmp_path, place)
+    await start_and_keep(tmp_path, s3_place(s3_url))  # the lock is free again
+
+
+async def test_bucket_without_credentials_is_refused(
+    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(InvalidInput, match="needs credentials"):
+        await start_and_keep(tmp_path, s3_place(s3_url))
+
+
+async def test_damaged_note_of_the_stores_is_named(tmp_path: Path) -> None:
+    (tmp_path / NOTE_FILE).write_text("{")
+    with pytest.raises(StoreFailed, match=NOTE_FILE):
+        await start_and_keep(tmp_path, None)
