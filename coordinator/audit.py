@@ -1,26 +1,31 @@
 """Auditing a run from its store: was each batch applied exactly once, and are the replicas what the results yield?
 
 The audit does not trust the coordinator: it replays every stimulus of the journal, compares every published document,
-counts the applied batches itself, and reads every blob that the run relies on. With `recompute` it also applies the
-kept results to the older kept checkpoint, and compares each replica's digest with the one that a quorum attested.
+counts the applied batches itself, and reads every blob that the run relies on. Where a journal was compacted, it goes
+on from the proof, which must balance, join the journal, and be the one that the journal names. With `recompute` it also
+applies the kept results to the older kept checkpoint, and compares each replica's digest with the one that a quorum
+attested.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 
 from coordinator.auth.signing_key import SigningKey
+from coordinator.journal_proof import is_named_by, join_problems, named, parse_proof
 from coordinator.kept_blobs import wrong_blobs
+from coordinator.ledger import Ledger, balance, known_digests
 from coordinator.machine.hold import hold_reason
-from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.instructions import Instruction
 from coordinator.machine.records import ReplayDiffers, Replayed, replay, replay_tail
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.recompute import Recomputed, recompute
-from coordinator.store.journal import JournalReader, Segment
+from coordinator.store.journal import JournalReader, Segment, StoredProof
 from coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
 from coordinator.store.open import StoreReader, open_store_reader
-from state.documents import Outcome
 from state.errors import StoreFailed
-from state.intervals import BatchId, coalesce, counted_batches, subtract, total_batches
+from state.intervals import counted_batches, total_batches
 from state.phases import RunState
+from state.wire import Sha256
 
 MAX_PROBLEMS = 20
 MAX_AUDITS = 10
@@ -32,6 +37,9 @@ class AuditReport:
     """The result of an audit. `rounds` counts outcomes; `applied` to `unapplied` count batches.
 
     Attributes:
+        compacted_segments: number of the journal's segments that are kept as a proof.
+        record_chain, replica_chain: hashes over all records, and over all outcomes with their replicas (`Ledger`); an
+            earlier audit of the same records gave the same, whatever was compacted since.
         applied: batches that outcomes applied, each counted once.
         duplicates: batches that were applied more than once.
         missing: batches below the cursor that are neither applied nor carried, under way nor quarantined.
@@ -52,6 +60,9 @@ class AuditReport:
 
     run_id: str
     rounds: int
+    compacted_segments: int
+    record_chain: str
+    replica_chain: str
     applied: int
     duplicates: int
     missing: int
@@ -81,30 +92,34 @@ class AuditReport:
 
 
 @dataclass
-class _Ledger:
-    """Counts batches and outcomes independently of the machine, and collects problems.
+class _Findings:
+    """Collects what an audit finds.
 
     Attributes:
-        first_batch: the run's cursor when the journal begins.
-        applied: the batches of all outcomes, repetitions included.
+        ledger: counts batches and outcomes independently of the machine, once the journal's beginning is known.
+        attested: digests on which quorums agreed, by replica.
+        compacted: number of segments that are kept as a proof.
+        begins: number of the first segment that is kept whole.
     """
 
-    first_batch: int = 0
-    applied: list[BatchId] = field(default_factory=list)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    attested: dict[int, Sha256] = field(default_factory=dict)
+    compacted: int = 0
+    begins: int = 0
     blobs: int = 0
     wrong_blobs: int = 0
     replay_identical: bool = True
     problems: list[str] = field(default_factory=list)
 
     def watch(self, _run: Run, instructions: tuple[Instruction, ...]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
-                outcome = instruction.outcome
-                if outcome.step in self.outcomes:
-                    self.problem(f"step {outcome.step} has two outcomes")
-                self.outcomes[outcome.step] = outcome
-                self.applied += [batch for entry in outcome.entries for batch in entry.assignment]
+        assert self.ledger is not None, "a segment opens before its records are replayed"
+        last_step = self.ledger.last_step
+        for outcome in self.ledger.take(instructions):
+            if outcome.step <= last_step:
+                self.problem(f"step {outcome.step} has two outcomes")
+            known = self.attested.setdefault(outcome.step - 1, outcome.replica_digest)
+            if known != outcome.replica_digest:
+                self.problem(f"step {outcome.step} was attested to begin with another replica than the one before left")
 
     def problem(self, text: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -145,43 +160,87 @@ async def audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
 
 
 async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
-    ledger = _Ledger()
-    last: Replayed | None = None
-    async for segment in store.journal.history():
-        try:
-            opening = replay(Segment(segment.number, segment.snapshot, ()))
-            if last is None:
-                ledger.first_batch = opening.run.cursor
-                if segment.number:
-                    ledger.problem(f"the journal begins with segment {segment.number}; earlier ones are missing")
-            elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
-                ledger.differs(f"segment {segment.number} of the journal does not continue the one before it")
-            last = replay_tail(opening, segment.records, ledger.watch)
-        except ReplayDiffers as error:
-            ledger.differs(str(error))
-            break
-    if last is None:
-        raise StoreFailed("there is no journal to audit, or its first segment does not replay")
+    found = _Findings()
+    stored = max(await store.journal.proofs(), key=lambda proof: proof.segment_count, default=None)
+    last = await _replayed(store.journal, stored, found)
     if store.journal.damaged_bytes:
-        ledger.problem(
+        found.problem(
             f"the journal's last record is damaged ({store.journal.damaged_bytes} bytes), and clients may have seen "
             "what it said; a start drops it and takes them back to the state before it"
         )
+    _check_named(last.run, stored, found)
     async for wrong in wrong_blobs(last.run, store.blobs):
-        ledger.blobs += 1
+        found.blobs += 1
         if wrong is not None:
-            ledger.wrong_blobs += 1
-            ledger.problem(wrong)
+            found.wrong_blobs += 1
+            found.problem(wrong)
     wrong_key = await _wrong_key(last.run, store.keys)
     if wrong_key is not None:
-        ledger.problem(wrong_key)
+        found.problem(wrong_key)
+    assert found.ledger is not None, "a journal was replayed"
     recomputed = None
     if with_parameters:
-        attested = {outcome.step - 1: outcome.replica_digest for outcome in ledger.outcomes.values()}
-        recomputed = await recompute(last.run, store.blobs, attested, len(ledger.outcomes))
+        recomputed = await recompute(last.run, store.blobs, found.attested, found.ledger.rounds)
         if recomputed.problem is not None:
-            ledger.problem(recomputed.problem)
-    return _report(last.run, ledger, store.journal, recomputed)
+            found.problem(recomputed.problem)
+    return _report(last.run, found.ledger, found, store.journal, recomputed)
+
+
+async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _Findings) -> Replayed:
+    """Replay the journal from its beginning, or from the end of the proof; return the run after the last record.
+
+    Raises:
+        StoreFailed: nothing can be replayed.
+    """
+    last: Replayed | None = None
+    async for segment in journal.history(None if stored is None else stored.segment_count):
+        try:
+            opening = replay(Segment(segment.number, segment.snapshot, ()))
+            if last is None:
+                found.ledger = _first_ledger(opening, segment, stored, found)
+            elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
+                found.differs(f"segment {segment.number} of the journal does not continue the one before it")
+            last = replay_tail(opening, segment.records, found.watch)
+        except ReplayDiffers as error:
+            found.differs(str(error))
+            break
+        assert found.ledger is not None, "the first segment was opened"
+        found.ledger.take_records(segment.records)
+    if last is None:
+        raise StoreFailed("there is no journal to audit, or its first segment does not replay")
+    return last
+
+
+def _first_ledger(opening: Replayed, segment: Segment, stored: StoredProof | None, found: _Findings) -> Ledger:
+    """Return the ledger as the journal's first kept segment begins."""
+    found.begins = segment.number
+    found.attested.update(known_digests(opening.run))
+    if stored is None:
+        if segment.number:
+            found.problem(f"the journal begins with segment {segment.number}; earlier ones are missing")
+        return Ledger.begin(opening.run)
+    found.compacted = stored.segment_count
+    try:
+        proof = parse_proof(stored)
+    except StoreFailed as error:
+        found.problem(error.message)
+        return Ledger.begin(opening.run)
+    for problem in join_problems(proof, opening, segment.snapshot):
+        found.problem(problem)
+    return proof.ledger()
+
+
+def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None:
+    """Note a problem unless the journal names the proof, and its replicas end in the oldest kept checkpoint."""
+    if stored is None and found.begins and run.compacted is not None:
+        found.problem(f"{named(run.compacted.segment_count)}, which the journal names, is missing; restore a backup")
+    if stored is not None:
+        with contextlib.suppress(StoreFailed):  # it is damaged, and noted
+            if not is_named_by(run, stored):
+                found.problem(f"{named(stored.segment_count)} is not the one that the journal names")
+        oldest = run.checkpoints[0] if run.checkpoints else None
+        if oldest is not None and found.attested.get(oldest.step, oldest.replica_digest) != oldest.replica_digest:
+            found.problem(f"the kept checkpoint of step {oldest.step} is of another replica than was attested")
 
 
 async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
@@ -196,43 +255,34 @@ async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
     return f"the coordinator's key is {found}, but the run's is {run.coordinator_key}; {KEY_LOST}"
 
 
-def _report(run: Run, ledger: _Ledger, journal: JournalReader, recomputed: Recomputed | None) -> AuditReport:
-    under_way = () if run.round is None else run.round.work.shared
-    unapplied = (*run.carried, *(suspect.batch_id for suspect in run.suspects), *under_way)
-    quarantined = tuple(item.batch_id for item in run.quarantined)
-    once = coalesce(ledger.applied)
-    duplicates = total_batches(ledger.applied) - total_batches(once)
-    whole = (BatchId(ledger.first_batch, run.cursor - 1),) if run.cursor > ledger.first_batch else ()
-    missing = subtract(whole, (*once, *unapplied, *quarantined))
-    beyond = subtract(once, whole)
-    both = total_batches(once) - total_batches(subtract(once, (*unapplied, *quarantined)))
-    if duplicates:
-        ledger.problem(f"{duplicates} batches were applied more than once")
-    if missing:
-        ledger.problem(f"{total_batches(missing)} batches are missing; the first are {missing[0]}")
-    if beyond:
-        ledger.problem(f"batches {beyond[0]} were applied although no work list contained them")
-    if both:
-        ledger.problem(f"{both} batches are applied and also carried or quarantined")
+def _report(
+    run: Run, ledger: Ledger, found: _Findings, journal: JournalReader, recomputed: Recomputed | None
+) -> AuditReport:
+    batches = balance(ledger, run)
+    for problem in batches.problems:
+        found.problem(problem)
     return AuditReport(
         run_id=run.state_file.run_id,
-        rounds=len(ledger.outcomes),
-        applied=total_batches(once),
-        duplicates=duplicates,
-        missing=total_batches(missing),
-        quarantined=total_batches(quarantined),
-        unapplied=total_batches(unapplied),
-        replay_identical=ledger.replay_identical,
+        rounds=ledger.rounds,
+        compacted_segments=found.compacted,
+        record_chain=ledger.record_chain,
+        replica_chain=ledger.replica_chain,
+        applied=batches.applied,
+        duplicates=batches.duplicates,
+        missing=batches.missing,
+        quarantined=batches.quarantined,
+        unapplied=batches.unapplied,
+        replay_identical=found.replay_identical,
         torn_bytes=journal.torn_bytes,
         damaged_bytes=journal.damaged_bytes,
-        blobs=ledger.blobs,
-        wrong_blobs=ledger.wrong_blobs,
+        blobs=found.blobs,
+        wrong_blobs=found.wrong_blobs,
         evaluations=len(run.evaluations),
         recomputed_steps=None if recomputed is None else recomputed.compared_count,
         recomputed=None if recomputed is None else recomputed.scope,
         replicas_identical=None if recomputed is None else recomputed.problem is None,
-        problems=tuple(ledger.problems),
-        remarks=_remarks(run, total_batches(once), total_batches(unapplied)),
+        problems=tuple(found.problems),
+        remarks=_remarks(run, batches.applied, batches.unapplied),
     )
 
 

@@ -85,9 +85,12 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
 
 
 async def _copy_journal(store: StoreReader, folder: BackupFolder) -> Replayed:
-    """Copy every whole record; return the run after the last one."""
+    """Copy every whole record, and the newest proof of those before; return the run after the last one."""
     last: Segment | None = None
-    async for segment in store.journal.history():
+    proof = max(await store.journal.proofs(), key=lambda proof: proof.segment_count, default=None)
+    if proof is not None:
+        await folder.keep_proof(proof)
+    async for segment in store.journal.history(None if proof is None else proof.segment_count):
         if last is not None:
             await folder.keep_segment(last, segment.number)
         last = segment

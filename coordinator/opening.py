@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.auth.signing_key import SigningKey
 from coordinator.genesis import NO_GENESIS, Genesis, GenesisRules, keep_made_genesis
@@ -21,6 +21,7 @@ from coordinator.run_journal import RunJournal
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
 from runtime.clock import Clock
+from runtime.worker_thread import InlineWorker, Worker
 from state.config.changes import Change, names_the_checkpoint, runtime_changes
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreConflict, StoreFailed
@@ -39,6 +40,7 @@ class ServiceOptions:
         replaces_key: whether this key replaces the run's.
         new_seed: fresh random bytes in hex; a simulation brings its own.
         genesis: the run's model at its start, where the operator makes it.
+        worker: replays the journal when it is compacted.
     """
 
     store: Store
@@ -48,6 +50,7 @@ class ServiceOptions:
     replaces_key: bool = False
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)
     genesis: Genesis = NO_GENESIS
+    worker: Worker = field(default_factory=InlineWorker)
 
 
 async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:

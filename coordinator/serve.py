@@ -104,6 +104,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             options.source,
             options.new_coordinator_key,
             genesis=options.genesis,
+            worker=SharedThreads(),
         )
         service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         with endpoint.bind() as listener:

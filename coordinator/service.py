@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
 from coordinator.liveness import HasGone, Liveness
 from coordinator.machine.handle import handle
@@ -101,6 +102,7 @@ class CoordinatorService:
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
         self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
+        self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False
         self.started = asyncio.Event()
@@ -131,6 +133,7 @@ class CoordinatorService:
                 tasks.create_task(self._commit_groups())
                 tasks.create_task(self._tick())
                 tasks.create_task(self.maintenance.run())
+                tasks.create_task(self._compaction.run())
                 tasks.create_task(self._go_on_when_unblocked())
         finally:
             self.is_serving = False
@@ -288,20 +291,17 @@ class CoordinatorService:
             case PhaseChanged(before=before, after=after, reason=reason):
                 log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
                 if after is RunState.FINISHED:
-                    log.info(
-                        "run_finished", extra={"serving": "goes on, for clients that come late, until it is stopped"}
-                    )
+                    serving = "goes on, for clients that come late, until it is stopped"
+                    log.info("run_finished", extra={"serving": serving})
                 self.maintenance.state_file_changed()
             case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
                 applied = 0 if outcome is None else len(outcome.entries)
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
-                log.info(
-                    "outcome_decided",
-                    extra={"step": step, "attempt": attempt, "applied_results": applied, "reason": reason},
-                )
+                fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
+                log.info("outcome_decided", extra=fields)
             case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
-                fields = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
-                log.warning("batches_quarantined", extra=fields)
+                told = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
+                log.warning("batches_quarantined", extra=told)
             case RunHeld(reason=reason):
                 log.warning("run_held", extra={"reason": reason})
             case QuarantineEnded(batches=batches):
@@ -311,12 +311,12 @@ class CoordinatorService:
             case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
                 log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
             case EvaluationRecorded(evaluation=found):
-                log.info(
-                    "evaluation_recorded", extra={"evaluation": found.name, "step": found.step, "loss": found.loss}
-                )
+                evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
+                log.info("evaluation_recorded", extra=evaluated)
             case SweepBlobs():
                 self.maintenance.sweep()
             case SegmentEnded(epoch=epoch):
+                self._compaction.due()
                 log.debug("segment_ended", extra={"epoch": epoch})
 
     async def save_state_file(self) -> None:

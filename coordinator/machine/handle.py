@@ -16,8 +16,8 @@ from coordinator.machine.blame import release
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import Handled, Run, config_json
-from coordinator.machine.stimuli import Stamped, Stimulus
+from coordinator.machine.run import CompactedJournal, Handled, Run, config_json
+from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
 from state.config.state_file import StateFile
@@ -112,6 +112,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return checkpoints.near_bound(run, stimulus), ()
+        case stimuli.JournalCompacted():
+            return _compact(run, stimulus), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file)
 
@@ -120,6 +122,13 @@ def _pause(run: Run, *, pause: bool) -> Handled:
     if run.phase is RunState.FINISHED:
         raise Refused(Refusal.NOT_NOW, "the run is finished and cannot be paused or resumed")
     return run if run.pause_pending is pause else replace(run, pause_pending=pause), ()
+
+
+def _compact(run: Run, event: JournalCompacted) -> Run:
+    """Return the run with the newer proof of its journal; one of no more segments than the kept one changes nothing."""
+    if run.compacted is not None and event.segment_count <= run.compacted.segment_count:
+        return run
+    return replace(run, compacted=CompactedJournal(event.segment_count, event.proof_sha256))
 
 
 def _change_config(run: Run, state_file: StateFile) -> Handled:

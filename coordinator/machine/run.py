@@ -130,6 +130,19 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactedJournal:
+    """The part of the journal in whose place a proof is kept (`coordinator/journal_proof.py`).
+
+    Attributes:
+        segment_count: number of segments that the proof covers, from the first.
+        proof_sha256: digest of the proof's bytes.
+    """
+
+    segment_count: int
+    proof_sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
 class Run(WireDocument):
     """The whole run. See `RunDocument` for the fields that both have.
 
@@ -152,6 +165,7 @@ class Run(WireDocument):
         data_votes: number of members with each dataset, by fingerprint.
         datasets: descriptions of some of them, by fingerprint.
         evaluations: those that were reported last, in their order.
+        compacted: the part of the journal that is kept as a proof; None if all of it is kept.
     """
 
     state_file: StateFile
@@ -202,6 +216,7 @@ class Run(WireDocument):
     datasets: Mapping[str, DatasetDescription] = field(default_factory=dict)
     losses: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    compacted: CompactedJournal | None = None
 
     @property
     def replica_step(self) -> int:
@@ -304,8 +319,8 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
 
 
 def config_json(state_file: StateFile) -> Any:
-    """Return the state file as clients see it, in plain JSON: without phase, progress, access rules, and bucket."""
-    hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "blobs": {"store"}}
+    """Return the state file as clients see it, in plain JSON: without phase, progress and the coordinator's own."""
+    hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "blobs": {"store"}, "run": True}
     return state_file.model_dump(mode="json", exclude=hidden)
 
 

@@ -250,6 +250,15 @@ class BlobsNearedBound:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalCompacted:
+    """A proof of the journal's first segments is kept in their place."""
+
+    segment_count: int
+    proof_sha256: Sha256
+    type: Literal["journal_compacted"] = "journal_compacted"
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigChanged:
     """`state.toml` was edited between two starts, in fields that may change."""
 
@@ -263,7 +272,7 @@ Stimulus: TypeAlias = (
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound
-    | ConfigChanged | EvaluationReported
+    | ConfigChanged | EvaluationReported | JournalCompacted
 )
 # fmt: on
 

@@ -7,7 +7,7 @@ raises `StoreBlocked`, nothing was kept and the same call may be repeated; when 
 caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,19 @@ class Segment:
     records: tuple[JournalRecord, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredProof:
+    """A proof that is kept in the place of the first segments, once they are deleted (`coordinator/journal_proof.py`).
+
+    Attributes:
+        segment_count: number of segments that it covers: the journal goes on with the segment of this number.
+        body: the proof as JSON.
+    """
+
+    segment_count: int
+    body: bytes
+
+
 class JournalReader(Protocol):
     """A journal that is only read; meanwhile a coordinator may append to it.
 
@@ -59,8 +72,15 @@ class JournalReader(Protocol):
         Somebody may have been told that it was kept.
         """
 
-    def history(self) -> AsyncIterator[Segment]:
-        """Return all segments, oldest first."""
+    async def proofs(self) -> tuple[StoredProof, ...]:
+        """Return the kept proofs, the one of the fewest segments first: one, or more while the journal is compacted."""
+
+    def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
+        """Return all segments from `start` on, oldest first.
+
+        Args:
+            start: number of the first; None for the one that follows the newest proof, or the run's first.
+        """
 
 
 class Journal(JournalReader, Protocol):
@@ -80,6 +100,16 @@ class Journal(JournalReader, Protocol):
 
         Args:
             is_restored: the journal is a copy that may lack later segments; go on with the newest one that it has.
+        """
+
+    async def keep_proof(self, proof: StoredProof) -> None:
+        """Keep a proof durably. Raise `StoreFailed` if it is not kept; the journal goes on as it was."""
+
+    async def drop_covered(self, segment_count: int) -> None:
+        """Delete this many segments, from the first, and the proofs of fewer. May be called again after a failure.
+
+        Raises:
+            StoreFailed: not all of them are deleted; the journal goes on as it was.
         """
 
     async def append(self, record: JournalRecord) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
@@ -13,7 +13,7 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.journal import JournalRecord, Segment, Snapshot
+from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
 from state.wire import Sha256, sha256_hex
@@ -27,11 +27,14 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+        self.stored_proofs: dict[int, bytes] = {}
+        """The body of each proof, by the number of segments that it covers."""
 
     @property
     def size_bytes(self) -> int:
+        proofs = sum(map(len, self.stored_proofs.values()))
         snapshots = sum(len(segment.snapshot.body) for segment in self.segments)
-        return snapshots + sum(len(record.body) for segment in self.segments for record in segment.records)
+        return proofs + snapshots + sum(len(record.body) for segment in self.segments for record in segment.records)
 
     async def load(self, *, is_restored: bool = False) -> Segment | None:
         del is_restored
@@ -51,11 +54,24 @@ class MemoryJournal:
     async def open_segment(self, snapshot: Snapshot) -> None:
         if self.segments and not (self.segments[-1].records and snapshot.sequence == self._sequence):
             raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow the last record")
-        self.segments.append(Segment(len(self.segments), snapshot, ()))
+        number = self.segments[-1].number + 1 if self.segments else 0
+        self.segments.append(Segment(number, snapshot, ()))
 
-    async def history(self) -> AsyncIterator[Segment]:
+    async def proofs(self) -> tuple[StoredProof, ...]:
+        return tuple(StoredProof(count, body) for count, body in sorted(self.stored_proofs.items()))
+
+    async def keep_proof(self, proof: StoredProof) -> None:
+        self.stored_proofs[proof.segment_count] = proof.body
+
+    async def drop_covered(self, segment_count: int) -> None:
+        self.segments = [segment for segment in self.segments if segment.number >= segment_count]
+        self.stored_proofs = {count: body for count, body in self.stored_proofs.items() if count >= segment_count}
+
+    async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
+        first = max(self.stored_proofs, default=0) if start is None else start
         for segment in list(self.segments):
-            yield segment
+            if segment.number >= first:
+                yield segment
 
 
 class MemoryBlobs(ServedBlobs):

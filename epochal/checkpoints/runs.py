@@ -108,8 +108,9 @@ class StoredRun:
 
     async def _run(self) -> Run:
         last = None
-        async for segment in self._store.journal.history():
-            last = segment
+        async with self._store.copying():
+            async for segment in self._store.journal.history():
+                last = segment
         if last is None:
             raise StoreFailed(f"{self._store.name} holds no journal")
         return replay(last).run

@@ -29,6 +29,7 @@ CHANGEABLE = (
     "access",
     "client",
     "blobs",
+    "run",
 )
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 

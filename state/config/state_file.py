@@ -213,6 +213,16 @@ class BlobsConfig(Section):
     store: OptionalBlobPlace = None
 
 
+class RunTable(Section):
+    """`[run]`: what the coordinator keeps of the run's past. Epochal's addition.
+
+    Attributes:
+        keep_journal: all of it, or, for what is older than the oldest kept checkpoint, a proof of what was applied.
+    """
+
+    keep_journal: Literal["all", "compact"] = "all"
+
+
 def _decimal(number: float) -> Fraction:
     return Fraction(str(number))  # 0.3 is three tenths, as it is written
 
@@ -310,6 +320,7 @@ class StateFile(Section):
     client: ClientConfig = ClientConfig()
     blobs: BlobsConfig = BlobsConfig()
     packing: PackingConfig = PackingConfig()
+    run: RunTable = RunTable()
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal import segment_file
+from coordinator.store.directory.journal import proof_file, segment_file
 from coordinator.store.directory.keys import ADMIN_FILE, KEY_FILE, KEYS_FOLDER
 from coordinator.store.directory.segments import encode_mark, encode_segment
-from coordinator.store.journal import Segment
+from coordinator.store.journal import Segment, StoredProof
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
@@ -95,6 +95,10 @@ class BackupFolder:
         """Keep a segment of the journal, which names its successor if there is one."""
         mark = b"" if successor is None else encode_mark(successor)
         await self._keep(segment_file(segment.number), encode_segment(segment) + mark)
+
+    async def keep_proof(self, proof: StoredProof) -> None:
+        """Keep what stands for the journal's first segments."""
+        await self._keep(proof_file(proof.segment_count), proof.body)
 
     async def keep_keys(self, private_key: bytes, admin_token_sha256: bytes | None) -> None:
         """Keep the coordinator's key and the hash of the admin token."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from coordinator.store.directory.segments import (
     encode_segment,
     parse_segment,
 )
-from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from runtime.durable_files import Disk, open_new_file, sync_folder
+from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
+from runtime.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
 from runtime.worker_thread import WorkerThread
 from state.errors import StoreBlocked, StoreConflict, StoreFailed
 
@@ -32,6 +32,16 @@ T = TypeVar("T")
 def segment_paths(run_dir: Path) -> list[Path]:
     """Return the segment files of a run directory, oldest first."""
     return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.log"))
+
+
+def proof_paths(run_dir: Path) -> list[Path]:
+    """Return the proofs of a run directory's journal, the one of the fewest segments first."""
+    return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.proof"))
+
+
+def proof_file(segment_count: int) -> str:
+    """Return the place of the proof of so many segments in its run directory."""
+    return f"{JOURNAL_FOLDER}/{segment_count:08d}.proof"
 
 
 def segment_file(number: int) -> str:
@@ -98,9 +108,11 @@ class DirectoryHistory:
         self.torn_bytes = 0
         self.damaged_bytes = 0
 
-    async def history(self) -> AsyncIterator[Segment]:
-        paths = segment_paths(self._run_dir)
-        number = _number_of(paths[0]) if paths else None
+    async def proofs(self) -> tuple[StoredProof, ...]:
+        return await _in_thread(self._run_dir, _read_proofs, self._run_dir)
+
+    async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
+        number = _first_number(self._run_dir) if start is None else start
         while number is not None:
             parsed = await asyncio.to_thread(_read_in_order, self._run_dir, number)
             self.torn_bytes, self.damaged_bytes = parsed.torn_bytes, parsed.damaged_bytes
@@ -130,7 +142,14 @@ class DirectoryJournal(DirectoryHistory):
         """Set if a write failed and may have left bytes after the last record, and these files."""
         self._is_opening = False
         """Whether the last segment has no record yet."""
-        self.size_bytes = sum(path.stat().st_size for path in segment_paths(run_dir))
+        self._segments_bytes = sum(path.stat().st_size for path in segment_paths(run_dir))
+        """Size of the segments; changed only in the writing thread."""
+        self._other_bytes = sum(path.stat().st_size for path in proof_paths(run_dir))
+        """Size of the proofs less that of segments deleted since; changed only on the event loop."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments_bytes + self._other_bytes
 
     async def load(self, *, is_restored: bool = False) -> Segment | None:
         return await self._thread.run(self._load, is_restored)
@@ -140,7 +159,8 @@ class DirectoryJournal(DirectoryHistory):
         if not paths:
             return None
         path, number = paths[-1], _number_of(paths[-1])
-        _warn_of_gaps(paths)
+        proofs = proof_paths(self._run_dir)
+        _warn_of_gaps(paths, _number_of(proofs[-1]) if proofs else 0)
         parsed = _read_newest(paths)
         if parsed.successor is not None and not is_restored:
             raise _missing(self._run_dir, number, parsed.successor)
@@ -194,7 +214,7 @@ class DirectoryJournal(DirectoryHistory):
             if self._rest_end > end:  # only now: until the record is kept, these bytes tell that one was damaged
                 self._file.truncate(end)
                 self._disk.sync(self._file.fileno())
-        self.size_bytes += end - max(self._end, self._rest_end)
+        self._segments_bytes += end - max(self._end, self._rest_end)
         self._end = self._rest_end = end
         self._sequence, self._is_opening = record.sequence, False
 
@@ -213,11 +233,28 @@ class DirectoryJournal(DirectoryHistory):
         with self._undone_on_failure(path), contextlib.ExitStack() as on_failure:
             file = on_failure.enter_context(open_new_file(path, content, self._disk))
             if before is not None:
-                self.size_bytes += self._write_mark(before, self._end, number)
+                self._segments_bytes += self._write_mark(before, self._end, number)
             on_failure.pop_all()
         self._take_over(file, number, snapshot.sequence, len(content))
         self._is_opening = True
-        self.size_bytes += len(content)
+        self._segments_bytes += len(content)
+
+    async def keep_proof(self, proof: StoredProof) -> None:
+        path = self._run_dir / proof_file(proof.segment_count)
+        await _in_thread(self._run_dir, replace_file, path, proof.body, self._disk, PRIVATE_MODE)
+        self._other_bytes += len(proof.body)
+
+    async def drop_covered(self, segment_count: int) -> None:
+        for path in (*segment_paths(self._run_dir), *proof_paths(self._run_dir)):
+            if _number_of(path) < segment_count:
+                self._other_bytes -= await _in_thread(self._run_dir, self._delete, path)
+
+    def _delete(self, path: Path) -> int:
+        """Delete a file durably before the next is deleted, so that the journal never has a gap; return its size."""
+        size_bytes = path.stat().st_size
+        path.unlink()
+        sync_folder(path.parent, self._disk)
+        return size_bytes
 
     @contextlib.contextmanager
     def _undone_on_failure(self, *made: Path) -> Iterator[None]:
@@ -239,7 +276,7 @@ class DirectoryJournal(DirectoryHistory):
         if self._file is not None:
             self._file.truncate(self._end)
             self._disk.sync(self._file.fileno())
-            self.size_bytes -= max(0, self._rest_end - self._end)
+            self._segments_bytes -= max(0, self._rest_end - self._end)
             self._rest_end = self._end
         for path in self._undo_due:
             path.unlink(missing_ok=True)
@@ -250,6 +287,29 @@ class DirectoryJournal(DirectoryHistory):
         """Close the file that is appended to."""
         if self._file is not None:
             self._file.close()
+
+
+async def _in_thread(run_dir: Path, work: Callable[..., T], *arguments: object) -> T:
+    """Return what the work returns, done beside the writing thread: nothing that is appended depends on it."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except OSError as error:
+        raise store_failure(str(run_dir), error) from error
+
+
+def _read_proofs(run_dir: Path) -> tuple[StoredProof, ...]:
+    return tuple(StoredProof(_number_of(path), path.read_bytes()) for path in proof_paths(run_dir))
+
+
+def _first_number(run_dir: Path) -> int | None:
+    """Return the number of the journal's first segment: of the one that follows the newest proof, if there is one.
+
+    Segments before it may be there still, not all of them, while they are deleted.
+    """
+    segments, proofs = segment_paths(run_dir), proof_paths(run_dir)
+    if proofs:
+        return _number_of(proofs[-1])
+    return _number_of(segments[0]) if segments else None
 
 
 def _path_of(run_dir: Path, number: int) -> Path:
@@ -291,10 +351,10 @@ def _missing(run_dir: Path, number: int, successor: int) -> StoreFailed:
     )
 
 
-def _warn_of_gaps(paths: list[Path]) -> None:
-    """Log which older segments are missing: a start reads the newest one alone."""
+def _warn_of_gaps(paths: list[Path], first: int) -> None:
+    """Log which segments from the first on are missing: a start reads the newest one alone."""
     found = {_number_of(path) for path in paths}
-    missing = [number for number in range(max(found)) if number not in found]
+    missing = [number for number in range(first, max(found)) if number not in found]
     if missing:
         consequence = "the run goes on, but can be neither audited nor backed up; put them back"
         fields = {"first": _path_of(Path(), missing[0]).name, "count": len(missing), "consequence": consequence}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.store.directory.run_directory import RunDirectory
-from coordinator.store.journal import Journal, JournalRecord, Segment, Snapshot
+from coordinator.store.journal import Journal, JournalRecord, Segment, Snapshot, StoredProof
 from coordinator.store.memory import MemoryJournal
 from state.errors import StoreConflict
 
@@ -75,3 +75,23 @@ async def test_journal_after_a_conflict_keeps_what_follows(journal: Journal) -> 
         await journal.append(record(2))
     await journal.append(record(1))
     assert (await newest(journal)).records == (record(1),)
+
+
+async def test_proof_takes_the_place_of_the_segments_that_it_covers(journal: Journal) -> None:
+    await begin(journal, records=1)
+    for sequence in (1, 2):
+        await journal.open_segment(Snapshot(sequence, b"later"))
+        await journal.append(record(sequence + 1))
+    size_bytes = journal.size_bytes
+    for count in (1, 2):
+        await journal.keep_proof(StoredProof(count, b"proof %d" % count))
+    assert [found.segment_count for found in await journal.proofs()] == [1, 2]
+    assert [found.number async for found in journal.history()] == [2]
+    assert [found.number async for found in journal.history(1)] == [1, 2]
+    for _ in range(2):
+        await journal.drop_covered(2)
+    assert await journal.proofs() == (StoredProof(2, b"proof 2"),)
+    assert journal.size_bytes < size_bytes
+    assert await newest(journal) == Segment(2, Snapshot(2, b"later"), (record(3),))
+    await journal.open_segment(Snapshot(3, b"goes on"))
+    assert [found.number async for found in journal.history()] == [2, 3]

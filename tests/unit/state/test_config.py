@@ -45,6 +45,7 @@ from state.config.state_file import (
     ClientConfig,
     MergeConfig,
     Progress,
+    RunTable,
     StateFile,
     dump_state,
     parse_state,
@@ -148,6 +149,7 @@ def test_parse_state_file_without_additions_gets_every_default() -> None:
     assert state.merge == MergeConfig(local_steps=8, outer_lr=0.7, outer_momentum=0.8, inner_state="keep", max_abs=1e4)
     assert state.client == ClientConfig(fetch_attempts=6, fetch_timeout_s=30.0, prefetch_requests=2)
     assert state.blobs == BlobsConfig(max_total_bytes=4294967296)
+    assert state.run == RunTable(keep_journal="all")
 
 
 SEED = list(range(32))

@@ -24,6 +24,7 @@ APPLIED = [
     ("config__on_bad_data", "stop"),
     ("client__fetch_attempts", 7),
     ("blobs__max_total_bytes", 10**9),
+    ("run__keep_journal", "compact"),
 ]
 REFUSED = [
     ("run_id", "other"),

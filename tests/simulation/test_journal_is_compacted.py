@@ -1,0 +1,53 @@
+"""A run whose journal is compacted while it goes on, and whose coordinator is killed again and again."""
+
+import asyncio
+import random
+
+import pytest
+
+from coordinator.store.journal import StoredProof
+from tests.support.journaled_run import compact_state
+from tests.support.simulated_coordinator import SlowJournal
+from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run
+from tests.support.virtual_time import in_virtual_time
+
+MOST_S = 0.2
+
+
+class SlowlyCompacted(SlowJournal):
+    """A journal whose compaction takes time before and after each change."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(chance)
+        self.dropped: list[int] = []
+
+    async def keep_proof(self, proof: StoredProof) -> None:
+        await asyncio.sleep(self._chance.uniform(0, MOST_S))
+        await super().keep_proof(proof)
+        await asyncio.sleep(self._chance.uniform(0, MOST_S))
+
+    async def drop_covered(self, segment_count: int) -> None:
+        await asyncio.sleep(self._chance.uniform(0, MOST_S))
+        await super().drop_covered(segment_count)
+        self.dropped.append(segment_count)
+        await asyncio.sleep(self._chance.uniform(0, MOST_S))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@in_virtual_time
+async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(seed: int) -> None:
+    async with simulated_run(compact_state(), seed, SlowlyCompacted) as run:
+        journal = run.coordinator.journal
+
+        async def restart() -> None:
+            await run.coordinator.restart_after(run.chance.choice([0.05, 0.3]))
+
+        clients = run.start_clients(3)
+        trouble = run.tasks.create_task(repeatedly(restart, run.chance, (0.2, 1.5)))
+        await run.ends(clients, BOUND_S)
+        trouble.cancel()
+        assert run.coordinator.starts > 2
+        assert isinstance(journal, SlowlyCompacted)
+        assert len(set(journal.dropped)) > 1
+        assert journal.segments[0].number >= max(journal.dropped)
+        await prove(run)
