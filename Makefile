@@ -63,7 +63,8 @@ $(PEERS)/.installed:
 	@touch $@
 
 # Systems that train, each in an environment of its own. One that cannot be installed is named with its error on the page.
-TRAINING_PEERS := .bench-peers-torchft .bench-peers-hivemind
+TRAINING_PEERS := .bench-peers-epochal .bench-peers-torchft .bench-peers-hivemind
+.bench-peers-epochal/.installed: PEER := --editable '.[torch]'
 .bench-peers-torchft/.installed: PEER := torchft==0.2.0
 .bench-peers-hivemind/.installed: PEER := hivemind==1.1.12
 
@@ -76,8 +77,7 @@ bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequence
 	$(BIN)/python -m benchmarks peers --write benchmarks-peers
 	$(MAKE) bench-peer-training
 
-bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: ten minutes
-	$(BIN)/python -m pip install --quiet --editable '.[dev,torch]' torch==2.13.0 transformers==5.23.0
+bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: twenty minutes
 	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
 
 clean:  ## remove what the targets made

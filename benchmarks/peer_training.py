@@ -127,7 +127,8 @@ TEXT = """\
 Each system trains the same Llama of 0.8 M parameters on the same tokens, {workers} workers of one thread each, \
 {local_steps} local
 steps of {rows} rows of {length} tokens with AdamW: {round_tokens:,} tokens a round. The workers are processes of one
-machine, whose cores they share, over loopback.
+machine, whose cores they share, over loopback. Each system is installed in an environment of its own, with the same
+torch and transformers.
 
 | figure | how it is measured |
 |---|---|

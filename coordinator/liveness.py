@@ -8,6 +8,7 @@ that an outage of the coordinator drops no member.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from runtime.connections import Connection
 from state.wire import ClientId
 
 KEY_FREE_AFTER_S = 5.0
@@ -17,6 +18,10 @@ between two attempts of a client whose requests fail, and than a coordinator's r
 GONE_AFTER_S = 2.0
 """Time after which a member is lost that has closed its connections and opened no other. A client whose request fails
 asks again after 0.1 s, and four times within this time."""
+
+GONE_TIMEOUTS = 0.2
+"""Part of `client_timeout_s` after which it is lost instead, if that is shorter and not one of its connections is open:
+the operator who writes a short limit knows the network."""
 
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
@@ -31,6 +36,14 @@ class Liveness:
         self._waits: dict[ClientId, list[HasGone]] = {}
         self._closed: set[ClientId] = set()
         self._gone_s: dict[ClientId, float] = {}
+        self._connections: dict[ClientId, set[Connection]] = {}
+
+    def connected(self, client_id: ClientId, connection: Connection) -> None:
+        """Note that a request with this client's token came by this connection."""
+        known = self._connections.setdefault(client_id, set())
+        if connection not in known:
+            known -= {other for other in known if not _is_open(other, client_id)}  # the rest has a bound: more are shed
+            known.add(connection)
 
     def heard(self, client_id: ClientId, now_s: float) -> None:
         """Record that a request of this client arrived."""
@@ -58,9 +71,12 @@ class Liveness:
             self._forget(client_id, has_gone)
         return max(0.0, KEY_FREE_AFTER_S - self.silent_s(client_id, now_s))
 
-    def gone(self, expected: Collection[ClientId], members: Collection[ClientId], now_s: float) -> tuple[ClientId, ...]:
-        """Return the expected members that closed their connections and sent nothing for `GONE_AFTER_S` since.
+    def gone(
+        self, members: Collection[ClientId], expected: Collection[ClientId], now_s: float, timeout_s: float
+    ) -> tuple[ClientId, ...]:
+        """Return the expected members that closed the connections of their waits and sent nothing since, for a while.
 
+        That is `GONE_AFTER_S`, or less where `timeout_s`, the limit of a member's silence, is short (`GONE_TIMEOUTS`).
         Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
         """
         for client in expected:
@@ -70,9 +86,20 @@ class Liveness:
                 self._gone_s.setdefault(client, now_s)
         self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
         self._closed.intersection_update(members)
+        self._connections = {client: known for client, known in self._connections.items() if client in members}
         if 2 * len(self._gone_s) > len(members):
             return ()
-        return tuple(client for client in expected if now_s - self._gone_s.get(client, now_s) > GONE_AFTER_S)
+        quick_s = min(GONE_AFTER_S, GONE_TIMEOUTS * timeout_s)
+        return tuple(
+            client
+            for client, since_s in self._gone_s.items()
+            if client in expected and now_s - since_s > (quick_s if self._has_no_connection(client) else GONE_AFTER_S)
+        )
+
+    def _has_no_connection(self, client_id: ClientId) -> bool:
+        """Return whether the client's connections are known, and all closed (a proxy keeps some for all clients)."""
+        known = self._connections.get(client_id, set())
+        return bool(known) and not any(_is_open(connection, client_id) for connection in known)
 
     def _forget(self, client_id: ClientId, has_gone: HasGone) -> None:
         waits = self._waits.get(client_id, [])
@@ -91,10 +118,15 @@ class Liveness:
         """Return the members that were silent for longer than `timeout_s`, and the expected ones that have gone."""
         silent = self.silent(members, now_s, timeout_s)
         others = [client for client in expected if client not in silent]
-        return silent + self.gone(others, members, now_s)
+        return silent + self.gone(members, others, now_s, timeout_s)
 
     def silent(self, members: Collection[ClientId], now_s: float, timeout_s: float) -> tuple[ClientId, ...]:
         """Return the members that were silent for longer than `timeout_s`, and forget those that have left."""
         if len(self._heard_s) > len(members):
             self._heard_s = {client: at for client, at in self._heard_s.items() if client in members}
         return tuple(client for client in members if self.silent_s(client, now_s) > timeout_s)
+
+
+def _is_open(connection: Connection, client_id: ClientId) -> bool:
+    """Return whether the connection is open, and no other sender's requests have come by it since."""
+    return connection.is_held and connection.owner == client_id

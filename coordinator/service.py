@@ -97,7 +97,7 @@ class CoordinatorService:
         self._clock = RunClock(options.clock, not_before_s=journal.run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
         self._opening = opening
-        self._liveness = Liveness(self._clock.now_s())
+        self.liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
@@ -336,7 +336,7 @@ class CoordinatorService:
             now_s = self._clock.now_s()
             members = self.run.members.keys()
             expected = frozenset() if self.run.round is None else self.run.round.pending
-            silent = self._liveness.lost(members, expected, now_s, self.run.state_file.config.client_timeout_s)
+            silent = self.liveness.lost(members, expected, now_s, self.run.state_file.config.client_timeout_s)
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
@@ -361,7 +361,7 @@ class CoordinatorService:
 
     def heard(self, client_id: ClientId) -> None:
         """Record that a request of this member arrived."""
-        self._liveness.heard(client_id, self._clock.now_s())
+        self.liveness.heard(client_id, self._clock.now_s())
 
     @contextlib.contextmanager
     def waiting(self, client_id: ClientId | None, has_gone: HasGone) -> Iterator[None]:
@@ -372,14 +372,14 @@ class CoordinatorService:
         if client_id is None:
             yield
             return
-        with self._liveness.waiting(client_id, has_gone):
+        with self.liveness.waiting(client_id, has_gone):
             yield
         if not has_gone():
             self.heard(client_id)
 
     def key_free_in_s(self, client_id: ClientId) -> float:
         """Return the seconds until another process may use this member's key, as `Liveness.free_in_s`."""
-        return self._liveness.free_in_s(client_id, self._clock.now_s())
+        return self.liveness.free_in_s(client_id, self._clock.now_s())
 
     def status(self) -> RunStatus:
         """Return the run as an operator sees it."""
@@ -387,7 +387,7 @@ class CoordinatorService:
             self.run,
             self.published.version,
             now_s=self._clock.now_s(),
-            liveness=self._liveness,
+            liveness=self.liveness,
             tokens_per_s=self._rate.per_s(),
             blob_bytes=self.blobs.total_bytes,
             journal_bytes=self._options.store.journal.size_bytes,

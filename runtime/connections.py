@@ -237,17 +237,20 @@ class ServerConnections:
         self._shed_log.note(reason)
 
 
-def vouch_for(scope: MutableMapping[str, Any], owner: str) -> None:
-    """Record that a request has a valid token, so that its connection is shed last.
+def vouch_for(scope: MutableMapping[str, Any], owner: str) -> Connection | None:
+    """Record that a request has a valid token, so that its connection is shed last; return the connection if known.
 
     Args:
         scope: the request's ASGI scope.
         owner: the member to which the token belongs, or another name for whoever holds it.
     """
     place = scope.get(CONNECTION_IN_SCOPE)
-    if place is not None:
-        connections, connection = place
-        connections.vouch(connection, owner)
+    if place is None:
+        return None
+    connections: ServerConnections = place[0]
+    connection: Connection = place[1]
+    connections.vouch(connection, owner)
+    return connection
 
 
 def file_sender(scope: MutableMapping[str, Any]) -> SendFile | None:

@@ -6,7 +6,6 @@ in which every time limit that decides how soon a lost worker is noticed is as s
 
 import json
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -157,39 +156,21 @@ def epochal_state(tokens: str, settings: str) -> str:
     )
 
 
-class Epochal(System):
-    """A coordinator, and clients with `--trainer torch` that hold the data themselves."""
-
-    def begin(self) -> None:
-        """Start the coordinator."""
-        path = self._folder / "state.toml"
-        path.write_text(epochal_state(str(self._tokens), self._settings), encoding="utf-8")
-        command = [sys.executable, "-m", "epochal", "coordinator", str(path), "--store", str(self._folder / "run")]
-        coordinator = self._start("coordinator", [*command, "--port", "0"])
-        self._url = self._printed(coordinator, LISTENING).partition(LISTENING)[2].split()[0]
-
-    def start_worker(self, number: int) -> Worker:
-        """Start a client."""
-        command = [sys.executable, "-m", "epochal", "client", self._url, "--trainer", "torch"]
-        logging = ["--log-format", "json", "--verbose"]
-        return self._start(f"worker-{number}", [*command, *logging], reader=EventReader(EpochalEvents()))
-
-
-class Peer(System):
-    """A system of another project, with an interpreter of its own."""
+class Installed(System):
+    """A system with an interpreter of its own, for which nothing but the system is installed."""
 
     environment_name: str
 
     @classmethod
     def python(cls) -> Path:
-        """Return the peer's interpreter."""
+        """Return the system's interpreter."""
         return ROOT / cls.environment_name / "bin" / "python"
 
     @classmethod
     def check_installed(cls, module: str) -> None:
-        """Raise `EpochalError` with the reason if the peer cannot be imported by its interpreter."""
+        """Raise `EpochalError` with the reason if the system cannot be imported by its interpreter."""
         if not cls.python().exists():
-            raise EpochalError(f"{cls.python()} does not exist; `make bench-peers` installs it")
+            raise EpochalError(f"{cls.python()} does not exist; `make bench-peer-training` installs it")
         probe = subprocess.run([str(cls.python()), "-c", f"import {module}"], capture_output=True, text=True)
         if probe.returncode:
             log = cls.python().parents[1] / "install.log"
@@ -201,7 +182,28 @@ class Peer(System):
         return [str(self.python()), "-m", f"benchmarks.training_peers.{name}", *arguments]
 
 
-class Torchft(Peer):
+class Epochal(Installed):
+    """A coordinator, and clients with `--trainer torch` that hold the data themselves."""
+
+    environment_name = ".bench-peers-epochal"
+
+    def begin(self) -> None:
+        """Start the coordinator."""
+        self.check_installed("epochal, torch, transformers")
+        path = self._folder / "state.toml"
+        path.write_text(epochal_state(str(self._tokens), self._settings), encoding="utf-8")
+        command = [str(self.python()), "-m", "epochal", "coordinator", str(path), "--store", str(self._folder / "run")]
+        coordinator = self._start("coordinator", [*command, "--port", "0"])
+        self._url = self._printed(coordinator, LISTENING).partition(LISTENING)[2].split()[0]
+
+    def start_worker(self, number: int) -> Worker:
+        """Start a client."""
+        command = [str(self.python()), "-m", "epochal", "client", self._url, "--trainer", "torch"]
+        logging = ["--log-format", "json", "--verbose"]
+        return self._start(f"worker-{number}", [*command, *logging], reader=EventReader(EpochalEvents()))
+
+
+class Torchft(Installed):
     """A lighthouse, and one replica group of one process for each worker."""
 
     environment_name = ".bench-peers-torchft"
@@ -229,7 +231,7 @@ class Torchft(Peer):
         return self._start(f"worker-{number}", command, environment)
 
 
-class Hivemind(Peer):
+class Hivemind(Installed):
     """A process that holds the DHT, and peers that find each other through it."""
 
     environment_name = ".bench-peers-hivemind"

@@ -22,14 +22,14 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
     if run_id is not None:
         handlers.check_run(run_id)
     client_id = handlers.authenticate(bearer_token(request.headers))
-    vouch_for(request.scope, client_id)
+    _note_member(handlers, request.scope, client_id)
     return client_id
 
 
 def blob_reader(handlers: Handlers, request: Request) -> ClientId:
     """Return who asks for a blob: a member, or the operator. Raise `Refused` for others."""
     client_id = handlers.blob_reader(bearer_token(request.headers))
-    vouch_for(request.scope, client_id)
+    _note_member(handlers, request.scope, client_id)
     return client_id
 
 
@@ -37,9 +37,17 @@ def reader_of(handlers: Handlers, scope: Scope) -> Reader:
     """Return who sends a request that anyone may make. Raise `Refused` if it shows a token that is not valid."""
     host, _ = scope.get("client") or ("", 0)
     reader = handlers.reader(bearer_token(Headers(scope=scope)), host)
-    if not reader.is_stranger:
+    if reader.client_id is not None:
+        _note_member(handlers, scope, reader.client_id)
+    elif not reader.is_stranger:
         vouch_for(scope, reader.name)
     return reader
+
+
+def _note_member(handlers: Handlers, scope: Scope, client_id: ClientId) -> None:
+    connection = vouch_for(scope, client_id)
+    if connection is not None:
+        handlers.service.liveness.connected(client_id, connection)
 
 
 def sha256_of(text: str) -> Sha256:

@@ -14,6 +14,7 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from coordinator.store.journal import JournalRecord
 from coordinator.store.memory import MemoryJournal, MemoryStore
+from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
 from state.errors import Refused, StoreConflict
 from state.messages import Capabilities
@@ -35,7 +36,7 @@ def join_of(number: int, invitation: Sha256 | None = None) -> ClientJoined:
     return ClientJoined(
         client_id=id_of(number),
         public_key=(bytes([number]) * 32).hex(),
-        capabilities=Capabilities(),
+        capabilities=Capabilities(codecs=SPOKEN),
         nonce=f"nonce {number}",
         nonce_expires_s=2e9,
         invitation_sha256=invitation,

@@ -16,6 +16,7 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec
 from run_manager.round_view import round_of
 from state.assignment import assign_data_for_state
+from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
 from state.documents import RoundHead, RunDocument
 from state.errors import Refused
@@ -189,10 +190,11 @@ async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True, c
     """Yield a member with the key of this number, which claims so many batches. Leaving does not withdraw."""
     async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
         hand = ByHand(api, number)
-        hand.capabilities = Capabilities(claim, "by hand")
+        hand.capabilities = Capabilities(claim, "by hand", codecs=SPOKEN)
         await hand.join()
         document = await hand.watch.next()
         hand.state = await api.config(document.config_sha256)
+        hand.codec = hand.state.merge.codec_name
         yield hand
 
 

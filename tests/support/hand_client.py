@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
+from state.codecs.named import SPOKEN
+from state.config.state_file import MergeConfig
 from state.messages import Capabilities, ChallengeRequest, CheckpointReport, JoinRequest, Session, join_message
 from state.replica import Replica, checkpoint_bytes, replica_digest
 from state.results import ResultHeader, encode_result
@@ -31,13 +33,15 @@ class HandClient:
 
     Attributes:
         capabilities: what it claims when it joins.
+        codec: of its results; at first that of a run whose state file names none.
         session: the last one that it joined; None before.
     """
 
     def __init__(self, api: CoordinatorClient, number: int) -> None:
         self.api = api
         self.key = ClientKey.from_seed(bytes([number]) * 32)
-        self.capabilities = Capabilities(trainer="by hand")
+        self.capabilities = Capabilities(trainer="by hand", codecs=SPOKEN)
+        self.codec = MergeConfig().codec_name
         self.session: Session | None = None
 
     @property
@@ -84,5 +88,6 @@ class HandClient:
             "client_id": self.client_id,
             "work_sha256": head.work_sha256,
             "replica_digest": replica_digest(replica),
+            "codec": self.codec,
         }
         return encode_result(ResultHeader(**(fields | header)), dict(difference))

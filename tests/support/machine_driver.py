@@ -12,6 +12,7 @@ from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
+from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef
 from state.errors import Refused
@@ -98,7 +99,9 @@ class Driver:
     def join(self, *numbers: int, **fields: Any) -> None:
         for number in numbers:
             key, nonce = (bytes([number]) * 32).hex(), f"nonce {self.seeds}"
-            self.send(stimuli.ClientJoined(client(number), key, Capabilities(), nonce, self.now_s + 60, **fields))
+            self.send(
+                stimuli.ClientJoined(client(number), key, Capabilities(codecs=SPOKEN), nonce, self.now_s + 60, **fields)
+            )
 
     def replica_digest(self) -> Sha256:
         return digest_of(f"replica {self.run.replica_step}")

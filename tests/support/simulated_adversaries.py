@@ -18,6 +18,7 @@ from coordinator.machine.conduct import RESULTS_PER_MISS
 from coordinator_client.api import DocumentMark
 from runtime.spool import SpoolFile
 from state.assignment import assign_data_for_state
+from state.codecs.named import SPOKEN
 from state.documents import Roster, RoundHead, RunDocument, WorkList
 from state.errors import EpochalError, Refused
 from state.intervals import BatchId
@@ -366,6 +367,8 @@ def _has_left(run: SimulatedRun, client: SimulatedClient) -> bool:
 def _adversary(run: SimulatedRun, number: int, kind: Kind, spec: ClientSpec) -> SimulatedClient:
     api = kind.connection(run)
     api.client_id = key_of(number).client_id
-    client = simulated_client(api, number, api.link, replace(spec, capabilities=Capabilities(kind.claim)))
+    client = simulated_client(
+        api, number, api.link, replace(spec, capabilities=Capabilities(kind.claim, codecs=SPOKEN))
+    )
     run.clients.append(client)
     return client

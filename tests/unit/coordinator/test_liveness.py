@@ -1,9 +1,12 @@
 """`coordinator/liveness.py`: who was heard when, and when another process may use a member's key."""
 
-from coordinator.liveness import GONE_AFTER_S, KEY_FREE_AFTER_S, Liveness
+from coordinator.liveness import GONE_AFTER_S, GONE_TIMEOUTS, KEY_FREE_AFTER_S, Liveness
+from runtime.connections import Connection, ConnectionLimits, ServerConnections
 from state.wire import ClientId
 
 ONE, OTHER = ClientId("01" * 16), ClientId("02" * 16)
+LONG_S = 30.0
+SHORT_S = 2.5
 
 
 def test_key_is_free_after_silence() -> None:
@@ -43,8 +46,8 @@ def test_every_member_counts_as_heard_at_the_start() -> None:
 
 
 def gone_after(liveness: Liveness, seconds: float, members: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
-    liveness.gone((ONE,), members, 100.0)
-    return liveness.gone((ONE,), members, 100.0 + seconds)
+    liveness.gone(members, (ONE,), 100.0, LONG_S)
+    return liveness.gone(members, (ONE,), 100.0 + seconds, LONG_S)
 
 
 def test_member_that_closed_its_connections_is_gone_after_a_while() -> None:
@@ -57,9 +60,9 @@ def test_member_that_closed_its_connections_is_gone_after_a_while() -> None:
 def test_member_that_asks_again_is_not_gone() -> None:
     liveness = Liveness(0.0)
     with liveness.waiting(ONE, lambda: True):
-        liveness.gone((ONE,), (ONE, OTHER), 100.0)
+        liveness.gone((ONE, OTHER), (ONE,), 100.0, LONG_S)
     liveness.heard(ONE, 101.0)
-    assert liveness.gone((ONE,), (ONE, OTHER), 110.0) == ()
+    assert liveness.gone((ONE, OTHER), (ONE,), 110.0, LONG_S) == ()
 
 
 def test_nobody_is_gone_when_most_members_closed_their_connections() -> None:
@@ -82,3 +85,61 @@ def test_lost_are_the_silent_and_the_gone() -> None:
         assert liveness.lost((ONE, OTHER), (ONE,), 100.1 + GONE_AFTER_S, 5.0) == (ONE,)
         liveness.heard(ONE, 104.0)
         assert liveness.lost((ONE, OTHER), (), 105.5, 5.0) == (OTHER,)
+
+
+class Server:
+    """A server's connections, and who waits by them."""
+
+    def __init__(self) -> None:
+        self.connections = ServerConnections(ConnectionLimits(8))
+        self.liveness = Liveness(0.0)
+
+    def request(self, client_id: ClientId, connection: Connection | None = None) -> Connection:
+        connection = connection or self.connections.admit("127.0.0.1", lambda: None)
+        assert connection is not None
+        self.connections.vouch(connection, client_id)
+        self.liveness.connected(client_id, connection)
+        return connection
+
+    def gone_by(self, now_s: float, timeout_s: float = SHORT_S) -> tuple[ClientId, ...]:
+        return self.liveness.gone((ONE, OTHER), (ONE,), now_s, timeout_s)
+
+
+def test_with_a_short_limit_a_client_without_connections_is_gone_sooner() -> None:
+    server = Server()
+    poll, upload = server.request(ONE), server.request(ONE)
+    with server.liveness.waiting(ONE, lambda: not poll.is_held):
+        server.connections.forget(poll)
+        assert server.gone_by(100.0) == ()
+        assert server.gone_by(100.1 + SHORT_S * GONE_TIMEOUTS) == (), "its other connection is open"
+        server.connections.forget(upload)
+        assert server.gone_by(100.1 + SHORT_S * GONE_TIMEOUTS, LONG_S) == ()
+        assert server.gone_by(100.1 + SHORT_S * GONE_TIMEOUTS) == (ONE,)
+
+
+def test_client_that_only_cancelled_its_wait_is_not_gone_sooner() -> None:
+    server = Server()
+    poll, other = server.request(ONE), server.request(ONE)
+    with server.liveness.waiting(ONE, lambda: not poll.is_held):
+        server.connections.forget(poll)
+    assert server.gone_by(100.0) == ()
+    assert server.gone_by(100.0 + GONE_AFTER_S) == ()
+    assert other.is_held
+
+
+def test_connection_that_a_proxy_gave_to_another_client_is_not_the_ones() -> None:
+    server = Server()
+    poll, shared = server.request(ONE), server.request(ONE)
+    server.request(OTHER, shared)
+    with server.liveness.waiting(ONE, lambda: not poll.is_held):
+        server.connections.forget(poll)
+        server.gone_by(100.0)
+        assert server.gone_by(100.1 + SHORT_S * GONE_TIMEOUTS) == (ONE,)
+
+
+def test_client_whose_connections_are_not_known_has_two_seconds() -> None:
+    server = Server()
+    with server.liveness.waiting(ONE, lambda: True):
+        server.gone_by(100.0)
+        assert server.gone_by(100.0 + GONE_AFTER_S) == ()
+        assert server.gone_by(100.1 + GONE_AFTER_S) == (ONE,)

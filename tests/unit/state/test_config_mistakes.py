@@ -255,7 +255,7 @@ def test_empty_file_misses_each_required_part_once() -> None:
         ({"access__keys": ["ab" * 32]}, "access.keys"),
         ({"access__mode": "invitations"}, "access.invitations"),
         ({"merge__codec": "sparse"}, "merge.error_feedback"),
-        ({"merge__error_feedback": True}, "merge.error_feedback"),
+        ({"merge__codec": "float32", "merge__error_feedback": True}, "merge.error_feedback"),
         ({"merge__mean": "senders"}, "merge.mean"),
         ({"merge__codec": "int8", "merge__mean": "senders"}, "merge.mean"),
     ],

@@ -8,6 +8,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.handle import handle
 from coordinator.machine.membership import MAX_EJECTED, MAX_MEMBERS, MAX_USED_NONCES
 from coordinator.machine.run import Run
+from state.codecs.named import SPOKEN
 from state.messages import PROTOCOL_VERSION, Capabilities, ReadyReport
 from state.phases import RunState
 from state.wire import ClientId, Seed
@@ -21,7 +22,7 @@ def after(run: Run, stimulus: stimuli.Stimulus) -> Run:
 
 
 def joining(run: Run, number: int, protocol: int = PROTOCOL_VERSION) -> stimuli.ClientJoined:
-    key, capabilities = (bytes([number]) * 32).hex(), Capabilities(protocol=protocol)
+    key, capabilities = (bytes([number]) * 32).hex(), Capabilities(protocol=protocol, codecs=SPOKEN)
     return stimuli.ClientJoined(client(number), key, capabilities, f"nonce of {number}", run.now_s + 60)
 
 

@@ -9,6 +9,7 @@ from coordinator.machine.conduct import FIRST_REST_S, MISSES_BEFORE_REST, NEWCOM
 from coordinator.machine.instructions import SentToRest
 from coordinator.machine.round_conduct import MAX_DEPARTED, remembered
 from coordinator.machine.run import current_checkpointer
+from state.codecs.named import SPOKEN
 from state.documents import SHARE_UNITS_PER_BATCH
 from state.intervals import total_batches
 from state.messages import Capabilities, FailureKind, FailureReport, ResultCommitment
@@ -66,7 +67,7 @@ def test_rests_for_want_of_data_are_short(kind: FailureKind, longest: list[int])
 
 
 def join_claiming(driver: Driver, number: int, claim: int) -> None:
-    key, capabilities = (bytes([number]) * 32).hex(), Capabilities(batches_per_round=claim)
+    key, capabilities = (bytes([number]) * 32).hex(), Capabilities(claim, codecs=SPOKEN)
     driver.send(stimuli.ClientJoined(client(number), key, capabilities, f"{number} {claim}", driver.now_s + 60))
     driver.ready(client(number))
 
