@@ -53,7 +53,11 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
 }
 EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training": peer_training.measure}
 """Benchmarks that also return a text, which the page shows below the table."""
-PLOTS: dict[str, Callable[[], dict[str, str]]] = {"packing": packing.plots, "quality": quality.plots}
+PLOTS: dict[str, Callable[[], dict[str, str]]] = {
+    "packing": packing.plots,
+    "quality": quality.plots,
+    "codecs": codec_quality.plots,
+}
 NOTES: dict[str, Sequence[str]] = {
     "exchange": exchange.NOTES,
     "exchange-small": exchange.NOTES,

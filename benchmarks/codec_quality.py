@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import quality
 from benchmarks.figures import Figure
+from benchmarks.plots import spread_plot
 from benchmarks.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
 from benchmarks.quality_training import CLIENTS, Setting
 from state.codecs.named import codec_named
@@ -21,39 +22,59 @@ ROUND_STEPS = 30
 RATED_VALUES = 1 << 24
 """Size of the tensor of which a codec's bytes a parameter are given."""
 
-NESTEROV = clients_setting(ROUND_STEPS)
+NESTEROV = replace(clients_setting(ROUND_STEPS), codec="float32")
 """The defaults of `[merge]`, with float32 results."""
+FREQUENT = replace(clients_setting(8), codec="float32")
+"""The same with rounds of eight local steps."""
 PLAIN = Setting(CLIENT_LRS[ROUND_STEPS], CLIENTS, ROUND_STEPS, outer_lr=1.0, outer_momentum=0.0)
 """The mean of the clients' parameters."""
 SPARSE = replace(PLAIN, codec="sparse-64", error_feedback=True)
+SPARSE_NESTEROV = replace(NESTEROV, codec="sparse-64", error_feedback=True)
 DENSE = ("int8", "int4")
 SETTINGS = (
-    *(replace(outer, codec=codec) for outer in (NESTEROV, PLAIN) for codec in ("float32", *DENSE)),
-    *(replace(outer, codec="int4", error_feedback=True) for outer in (NESTEROV, PLAIN)),
+    *(replace(NESTEROV, codec=codec) for codec in ("float32", *DENSE)),
+    replace(NESTEROV, codec="int4", error_feedback=True),
+    SPARSE_NESTEROV,
+    replace(SPARSE_NESTEROV, mean="senders"),
+    *(replace(FREQUENT, codec=codec) for codec in ("float32", *DENSE)),
+    *(replace(PLAIN, codec=codec) for codec in ("float32", *DENSE)),
+    replace(PLAIN, codec="int4", error_feedback=True),
     *(replace(SPARSE, outer_lr=rate) for rate in (1.0, 2.0)),
-    *(replace(SPARSE, outer_lr=rate, mean="senders") for rate in (1.0, 0.7)),
+    replace(SPARSE, mean="senders"),
 )
+MORE_SEEDS = (*SEEDS, 2)
+"""Seeds of the codec that is the default, and of the one next to it."""
+
 
 NOTES = (
-    f"{CLIENTS} clients, {ROUND_STEPS} local steps a round, learning rate {PLAIN.base_lr:g}, {len(SEEDS)} seeds. "
-    "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`). Beside "
-    "each codec stand float32 with the defaults of `[merge]` and, in words, float32 with the same momentum and an "
-    "outer rate of 0.7 (with momentum) or 1.",
+    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} local steps and of "
+    f"{FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third one for float32 and the two "
+    "codecs that come nearest to it, and a single one without outer momentum, which is far worse with each of them. "
+    "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting, with both seeds."""
+    """A setting, with its seeds."""
 
     setting: Setting
 
     @property
     def runs(self) -> list[Run]:
-        """The runs; those that the quality bench has made are not made again."""
+        """The runs; those that the quality bench has or makes are not made again."""
         known = quality.planned()
-        return [run if (run := Run(self.setting, seed)) in known else replace(run, folder=KEPT) for seed in SEEDS]
+        runs = [Run(self.setting, seed) for seed in self.seeds]
+        return [run if run in known or run.kept() is not None else replace(run, folder=KEPT) for run in runs]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One without outer momentum, which is far worse with every codec; one more for the best two codecs."""
+        if self.setting.outer_momentum == 0:
+            return SEEDS[:1]
+        alone = replace(self.setting, codec="float32")
+        return MORE_SEEDS if alone == NESTEROV and not self.setting.error_feedback else SEEDS
 
     @property
     def losses(self) -> list[float]:
@@ -63,8 +84,8 @@ class Row:
 
 def planned() -> list[Run]:
     """Return every run, seed by seed."""
-    rows = [Row(setting).runs for setting in SETTINGS]
-    return [runs[number] for number in range(len(SEEDS)) for runs in rows]
+    runs = [run for setting in SETTINGS for run in Row(setting).runs]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def bytes_a_parameter(codec: str) -> float:
@@ -77,27 +98,41 @@ def measure() -> list[Figure]:
     return [_figure(setting) for setting in SETTINGS]
 
 
+def plots() -> dict[str, str]:
+    """Return the plot of the page: each codec's losses beside those of float32, seed by seed."""
+    ratios = {}
+    for setting in SETTINGS:
+        if setting.outer_momentum > 0 and setting.codec != "float32":
+            row = Row(setting)
+            pairs = zip(row.losses, _beside(setting).losses, strict=False)
+            ratios[_short_name(setting)] = [loss / exact for loss, exact in pairs]
+    return {"codecs-seeds": spread_plot(ratios, "final held-out loss ÷ that of float32, each seed")}
+
+
+def _beside(setting: Setting) -> Row:
+    """Return float32 with the defaults and the same rounds."""
+    return Row(NESTEROV if setting.local_steps == ROUND_STEPS else FREQUENT)
+
+
 def _figure(setting: Setting) -> Figure:
-    losses, default = Row(setting).losses, Row(NESTEROV).losses
-    twin = Row(replace(PLAIN if setting.outer_momentum == 0 else NESTEROV, codec="float32")).losses
-    return Figure(
-        _name(setting),
-        statistics.fmean(losses),
-        UNIT,
-        "",
-        statistics.fmean(default),
-        f"float32 with the defaults; seed by seed {_shown(losses)}; float32 with this momentum {_shown(twin)}",
-        DIGITS,
-    )
+    row, default = Row(setting), _beside(setting)
+    exact = default.losses[: len(row.seeds)]
+    beside = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
+    if setting.outer_momentum == 0:
+        beside += f"; float32 without momentum {_shown(Row(PLAIN).losses)}"
+    return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), beside, DIGITS)
 
 
 def _name(setting: Setting) -> str:
+    size = f"{bytes_a_parameter(setting.codec):.4g} bytes a parameter"
+    outer = f"outer rate {setting.outer_lr:g} and momentum {setting.outer_momentum:g}"
+    return f"{_short_name(setting)}, {size}, {outer}"
+
+
+def _short_name(setting: Setting) -> str:
     feedback = ", error feedback" if setting.error_feedback else ""
     mean = f", mean over {setting.mean}" if setting.codec.startswith("sparse") else ""
-    return (
-        f"{setting.codec} ({bytes_a_parameter(setting.codec):.4g} bytes a parameter){feedback}{mean}, "
-        f"outer rate {setting.outer_lr:g} and momentum {setting.outer_momentum:g}"
-    )
+    return f"H = {setting.local_steps}: {setting.codec}{feedback}{mean}"
 
 
 def _shown(losses: list[float]) -> str:

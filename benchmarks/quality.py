@@ -68,6 +68,7 @@ CLIENT_LRS = {8: 0.001, 30: 0.002, 100: 0.002}
 """The clients' learning rate by local steps of a round: the best of those tried."""
 FASTER_LR = 0.003
 """A higher rate for rounds of `SWEPT_STEPS`, with which a single seed does better, and all of them worse."""
+FASTER = Setting(FASTER_LR, CLIENTS, SWEPT_STEPS, 0.7, 0.8)
 
 NOTES = (
     f"A Llama of 0.25 M parameters learns the bytes of Python's standard library in {TOKENS / MILLION:.2f} M tokens. "
@@ -75,9 +76,10 @@ NOTES = (
     f"evaluated. One machine takes {LOCAL_STEPS:,} steps of {CLIENTS * CLIENT_ROWS} samples of {LENGTH} bytes; "
     f"{CLIENTS} clients take as many local steps, each of {CLIENT_ROWS}, so that tokens and total batch are the same. "
     "Both have AdamW, the same warm-up and cosine, and each side the learning rate that is best for it (rows of one "
-    "seed). Trainer, schedule and merge are those of a client; the wire is left out, because results and checkpoints "
-    "carry float32 values as they are. With one client, an outer rate of 1 and no momentum, training is that of a loop "
-    "of torch within float rounding (`tests/unit/trainers/test_torch_trainer.py`); one machine is trained so here.",
+    "seed). Trainer, schedule, codec and merge are those of a client; the wire is left out, since it changes no value. "
+    "Settings with one seed send results as float32; `python -m benchmarks codecs` compares the codecs. With one client, "
+    "an outer rate of 1, no momentum and float32, training is that of a loop of torch within float rounding "
+    "(`tests/unit/trainers/test_torch_trainer.py`); one machine is trained so here.",
 )
 """What the page says of the figures."""
 
@@ -137,7 +139,15 @@ def clients_setting(local_steps: int) -> Setting:
     """Return how clients train in rounds of so many local steps, with the defaults of `[merge]`."""
     merge = MergeConfig()
     return Setting(
-        CLIENT_LRS[local_steps], CLIENTS, local_steps, merge.outer_lr, merge.outer_momentum, merge.inner_state
+        CLIENT_LRS[local_steps],
+        CLIENTS,
+        local_steps,
+        merge.outer_lr,
+        merge.outer_momentum,
+        merge.inner_state,
+        merge.codec_name,
+        merge.error_feedback,
+        merge.mean,
     )
 
 
@@ -145,7 +155,7 @@ def planned() -> list[Run]:
     """Return every run of the page: seed by seed, then those with one seed."""
     single = [*(replace(MACHINE, base_lr=rate) for rate in MACHINE_LRS), *SWEEP]
     each = [MACHINE, *(clients_setting(steps) for steps in sorted(ROUND_STEPS, key=lambda one: one != SWEPT_STEPS))]
-    each.append(replace(clients_setting(SWEPT_STEPS), base_lr=FASTER_LR))
+    each.append(FASTER)
     runs = [Run(setting, seed) for seed in SEEDS for setting in each] + [Run(setting) for setting in single]
     return list(dict.fromkeys(runs))
 
@@ -163,14 +173,16 @@ def measure() -> list[Figure]:
     machine = [Run(MACHINE, seed).result().loss for seed in SEEDS]
     figures = []
     chosen = [clients_setting(steps) for steps in ROUND_STEPS]
-    faster = replace(clients_setting(SWEPT_STEPS), base_lr=FASTER_LR)
-    for setting in (*chosen, faster):
+    for setting in (*chosen, FASTER):
         losses = [Run(setting, seed).result().loss for seed in SEEDS]
-        name = f"{CLIENTS} clients, {setting.local_steps} local steps a round, learning rate {setting.base_lr:g}"
+        name = (
+            f"{CLIENTS} clients, {setting.local_steps} local steps a round, learning rate {setting.base_lr:g}, "
+            f"results as {setting.codec}"
+        )
         beside = (
             f"one machine, learning rate {MACHINE.base_lr:g}; seed by seed {_losses(losses)} beside {_losses(machine)}"
         )
-        target = TARGET if setting.local_steps == SWEPT_STEPS and setting is not faster else ""
+        target = TARGET if setting.local_steps == SWEPT_STEPS and setting is not FASTER else ""
         mean, alone = statistics.fmean(losses), statistics.fmean(machine)
         figures.append(Figure(name, mean, UNIT, target, alone, beside, DIGITS))
     figures += [
