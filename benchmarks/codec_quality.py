@@ -22,9 +22,9 @@ ROUND_STEPS = 30
 RATED_VALUES = 1 << 24
 """Size of the tensor of which a codec's bytes a parameter are given."""
 
-NESTEROV = replace(clients_setting(ROUND_STEPS), codec="float32")
+NESTEROV = clients_setting(ROUND_STEPS)
 """The defaults of `[merge]`, with float32 results."""
-FREQUENT = replace(clients_setting(8), codec="float32")
+FREQUENT = clients_setting(8)
 """The same with rounds of eight local steps."""
 PLAIN = Setting(CLIENT_LRS[ROUND_STEPS], CLIENTS, ROUND_STEPS, outer_lr=1.0, outer_momentum=0.0)
 """The mean of the clients' parameters."""
