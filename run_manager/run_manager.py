@@ -130,6 +130,8 @@ class RunManager:
             opened.push_async_callback(provider.aclose)
             exchange = StarExchange(session, spool, dependencies.observer)
             feedback = await self._open_feedback(document, state.merge, spool, worker)
+            if feedback is not None:
+                opened.callback(feedback.close)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
             keeper = ReplicaKeeper(
                 session.outcome,

@@ -10,11 +10,11 @@ The rule kept here: the check is a pure function of the bytes and of what was as
 repeats it gets the same answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from state.codecs.named import FLOAT32, codec_named, find_codec
-from state.codecs.protocol import Block, Codec, EncodedTensor
+from state.codecs.protocol import Block, Codec, EncodedTensor, encoded_parts
 from state.errors import InvalidResult
 from state.tensors import (
     BYTES_TYPE,
@@ -74,31 +74,33 @@ def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) 
 
 
 def result_of(header: ResultHeader, difference: Mapping[str, Float32Array]) -> TensorStream:
-    """Return a result's file, the same for the same content.
+    """Return a result's file, the same for the same content. It is encoded part by part, whenever it is read.
 
     Args:
-        header: the client and the round, and the codec with which the difference is encoded, here and now.
+        header: the client and the round, and the codec with which the difference is encoded.
         difference: `start − end` of every parameter, float32; another type is an `InternalError`.
     """
     codec, frozen = codec_named(header.codec), frozen_tensors(difference)
-    return result_of_blocks(header, layout_of(frozen), {name: codec.encode(frozen[name]) for name in frozen})
+    return result_of_blocks(
+        header,
+        layout_of(frozen),
+        lambda: (block for values in frozen.values() for block in encoded_parts(codec, values)),
+    )
 
 
-def result_of_blocks(header: ResultHeader, layout: TensorLayout, blocks: Mapping[str, Block]) -> TensorStream:
-    """Return the file of a result that was encoded with the header's codec.
+def result_of_blocks(header: ResultHeader, layout: TensorLayout, blocks: Callable[[], Iterable[Block]]) -> TensorStream:
+    """Return the file of a result that is encoded with the header's codec.
 
     Args:
         header: the client and the round.
         layout: names and shapes of the model's parameters.
-        blocks: each parameter's bytes.
+        blocks: returns the parameters' bytes in name order, each as a whole or in parts.
     """
     metadata = {key: str(value) for key, value in asdict(header).items()}
     if header.codec == FLOAT32.name:  # results were so before there were codecs
         del metadata[_CODEC]
     encoded = codec_named(header.codec).encoded(layout)
-    return tensor_stream(
-        encoded, metadata | {"format": RESULT_FORMAT}, lambda: (blocks[name] for name, _ in encoded.entries)
-    )
+    return tensor_stream(encoded, metadata | {"format": RESULT_FORMAT}, blocks)
 
 
 def result_size_bound(layout: TensorLayout, codec: str = FLOAT32.name) -> int:

@@ -139,7 +139,8 @@ class TensorStream:
     Attributes:
         header: its first bytes.
         layout: the names and shapes that the header says.
-        values: returns the tensors in name order, each made when it is asked for; every call returns them anew.
+        values: returns the tensors in name order, each as a whole or in flat parts, one after the other; each is made
+            when it is asked for, and every call returns them anew.
     """
 
     header: bytes
@@ -153,18 +154,33 @@ class TensorStream:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the file's bytes in pieces of at most `PIECE_BYTES`."""
-        for start in range(0, len(self.header), PIECE_BYTES):
-            yield self.header[start : start + PIECE_BYTES]
-        shapes = iter(self.layout.entries)
-        for array in self.values():
-            name, shape = next(shapes)
-            if array.shape != shape:
-                raise InternalError(f"tensor {name!a} has shape {array.shape}; its file's header says {shape}")
-            data = wire_bytes(array, self.layout.dtype)
+        return map(bytes, self.views())
+
+    def views(self) -> Iterator[memoryview]:
+        """Yield the pieces without a copy of their own: each is valid until the next one is asked for."""
+        header = memoryview(self.header)
+        for start in range(0, len(header), PIECE_BYTES):
+            yield header[start : start + PIECE_BYTES]
+        for _, part in self._parts():
+            data = wire_bytes(part, self.layout.dtype)
             for start in range(0, len(data), PIECE_BYTES):
-                yield bytes(data[start : start + PIECE_BYTES])
-        if next(shapes, None) is not None:
-            raise InternalError("a tensor file with fewer tensors than its header says")
+                yield data[start : start + PIECE_BYTES]
+
+    def _parts(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Yield the name of each tensor with the tensor or its parts. Raise `InternalError` if others are made."""
+        made = iter(self.values())
+        for name, shape in self.layout.entries:
+            missing = math.prod(shape)
+            while missing:
+                array = next(made, None)
+                if array is None:
+                    raise InternalError("a tensor file with fewer tensors than its header says")
+                if array.shape != shape and (array.ndim != 1 or array.size > missing):
+                    raise InternalError(f"tensor {name!a} has shape {array.shape}; its file's header says {shape}")
+                missing -= array.size
+                yield name, array
+        if next(made, None) is not None:
+            raise InternalError("a tensor file with more tensors than its header says")
 
     def to_bytes(self) -> bytes:
         """Return the whole file."""
@@ -172,8 +188,10 @@ class TensorStream:
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return the tensors by name."""
-        names = (name for name, _ in self.layout.entries)
-        return dict(zip(names, self.values(), strict=True))
+        parts: dict[str, list[npt.NDArray[Any]]] = {}
+        for name, part in self._parts():
+            parts.setdefault(name, []).append(part.reshape(-1))
+        return {name: np.concatenate(parts[name]).reshape(shape) for name, shape in self.layout.entries}
 
     def sha256(self) -> Sha256:
         """Return the SHA-256 of the file, of which only a piece is in memory."""

@@ -1,9 +1,10 @@
 """Error feedback: the residual that this client's codec leaves, bound to the fate of its results (`docs/merging.md`).
 
 Theory of operation. Two files hold residuals: `kept`, after the last result that counted, and `new`, after one whose
-outcome is not known yet. `encode` reads `kept` and writes `new`, one tensor at a time. When the outcome contains the
-result, `new` takes the place of `kept`; otherwise it is removed. Both outlive the process if the client has a key file:
-a client that starts again with the key goes on with them.
+outcome is not known yet. `encode` reads `kept` and writes `new`, part by part, while the result is written.
+When the outcome contains the result, `new` takes the place of `kept`; otherwise it is dropped. The next `new` goes over
+the file that was dropped or replaced. Residuals outlive the process if the client has a key file: a client that
+starts again with the key goes on with them.
 
 The rule kept here: a residual is used only if it is known to be what this client's results so far have left out. One
 of another client, run, history or codec, a damaged or an old one, and one after which another result of this client
@@ -11,25 +12,28 @@ counted, is dropped: what it held is lost, as it would be with the client.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from run_manager.feedback.residual_file import Residual, ResidualMark, ResidualWriter, read_residual
 from runtime.worker_thread import Worker
-from state.codecs.feedback import encode_with_feedback
+from state.codecs.feedback import parts_with_feedback
 from state.codecs.named import codec_named
-from state.codecs.protocol import Block
+from state.codecs.protocol import Block, Codec
 from state.documents import Outcome, RunDocument
 from state.errors import InvalidDocument, Refused
 from state.refusals import Refusal
 from state.results import ResultHeader, result_of_blocks
-from state.tensors import Float32Array, TensorStream, layout_of
+from state.tensors import Float32Array, TensorLayout, TensorStream, layout_of
 from state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
+PARTS_PER_DROP = 64
+"""Parts that are encoded between two times that the pages of `kept` are given back to the system."""
 MAX_AGE_STEPS = 64
 """Maximum number of steps since a residual was left: 0.95⁶⁴ of it would be 4 %, had it decayed as those in use do."""
 
@@ -41,6 +45,60 @@ class _Pending:
     step: int
     result_sha256: str
     residual: Residual | None
+
+
+class _Encoding:
+    """A result that is being encoded, with the residual `before` of every tensor that has one.
+
+    Attributes:
+        step: of the round.
+        is_begun: whether it was read before.
+        is_whole: whether it was read to its end.
+        writer: writes what is left out; None if that failed.
+    """
+
+    def __init__(
+        self, step: int, difference: Mapping[str, Float32Array], before: Mapping[str, Float32Array], decay: float
+    ) -> None:
+        self.step = step
+        self.is_begun = self.is_whole = False
+        self.writer: ResidualWriter | None = None
+        self._difference = difference
+        self._before = before
+        self._decay = decay
+
+    def blocks(self, codec: Codec, done: Callable[[], None]) -> Iterator[Block]:
+        """Yield the encoded parts of all tensors, and write what they leave out unless all of them were read before.
+
+        Args:
+            codec: the run's.
+            done: called after some parts.
+        """
+        for name in sorted(self._difference):
+            parts = parts_with_feedback(codec, self._difference[name], self._before.get(name), self._decay)
+            for number, (block, left) in enumerate(parts, 1):
+                if not self.is_whole:
+                    self._write(left)
+                if number % PARTS_PER_DROP == 0:
+                    done()
+                yield block
+            done()
+        self.is_whole = True
+
+    def _write(self, left: Float32Array) -> None:
+        writer = self.writer
+        if writer is not None:
+            try:
+                writer.add(left)
+            except OSError as error:
+                _log_not_kept(writer.path, error)
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Keep nothing of what is left out."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.abandon()
 
 
 class ErrorFeedback:
@@ -55,10 +113,11 @@ class ErrorFeedback:
     def __init__(self, stem: Path, client_id: ClientId, decay: float) -> None:
         self._kept_path = stem.with_name(f"{stem.name}.feedback")
         self._new_path = stem.with_name(f"{stem.name}.feedback-new")
+        self._spare_path = stem.with_name(f"{stem.name}.feedback-spare")
         self._client_id = client_id
         self._decay = decay
         self._kept: Residual | None = None
-        self._encoded: _Pending | None = None
+        self._encoding: _Encoding | None = None
         self._pending: _Pending | None = None
 
     @property
@@ -82,6 +141,7 @@ class ErrorFeedback:
             worker: reads the files.
         """
         expected = ResidualMark(document.run_id, document.lineage, self._client_id, codec, 0, 0)
+        self._spare_path.unlink(missing_ok=True)
         kept = await worker.run(partial(_usable, self._kept_path, expected))
         new = await worker.run(partial(_usable, self._new_path, expected))
         self._kept = kept
@@ -101,7 +161,9 @@ class ErrorFeedback:
             log.info("feedback_resumed", extra={"step": step})
 
     def encode(self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array]) -> TensorStream:
-        """Return the file of a result with what was left out before. Call it in a worker, and then `published`.
+        """Return the file of a result with what was left out before. Read it once in a worker, then call `published`.
+
+        It is encoded while it is read, and what is left out then is written at the same time.
 
         Args:
             header: of the result.
@@ -118,31 +180,54 @@ class ErrorFeedback:
         if before and layout_of(before) != layout:
             self.drop("it is of another model")
             before = {}
-        codec, blocks = codec_named(header.codec), dict[str, Block]()
-        residual: Residual | None = None
-        try:
-            with ResidualWriter(self._new_path, layout, mark) as writer:
-                for name in sorted(difference):
-                    values = difference[name]
-                    blocks[name], left = encode_with_feedback(codec, values, before.get(name), self._decay)
-                    writer.add(left)
-                    if self._kept is not None:
-                        self._kept.drop_pages()
-                file = result_of_blocks(header, layout, blocks)
-                residual = writer.finish(file.sha256())
-        except OSError as error:
-            log.warning("feedback_not_kept", extra={"path": str(self._new_path), "reason": str(error)})
-            for name in sorted(difference):
-                if name not in blocks:
-                    blocks[name], _ = encode_with_feedback(codec, difference[name], before.get(name), self._decay)
-            file = result_of_blocks(header, layout, blocks)
-        self._encoded = _Pending(header.step, file.sha256(), residual)
-        return file
+        self._abandon()
+        encoding = self._encoding = _Encoding(header.step, difference, before, self._decay)
+        codec, drop_pages = codec_named(header.codec), _nothing if self._kept is None else self._kept.drop_pages
+
+        def blocks() -> Iterator[Block]:
+            if encoding.is_begun and not encoding.is_whole:
+                encoding.abandon()  # the first time it was not read to its end
+            elif not encoding.is_begun:
+                encoding.is_begun, encoding.writer = True, self._writer(layout, mark)
+            return encoding.blocks(codec, drop_pages)
+
+        return result_of_blocks(header, layout, blocks)
 
     def published(self, result_sha256: str) -> None:
-        """Note that the result with these bytes goes out: its outcome decides about what it has left out."""
-        if self._encoded is not None and self._encoded.result_sha256 == result_sha256:
-            self._pending, self._encoded = self._encoded, None
+        """Note that the encoded result goes out: its outcome decides about what it has left out.
+
+        Args:
+            result_sha256: of its file, all of which was read.
+        """
+        encoding, self._encoding = self._encoding, None
+        if encoding is None:
+            return
+        residual = None
+        if encoding.writer is not None and encoding.is_whole:
+            try:
+                residual = encoding.writer.finish(result_sha256)
+            except OSError as error:
+                _log_not_kept(self._new_path, error)
+        encoding.abandon()
+        self._pending = _Pending(encoding.step, result_sha256, residual)
+
+    def _writer(self, layout: TensorLayout, mark: ResidualMark) -> ResidualWriter | None:
+        try:
+            return ResidualWriter(self._new_path, layout, mark, self._spare_path)
+        except OSError as error:
+            _log_not_kept(self._new_path, error)
+            return None
+
+    def _abandon(self) -> None:
+        """Give up a result that was encoded and not published."""
+        encoding, self._encoding = self._encoding, None
+        if encoding is not None:
+            encoding.abandon()
+
+    def _spare(self, path: Path) -> None:
+        """Let the next residual be written over this one."""
+        with suppress(OSError):
+            path.replace(self._spare_path)
 
     def settle(self, outcome: Outcome) -> None:
         """Keep what the result has left out if the outcome contains it, else go on with what was left before."""
@@ -158,22 +243,37 @@ class ErrorFeedback:
             self.drop(f"another result of this client counted at step {outcome.step}")
         elif pending is not None:
             self._pending = None
-            self._new_path.unlink(missing_ok=True)
+            self._spare(self._new_path)
 
     def drop(self, reason: str) -> None:
         """Forget every residual, also those on disk."""
         if self._kept is not None or self._pending is not None:
             log.warning("feedback_dropped", extra={"reason": reason})
+        self._abandon()
         self._kept = self._pending = None
-        for path in (self._kept_path, self._new_path):
+        for path in (self._kept_path, self._new_path, self._spare_path):
             path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give up a result that was not published, and the file that is kept to be written over."""
+        self._abandon()
+        self._spare_path.unlink(missing_ok=True)
 
     def _commit(self, pending: _Pending) -> None:
         if pending.residual is None:
             self.drop("it could not be written")
             return
+        self._spare(self._kept_path)
         self._new_path.replace(self._kept_path)
         self._kept, self._pending = pending.residual, None
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _log_not_kept(path: Path, error: OSError) -> None:
+    log.warning("feedback_not_kept", extra={"path": str(path), "reason": str(error)})
 
 
 def _fits(found: ResidualMark, expected: ResidualMark) -> bool:

@@ -7,8 +7,9 @@ only if it is whole and says all of that; it is written under another name, and 
 
 import hashlib
 import mmap
-import os
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -70,56 +71,76 @@ class Residual:
 
 
 class ResidualWriter:
-    """Writes a residual tensor by tensor, in name order. As a context it removes the file unless `finish` was called.
+    """Writes a residual part by part, in name order. As a context it removes the file unless `finish` was called.
 
     Args:
         path: the file.
         layout: names and shapes of the tensors.
         mark: the result, of which the digest is not known yet.
+        spare: a file that nobody reads any more; this one takes its place on the disk, if it exists.
 
     Raises:
         OSError: the disk is full, or fails.
     """
 
-    def __init__(self, path: Path, layout: TensorLayout, mark: ResidualMark) -> None:
-        self._path = path
+    def __init__(self, path: Path, layout: TensorLayout, mark: ResidualMark, spare: Path | None = None) -> None:
+        self.path = path
         self._layout = layout
         self._mark = mark
         self._digest = hashlib.sha256()
         self._is_finished = False
+        self._using = threading.Lock()
+        """Held while the file is written or closed, which two threads may do."""
         path.unlink(missing_ok=True)  # an earlier one may still be mapped
+        if spare is not None:
+            with suppress(FileNotFoundError):
+                spare.rename(path)
         self._file = open_private(path)
+        try:
+            self._write(_header(layout, mark, _BLANK_SHA256))
+        except OSError:
+            self.abandon()
+            raise
 
     def __enter__(self) -> Self:
-        try:
-            self._write(_header(self._layout, self._mark, _BLANK_SHA256))
-        except OSError:
-            self.__exit__(None, None, None)
-            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._file.close()
-        if not self._is_finished:
-            self._path.unlink(missing_ok=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file, and remove it unless it is finished. What is added afterwards is lost."""
+        with self._using:
+            if not self._file.closed:
+                self._file.close()
+                if not self._is_finished:
+                    self.path.unlink(missing_ok=True)
 
     def add(self, values: Float32Array) -> None:
-        """Write the next tensor."""
+        """Write the next tensor, or the next part of one."""
         data = wire_bytes(values)
         self._digest.update(data)
-        self._write(data)
+        with self._using:
+            if not self._file.closed:
+                self._write(data)
 
     def finish(self, result_sha256: str) -> Residual:
-        """Say after which result the residual is left, make the file durable, and return it."""
+        """Say after which result the residual is left, and return it.
+
+        The disk has it when the system writes it: what a power failure leaves of it is known by its digest.
+        """
+        if self._file.closed:
+            raise OSError(f"{self.path} was removed")
         mark = replace(self._mark, result_sha256=result_sha256)
         self._digest.update(mark.to_bytes())
+        self._file.truncate()  # of a spare file more may be left
         self._file.seek(0)
         self._write(_header(self._layout, mark, self._digest.hexdigest()))  # as long as the first one
-        os.fsync(self._file.fileno())
         self._is_finished = True
-        pages = _mapped(self._path)
+        self._file.close()
+        pages = _mapped(self.path)
         return Residual(mark, parse_tensor_file(memoryview(pages)).tensors(), pages)
 
     def _write(self, data: bytes | memoryview) -> None:

@@ -155,7 +155,7 @@ class TrainingStepMetadata:
         )
         encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
         stream = await context.worker.run(encoding)
-        file = await context.worker.run(partial(context.spool.keep, stream.pieces(), stream.size_bytes))
+        file = await context.worker.run(partial(context.spool.keep, stream.views(), stream.size_bytes))
         metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
         return _Result(file, metrics, trained.data_wait_s, trained.batch_count)
 

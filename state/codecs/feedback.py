@@ -6,9 +6,11 @@ The residual e is a client's own: it is in no digest, and other clients never se
 2019, https://arxiv.org/abs/1901.09847; with the decay β of SparseLoCo, https://arxiv.org/abs/2508.15706.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from state.codecs.protocol import Block, Codec, EncodedTensor
+from state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
 from state.tensors import Float32Array
 
 
@@ -26,22 +28,24 @@ def encode_with_feedback(
     Returns:
         The encoded tensor, and the new residual, of the difference's shape.
     """
-    wanted = np.array(difference, np.float32, order="C")
-    if residual is not None:
-        with np.errstate(all="ignore"):
-            wanted += np.multiply(residual, np.float32(decay))
-    block = codec.encode(wanted)
-    flat, left, encoded = (
-        wanted.reshape(-1),
-        np.empty(wanted.size, np.float32),
-        EncodedTensor(codec, wanted.shape, block),
-    )
-    step = max(codec.group, FEEDBACK_VALUES // codec.group * codec.group)
-    for start in range(0, flat.size, step):
-        part = left[start : start + step]
-        np.subtract(flat[start : start + step], encoded.read(start, part), out=part)
-    return block, left.reshape(wanted.shape)
+    blocks, left = zip(*parts_with_feedback(codec, difference, residual, decay), strict=True)
+    block = np.concatenate(blocks)
+    shape = difference.shape
+    return block if block.dtype == np.uint8 else block.reshape(shape), np.concatenate(left).reshape(shape)
 
 
-FEEDBACK_VALUES = 1 << 18
-"""Values that are decoded at a time, to find what is left out."""
+def parts_with_feedback(
+    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float
+) -> Iterator[tuple[Block, Float32Array]]:
+    """Yield the flat parts of what `encode_with_feedback` returns, which takes constant memory."""
+    flat = np.ascontiguousarray(difference, np.float32).reshape(-1)
+    before = None if residual is None else residual.reshape(-1)
+    for part in parts_of(codec, flat.size):
+        wanted = flat[part].copy()
+        if before is not None:
+            with np.errstate(all="ignore"):
+                wanted += np.multiply(before[part], np.float32(decay))
+        block = codec.encode(wanted)
+        left = np.empty(wanted.size, np.float32)
+        np.subtract(wanted, EncodedTensor(codec, wanted.shape, block).read(0, left), out=left)
+        yield block, left

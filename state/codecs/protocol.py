@@ -9,6 +9,7 @@
   own: any part that begins at a group is decoded without the rest.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +24,8 @@ Block: TypeAlias = npt.NDArray[Any]
 LEAST_SCALE = np.float32(2.0**-126)
 """The smallest normal float32: the smallest scale or level, so that no product of it is a denormal."""
 
+ENCODED_VALUES = 1 << 16
+"""Values that are encoded at a time, so that they stay in the processor's cache until they are hashed and written."""
 PART_VALUES = 1 << 18
 """Values that are encoded, checked or decoded at a time, so that each takes constant memory (a few MiB)."""
 
@@ -70,6 +73,20 @@ class Codec(Protocol):
                 or at the tensor's end.
         """
         ...
+
+
+def encoded_parts(codec: Codec, values: Float32Array) -> Iterator[Block]:
+    """Yield a tensor, encoded part by part, which takes constant memory; together they are `codec.encode(values)`."""
+    flat = values.reshape(-1)
+    for part in parts_of(codec, flat.size):
+        yield codec.encode(flat[part])
+
+
+def parts_of(codec: Codec, count: int) -> Iterator[slice]:
+    """Yield the places of the parts in which a tensor of so many values is encoded; each begins at a group."""
+    step = max(codec.group, ENCODED_VALUES // codec.group * codec.group)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

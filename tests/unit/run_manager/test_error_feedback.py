@@ -18,7 +18,7 @@ from state.phases import RunState
 from state.refusals import Refusal
 from state.results import ResultHeader, decode_result
 from state.tensors import Float32Array, Tensors, TensorStream, layout_of
-from state.wire import ClientId, Seed, Sha256
+from state.wire import ClientId, Seed, Sha256, sha256_hex
 from tests.support.documents import run_document
 
 CODEC = "sparse-64"
@@ -47,6 +47,10 @@ def feedback_in(folder: Path) -> ErrorFeedback:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def inodes_in(folder: Path) -> set[int]:
+    return {path.stat().st_ino for path in folder.iterdir()}
 
 
 def publish(feedback: ErrorFeedback, step: int, attempt: int = 0, lineage: str = LINEAGE) -> TensorStream:
@@ -102,8 +106,44 @@ def test_feedback_is_rolled_back_when_the_outcome_lacks_the_result(tmp_path: Pat
     apply(feedback, 1)
     publish(feedback, 2)
     feedback.settle(outcome(2, (OTHER, "00" * 32)))
-    assert files_in(tmp_path) == ["my.key.demo.feedback"]
+    assert files_in(tmp_path) == ["my.key.demo.feedback", "my.key.demo.feedback-spare"]
     assert is_round(publish(feedback, 3), 2)
+    assert files_in(tmp_path) == ["my.key.demo.feedback", "my.key.demo.feedback-new"]
+
+
+async def test_feedback_written_over_an_older_one_is_whole(tmp_path: Path) -> None:
+    feedback, places = feedback_in(tmp_path), set[int]()
+    for step in range(1, 7):
+        apply(feedback, step)
+        places |= inodes_in(tmp_path)
+    assert len(places) == 2
+    assert is_round(publish(await resumed(tmp_path, 7), 7), 7)
+
+
+async def test_spare_file_of_an_earlier_process_is_removed_unread(tmp_path: Path) -> None:
+    apply(feedback_in(tmp_path), 1)
+    (tmp_path / "my.key.demo.feedback").rename(tmp_path / "my.key.demo.feedback-spare")
+    assert (await resumed(tmp_path, 2)).kept_step is None
+    assert files_in(tmp_path) == []
+
+
+def test_closed_feedback_leaves_what_counted_and_nothing_unfinished(tmp_path: Path) -> None:
+    feedback = feedback_in(tmp_path)
+    apply(feedback, 1)
+    feedback.encode(header(2), LINEAGE, DIFFERENCE).sha256()
+    feedback.close()
+    assert files_in(tmp_path) == ["my.key.demo.feedback"]
+
+
+def test_feedback_dropped_while_a_result_is_encoded_is_not_kept(tmp_path: Path) -> None:
+    feedback = feedback_in(tmp_path)
+    file = feedback.encode(header(1), LINEAGE, DIFFERENCE)
+    pieces = file.pieces()
+    for _ in file.header, DIFFERENCE["b"]:
+        next(pieces)
+    feedback.drop("it is in the way")
+    feedback.published(sha256_hex(b"".join(pieces)))
+    assert files_in(tmp_path) == []
 
 
 def test_feedback_of_another_attempt_begins_where_the_first_did(tmp_path: Path) -> None:
@@ -232,6 +272,7 @@ async def test_feedback_of_another_model_is_not_used(tmp_path: Path) -> None:
     file = later.encode(header(2), LINEAGE, {"b": DIFFERENCE["b"]})
     assert decode_result(file.to_bytes(), layout_of({"b": DIFFERENCE["b"]}))[0] == header(2)
     assert np.array_equal(file.tensors()["b"], expected(1)["b"])
+    later.close()
 
 
 @pytest.mark.parametrize("place", [0, 9, 40, 600, -1])

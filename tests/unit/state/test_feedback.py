@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from state.codecs.feedback import FEEDBACK_VALUES, encode_with_feedback
+from state.codecs.feedback import encode_with_feedback
 from state.codecs.named import codec_named
-from state.codecs.protocol import EncodedTensor
+from state.codecs.protocol import ENCODED_VALUES, EncodedTensor
 from state.tensors import Float32Array
 
 DECAY = 0.95
@@ -16,7 +16,7 @@ def values(seed: int, *shape: int) -> Float32Array:
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "int4", "sparse-64"])
-@pytest.mark.parametrize("shape", [(), (3, 50), (FEEDBACK_VALUES + 4099,)])
+@pytest.mark.parametrize("shape", [(), (3, 50), (ENCODED_VALUES + 4099,)])
 def test_feedback_is_what_the_codec_left_out(name: str, shape: tuple[int, ...]) -> None:
     codec, difference, before = codec_named(name), values(1, *shape), values(2, *shape)
     kept = difference.copy(), before.copy()

@@ -229,7 +229,23 @@ def test_stream_is_the_file_in_pieces_of_bounded_size() -> None:
     assert stream.tensors()["w"].tobytes() == WEIGHTS["w"].tobytes()
 
 
-@pytest.mark.parametrize("arrays", [[], [WEIGHTS["w"], WEIGHTS["b"]]])
+def test_stream_of_tensors_in_parts_is_that_of_whole_ones() -> None:
+    layout = TensorLayout((("b", (1,)), ("w", (2, 3))))
+    w = WEIGHTS["w"].reshape(-1)
+    stream = tensor_stream(layout, {}, lambda: [WEIGHTS["b"], w[:1], w[1:5], w[5:]])
+    assert stream.to_bytes() == encode_tensor_file(WEIGHTS, {})
+    assert np.array_equal(stream.tensors()["w"], WEIGHTS["w"])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [],
+        [WEIGHTS["w"], WEIGHTS["b"]],
+        [np.zeros(1, np.float32), np.zeros(7, np.float32)],
+        [np.zeros(1, np.float32), WEIGHTS["w"], np.zeros(1, np.float32)],
+    ],
+)
 def test_stream_with_other_arrays_than_its_header_says_is_a_bug(arrays: list[Float32Array]) -> None:
     stream = tensor_stream(TensorLayout((("b", (1,)), ("w", (2, 3)))), {}, lambda: arrays)
     with pytest.raises(InternalError, match="header says"):
