@@ -3,13 +3,21 @@
 Both travel together, in the run's first checkpoint: a checkpoint file whose metadata also hold the model document.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
-from state.replica import CheckpointForm, Replica, checkpoint_stream, first_replica, no_momentum
+from state.replica import (
+    PARAMETERS_PREFIX,
+    CheckpointForm,
+    Replica,
+    checkpoint_stream,
+    first_replica,
+    no_momentum_parts,
+)
 from state.replica_digest import ReplicaDigest
 from state.tensors import Float32Array, TensorLayout, TensorStream, check_values
 from state.wire import Sha256, canonical_json, document_digest, parse_document
@@ -23,8 +31,9 @@ class FirstModel:
         spec: complete: everything on which the parameters' names and shapes depend.
         step: of the first replica.
         layout: names and shapes of its parameters.
-        parameters: returns the parameters in name order, each read or made when it is asked for; every call returns
-            them anew. Errors of their source surface there.
+        parameters: returns the parameters in name order with their names, each as a whole or in flat parts, one after
+            the other, read or made when they are asked for; every call returns them anew. Errors of their source
+            surface there.
         has_momentum: whether the run has outer momentum.
     """
 
@@ -44,18 +53,49 @@ class FirstModel:
         """Which values its checkpoint has."""
         return CheckpointForm(self.step, self.layout, self.has_momentum)
 
-    def digest(self) -> ReplicaDigest:
+    def digest(self) -> "FirstDigest":
         """Return the digest of its replica, to which nothing has been added yet; see `add_first`."""
-        return ReplicaDigest(self.step, len(self.layout.entries), self.has_momentum)
+        return FirstDigest(self)
 
-    def add_first(self, digest: ReplicaDigest, name: str, values: Float32Array) -> None:
-        """Add the next parameter to `digest`, with the outer momentum with which it starts."""
-        digest.add(name, values, no_momentum(values.shape) if self.has_momentum else None)
+    def add_first(self, digest: "FirstDigest", name: str, values: Float32Array) -> None:
+        """Add the next parameter, or the next part of one, to `digest`."""
+        digest.add(name, values)
 
     @property
     def replica(self) -> Replica:
         """The first replica, all of which is read into memory."""
-        return first_replica(self.step, dict(self.parameters()), self.has_momentum)
+        tensors = checkpoint_stream(CheckpointForm(self.step, self.layout, False), self._values).tensors()
+        parameters = {name: tensors[PARAMETERS_PREFIX + name] for name, _ in self.layout.entries}
+        return first_replica(self.step, parameters, self.has_momentum)
+
+    def _values(self) -> Iterator[Float32Array]:
+        return (values for _, values in self.parameters())
+
+
+class FirstDigest:
+    """The digest of a first replica, to which its parameters are added with the momentum with which they start."""
+
+    def __init__(self, first: FirstModel) -> None:
+        self._shapes = dict(first.layout.entries)
+        self._has_momentum = first.has_momentum
+        self._digest = ReplicaDigest(first.step, len(self._shapes), first.has_momentum)
+        self._missing = 0
+
+    def add(self, name: str, values: Float32Array) -> None:
+        """Add the next parameter, or the next part of one."""
+        shape = self._shapes[name]
+        if not self._missing:
+            self._digest.begin(name, shape)
+            self._missing = math.prod(shape)
+        self._digest.add_values(values)
+        self._missing -= values.size
+        if not self._missing and self._has_momentum:
+            for part in no_momentum_parts(shape):
+                self._digest.add_values(part)
+
+    def hexdigest(self) -> str:
+        """Return the digest of what was added."""
+        return self._digest.hexdigest()
 
 
 def model_document(spec: ModelSpec) -> bytes:
@@ -77,13 +117,13 @@ def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None
     """Return the run's first checkpoint: the checkpoint file of the first replica, with the model document.
 
     Args:
-        first: the model; one parameter of it is in memory at a time.
-        look: is shown every parameter before its bytes, and may raise an error.
+        first: the model; one parameter of it, or a part of one, is in memory at a time.
+        look: is shown every parameter, or part of one, before its bytes, and may raise an error.
     """
 
     def values() -> Iterator[Float32Array]:
         for _, shape in first.layout.entries if first.has_momentum else ():
-            yield no_momentum(shape)
+            yield from no_momentum_parts(shape)
         for name, array in first.parameters():
             if look is not None:
                 look(name, array)

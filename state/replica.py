@@ -343,6 +343,14 @@ def no_momentum(shape: tuple[int, ...]) -> Float32Array:
     return np.zeros(shape, np.float32)
 
 
+def no_momentum_parts(shape: tuple[int, ...]) -> Iterator[Float32Array]:
+    """Yield `no_momentum` in flat parts that take constant memory."""
+    count = math.prod(shape)
+    zeros = np.zeros(min(count, CHECK_CHUNK_ELEMENTS), np.float32)
+    for start in range(0, count, CHECK_CHUNK_ELEMENTS):
+        yield zeros[: count - start]
+
+
 def check_momentum(has_momentum: bool, needs_momentum: bool) -> None:
     """Raise `InvalidDocument` (rule `momentum`) unless a checkpoint has outer momentum exactly where its run has."""
     if has_momentum != needs_momentum:

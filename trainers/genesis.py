@@ -16,6 +16,7 @@ from state.replica import Replica, check_layout, first_replica
 from state.tensors import Float32Array, TensorLayout
 from state.wire import parse_document
 from trainers.architectures import ARCHITECTURES, TORCH, open_model
+from trainers.learner import ModelInParts
 from trainers.sources.hub import commit_of
 from trainers.sources.opening import open_source
 from trainers.sources.origin import with_origin
@@ -82,7 +83,11 @@ def make_first_model(
         source = open_source(llm.checkpoint)
     if source is None:
         check_config(state, llm.spec, note)
-        parameters = open_model(llm.spec).initial_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"))
+        model, key = open_model(llm.spec), _seed_bytes(state.run_id if seed is None else f"{seed}")
+        if isinstance(model, ModelInParts):
+            make = partial(model.initial_parts, key)
+            return FirstModel(llm.spec, step, model_layout(llm.spec), make, state.merge.has_momentum)
+        parameters = model.initial_parameters(key)
         return FirstModel.of(llm.spec, first_replica(step, parameters, state.merge.has_momentum))
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")

@@ -13,9 +13,9 @@ and `epochal evaluate` work with any learner; none of them knows which model it 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +169,15 @@ class Model(Protocol):
 
     def learner(self) -> Learner:
         """Return a new learner of this model, without parameters."""
+        ...
+
+
+@runtime_checkable
+class ModelInParts(Protocol):
+    """A `Model` that makes its first parameters in parts, so that they need not fit into memory."""
+
+    def initial_parts(self, seed: bytes) -> Iterator[tuple[str, Float32Array]]:
+        """Yield the names and values of `Model.initial_parameters`, in name order and in flat parts."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The embedded model's `Model` and `Learner`, in NumPy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from trainers.ngram.model import (
     Gradient,
     add_gradient,
     initial_parameters,
+    initial_parts,
     padded_targets,
     padded_tokens,
     parameter_shapes,
@@ -38,6 +39,9 @@ class NgramModel:
 
     def initial_parameters(self, seed: bytes) -> Tensors:
         return initial_parameters(self._config, seed)
+
+    def initial_parts(self, seed: bytes) -> Iterator[tuple[str, Float32Array]]:
+        return initial_parts(self._config, seed)
 
     def learner(self) -> "NgramLearner":
         return NgramLearner(self._config.context)

@@ -13,7 +13,7 @@ The functions follow the parameters' type: float32 to train, float64 to check th
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,29 +69,38 @@ def initial_parameters(model: NgramConfig, seed: bytes) -> Tensors:
     Raises:
         TrainerFailed: the model does not fit into this machine's memory.
     """
-    tensors: Tensors = {}
     try:
-        for name, shape in parameter_shapes(model).items():
-            if name in (HIDDEN_BIAS, OUTPUT_BIAS):
-                tensors[name] = np.zeros(shape, np.float32)
-                continue
-            inputs = 1 if name == EMBEDDING else shape[0]
-            scale = math.sqrt(3.0 / inputs) * (_OUTPUT_SCALE if name == OUTPUT_WEIGHT else 1.0)
-            tensors[name] = _keyed_uniform(seed, name, math.prod(shape)).reshape(shape)
-            tensors[name] *= np.float32(scale)
+        tensors = {name: np.empty(shape, np.float32) for name, shape in parameter_shapes(model).items()}
     except MemoryError as error:
         raise TrainerFailed(f"no memory for a model of {model}") from error
+    filled = dict.fromkeys(tensors, 0)
+    for name, part in initial_parts(model, seed):
+        tensors[name].reshape(-1)[filled[name] : filled[name] + part.size] = part
+        filled[name] += part.size
     return tensors
 
 
-def _keyed_uniform(seed: bytes, name: str, count: int) -> npt.NDArray[np.float32]:
-    """Return `count` float32 values in [−1, 1): 24 bits each, of SHAKE-256 over seed, block number and name."""
-    values = np.empty(count, np.float32)
-    for start in range(0, count, _INIT_BLOCK_VALUES):
-        block = values[start : start + _INIT_BLOCK_VALUES]
-        key = _INIT_DOMAIN + seed + struct.pack("<Q", start // _INIT_BLOCK_VALUES) + name.encode()
-        stream = hashlib.shake_256(key).digest(4 * block.size)
-        block[:] = np.frombuffer(stream, dtype="<u4") >> np.uint32(8)
+def initial_parts(model: NgramConfig, seed: bytes) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """Yield the names and the values of `initial_parameters`, in name order and in flat parts, in constant memory."""
+    for name, shape in parameter_shapes(model).items():
+        inputs = 1 if name == EMBEDDING else shape[0]
+        scale = np.float32(math.sqrt(3.0 / inputs) * (_OUTPUT_SCALE if name == OUTPUT_WEIGHT else 1.0))
+        count = math.prod(shape)
+        for start in range(0, count, _INIT_BLOCK_VALUES):
+            size = min(_INIT_BLOCK_VALUES, count - start)
+            if name in (HIDDEN_BIAS, OUTPUT_BIAS):
+                yield name, np.zeros(size, np.float32)
+            else:
+                part = _keyed_uniform(seed, name, start // _INIT_BLOCK_VALUES, size)
+                part *= scale
+                yield name, part
+
+
+def _keyed_uniform(seed: bytes, name: str, block: int, count: int) -> npt.NDArray[np.float32]:
+    """Return a block's float32 values in [−1, 1): 24 bits each, of SHAKE-256 over seed, block number and name."""
+    key = _INIT_DOMAIN + seed + struct.pack("<Q", block) + name.encode()
+    stream = hashlib.shake_256(key).digest(4 * count)
+    values = (np.frombuffer(stream, dtype="<u4") >> np.uint32(8)).astype(np.float32)
     values /= np.float32(1 << 23)
     values -= np.float32(1.0)
     return values

@@ -1,5 +1,6 @@
 """The spec of a run's model: whether it is complete, its document, and the first checkpoint that brings it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,15 @@ import pytest
 from state.config.model import ModelSpec
 from state.errors import InvalidDocument
 from state.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document, spec_of_document
-from state.replica import checkpoint_bytes, checkpoint_size_bound, examine_checkpoint, first_replica, parse_checkpoint
+from state.replica import (
+    checkpoint_bytes,
+    checkpoint_size_bound,
+    examine_checkpoint,
+    first_replica,
+    parse_checkpoint,
+    replica_digest,
+)
+from state.tensors import CHECK_CHUNK_ELEMENTS, Float32Array
 from state.wire import parse_document, sha256_hex
 from tests.support.states import state_file
 
@@ -73,3 +82,23 @@ def test_checkpoint_with_another_text_breaks_the_rule_model(text: str) -> None:
     with pytest.raises(InvalidDocument, match="not a valid ModelSpec") as caught:
         spec_of_document(examine_checkpoint(checkpoint_bytes(FIRST, text)).model)
     assert caught.value.context["rule"] == "model"
+
+
+@pytest.mark.parametrize("has_momentum", [True, False])
+def test_first_model_in_parts_has_the_bytes_and_the_digest_of_a_whole_one(has_momentum: bool) -> None:
+    shapes = {"a": (3, 5), "b": (2,), "w": (CHECK_CHUNK_ELEMENTS + 7,)}
+    drawn = np.random.default_rng(1).standard_normal
+    parameters = {name: drawn(shape).astype(np.float32) for name, shape in shapes.items()}
+    replica = first_replica(0, parameters, has_momentum)
+
+    def parts() -> Iterator[tuple[str, Float32Array]]:
+        for name, values in parameters.items():
+            yield from ((name, part) for part in np.array_split(values.reshape(-1), 3) if part.size)
+
+    whole, first = FirstModel.of(KNOWN, replica), FirstModel(KNOWN, 0, replica.layout, parts, has_momentum)
+    assert first_checkpoint_bytes(first) == first_checkpoint_bytes(whole)
+    assert replica_digest(first.replica) == replica_digest(replica)
+    digest = first.digest()
+    for name, values in first.parameters():
+        first.add_first(digest, name, values)
+    assert digest.hexdigest() == replica_digest(replica)

@@ -1,6 +1,7 @@
 """The model that a run starts from: made from a seed, or read from folders and files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from state.config.model import Architecture
+from state.config.model import Architecture, NgramConfig
 from state.config.state_file import StateFile
 from state.errors import InvalidDocument, InvalidInput, Unsupported
 from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
@@ -20,6 +21,8 @@ from tests.support.states import state_file
 from tests.support.tiny_llama import LLAMA, plain_llama
 from trainers.architectures import ARCHITECTURES
 from trainers.genesis import check_trainable, look_at_source, make_first_model, model_layout
+from trainers.learner import ModelInParts
+from trainers.ngram.learner import NgramModel
 from trainers.sources.local import local_source
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -44,6 +47,17 @@ def test_first_replica_is_the_same_for_the_same_state_file_and_seed() -> None:
     assert make_first_model(TINY, 4).replica.step == 4
     assert make_first_model(TINY, 0).replica.layout == model_layout(SPEC)
     assert make_first_model(TINY, 0).spec == SPEC
+
+
+def test_parameters_made_from_a_seed_come_in_parts() -> None:
+    model = NgramModel(NgramConfig(context=2, embedding=4, hidden=1_100))
+    parts = list(model.initial_parts(bytes(32)))
+    assert max(part.size for _, part in parts) < max(math.prod(shape) for shape in model.shapes.values())
+    whole = model.initial_parameters(bytes(32))
+    for name, values in whole.items():
+        made = np.concatenate([part for each, part in parts if each == name])
+        assert np.array_equal(made, values.reshape(-1))
+    assert isinstance(model, ModelInParts)
 
 
 def test_first_replica_is_read_from_the_file_that_is_named(tmp_path: Path) -> None:
