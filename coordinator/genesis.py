@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from coordinator.checkpoint_blobs import keep_in_parts
 from coordinator.machine.stimuli import GenesisProvided
 from coordinator.store.blobs import BlobStore
 from runtime.worker_thread import InlineWorker, Worker
+from state.checkpoint_parts import MAX_PARTS, CheckpointPart, parts_digest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
@@ -78,6 +80,7 @@ class GenesisRules:
         max_abs: the largest magnitude of a value.
         max_bytes: its maximum size.
         has_momentum: whether the run has outer momentum.
+        part_bytes: maximum size of a checkpoint's part.
     """
 
     step: int
@@ -86,13 +89,14 @@ class GenesisRules:
     max_abs: float
     max_bytes: int
     has_momentum: bool
+    part_bytes: int
 
     @classmethod
     def of(cls, state_file: StateFile, step: int, layout_of: LayoutOf) -> "GenesisRules":
         """Return the rules for the run of this state file."""
         share = state_file.blobs.max_total_bytes * MAX_FIRST_CHECKPOINT_PERCENT // 100
-        merge = state_file.merge
-        return cls(step, state_file.model.LLM.spec, layout_of, merge.max_abs, share, merge.has_momentum)
+        merge, part_bytes = state_file.merge, state_file.blobs.part_bytes
+        return cls(step, state_file.model.LLM.spec, layout_of, merge.max_abs, share, merge.has_momentum, part_bytes)
 
     def check_size(self, size_bytes: int) -> None:
         """Raise `Refused(Refusal.BLOB_TOO_LARGE)` if a first checkpoint of this size is too large for the run."""
@@ -108,6 +112,13 @@ class GenesisRules:
                 Refusal.BLOB_TOO_LARGE,
                 f"a first checkpoint of {size_bytes} bytes; allowed: at most {self.max_bytes}, "
                 f"{MAX_FIRST_CHECKPOINT_PERCENT} % of [blobs] max_total_bytes; it needs `max_total_bytes = {needed}`",
+            )
+
+        if size_bytes > MAX_PARTS * self.part_bytes:
+            raise Refused(
+                Refusal.BLOB_TOO_LARGE,
+                f"a first checkpoint of {size_bytes} bytes; allowed: {MAX_PARTS} parts of [blobs] part_bytes, which is "
+                f"{self.part_bytes}",
             )
 
     def check_known_size(self) -> None:
@@ -130,12 +141,12 @@ class GenesisRules:
                 return self.layout_of(self.spec)
         return None
 
-    def check(self, data: Readable, sha256: Sha256) -> GenesisProvided:
+    def check(self, data: Readable, parts: tuple[CheckpointPart, ...]) -> GenesisProvided:
         """Return the reference of a first checkpoint, and its model.
 
         Args:
             data: the file, read a piece at a time.
-            sha256: its digest.
+            parts: the parts in which it is kept.
 
         Raises:
             InvalidDocument: it is no checkpoint of the run's first replica, or of another model, or has values from
@@ -146,8 +157,7 @@ class GenesisRules:
         spec = spec_of_document(found.model) or self.spec
         self.check_model(found.form, spec)
         first_values.check()
-        reference = CheckpointRef(found.form.step, sha256, len(data), Sha256(found.replica_digest))
-        return GenesisProvided(reference, spec)
+        return _provided(found.form.step, parts, Sha256(found.replica_digest), spec)
 
     def check_model(self, form: CheckpointForm, spec: ModelSpec) -> None:
         """Check what a first checkpoint says of its model. Raises `InvalidDocument` as `check`.
@@ -171,6 +181,12 @@ class GenesisRules:
         if not spec.completes(self.spec):
             message = "a first checkpoint of another model than the state file describes"
             raise InvalidDocument(f"{message}: its model document differs", rule="model")
+
+
+def _provided(step: int, parts: tuple[CheckpointPart, ...], digest: Sha256, spec: ModelSpec) -> GenesisProvided:
+    size_bytes = sum(part.size_bytes for part in parts)
+    reference = CheckpointRef(step, parts_digest(parts), size_bytes, digest, len(parts))
+    return GenesisProvided(reference, spec, parts if len(parts) > 1 else ())
 
 
 async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobStore) -> GenesisProvided | None:
@@ -199,12 +215,14 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
     file = first_checkpoint(first, look)
     try:
         await genesis.worker.run(partial(rules.check_size, file.size_bytes))
-        sha256 = await blobs.add(file.size_bytes, _pieces_of(file, genesis.worker))
+        body = _pieces_of(file, genesis.worker)
+        parts = tuple([part async for part in keep_in_parts(blobs, file.size_bytes, body, rules.part_bytes)])
     except Refused as refusal:
         raise _cannot_be_kept(refusal) from refusal
-    reference = CheckpointRef(first.step, sha256, file.size_bytes, Sha256(digest.hexdigest()))
+    provided = _provided(first.step, parts, Sha256(digest.hexdigest()), first.spec)
+    reference = provided.checkpoint
     log.info("first_checkpoint_made", extra={"step": reference.step, "replica_digest": reference.replica_digest})
-    return GenesisProvided(reference, first.spec)
+    return provided
 
 
 def _cannot_be_kept(refusal: Refused) -> InvalidInput:

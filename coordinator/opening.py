@@ -22,6 +22,7 @@ from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
 from runtime.clock import Clock
 from runtime.worker_thread import InlineWorker, Worker
+from state.checkpoint_parts import digests_of
 from state.config.changes import Change, names_the_checkpoint, runtime_changes
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, StoreConflict, StoreFailed
@@ -104,7 +105,7 @@ async def open_run(
         )
         held = await store.blobs.held()
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
-        _check_no_run_is_lost(store.name, held.difference(made.checkpoint.blob_sha256 for made in provided))
+        _check_no_run_is_lost(store.name, held.difference(_blobs_of(provided)))
         try:
             return await RunJournal.begin(store.journal, run), (*provided, CoordinatorStarted())
         except StoreConflict:  # another coordinator has begun the run in the meantime
@@ -138,6 +139,11 @@ async def open_run(
     if any(map(names_the_checkpoint, applied)):
         log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.replica_step})
     return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
+
+
+def _blobs_of(provided: tuple[GenesisProvided, ...]) -> set[Sha256]:
+    """Return the blobs of the first checkpoint, if it was made."""
+    return {sha256 for made in provided for sha256 in digests_of(made.checkpoint, made.parts)}
 
 
 def _check_no_run_is_lost(store_name: str, others: frozenset[Sha256]) -> None:

@@ -175,11 +175,13 @@ class Readers:
                 return results_page(self.run, step, attempt, after, reader.client_id)
 
     def immutable(self, sha256: Sha256) -> bytes | None:
-        """Return the configuration, the model document, or a recent roster or work list, of this digest."""
+        """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""
         if sha256 == self.run.config_sha256:
             return canonical_json(config_json(self.run.state_file))
         if self.run.model is not None and sha256 == self.run.model_sha256:
             return model_document(self.run.model)
+        if sha256 in self.run.manifests:
+            return canonical_json(self.run.manifests[sha256])
         return self._round_documents.get(sha256)
 
     def _remember_round_documents(self) -> None:

@@ -7,7 +7,9 @@ What can be recomputed is therefore the steps since the older kept checkpoint, a
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from coordinator.checkpoint_blobs import opened_parts
 from coordinator.machine.run import Run
+from coordinator.machine.views import checkpoint_blobs
 from coordinator.store.blobs import BlobReader
 from state.documents import Outcome
 from state.errors import EpochalError, StoreFailed
@@ -76,7 +78,7 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
     """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
     verify_arithmetic()
     outer = OuterStep.of(run.state_file.merge)
-    replica = parse_checkpoint(await _blob(blobs, run.checkpoints[0].blob_sha256))
+    replica = parse_checkpoint(await _checkpoint(run, blobs))
     yield replica
     while (outcome := run.outcomes.get(replica.step + 1)) is not None:
         replica = merge(replica, await _contributions(outcome, blobs, replica.layout), outer)
@@ -86,6 +88,15 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
 async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:
     results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
     return [Contribution(total_batches(entry.assignment), decode_result(data, layout)[1]) for entry, data in results]
+
+
+async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
+    """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
+    parts = checkpoint_blobs(run, run.checkpoints[0])
+    for sha256, _ in parts:
+        await _blob(blobs, sha256)
+    async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:
+        return file.view()
 
 
 async def _blob(blobs: BlobReader, sha256: Sha256) -> memoryview:

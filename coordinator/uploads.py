@@ -8,10 +8,13 @@ and its place are those of `coordinator/transfers.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 
+from coordinator.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
 from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import (
@@ -20,12 +23,15 @@ from coordinator.machine.stimuli import (
     ResultRejected,
     ResultVerified,
 )
-from coordinator.machine.views import ExpectedBlob, blobs_needed, expected_blob
+from coordinator.machine.views import ExpectedBlob, blobs_needed, checkpoint_blobs, expected_blob
 from coordinator.service import CoordinatorService
+from coordinator.store.blobs import OpenBlob
 from coordinator.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
 from runtime.worker_thread import Worker
+from state.checkpoint_parts import CheckpointPart, parts_digest
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
+from state.messages import CheckpointReport
 from state.refusals import Refusal
 from state.replica import CheckpointForm, check_layout, check_momentum, checkpoint_form, examine_checkpoint
 from state.results import ResultHeader, check_result
@@ -58,6 +64,7 @@ class Uploads:
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
         self._checks = asyncio.Semaphore(MAX_CHECKS)
+        self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
 
     @property
@@ -85,7 +92,7 @@ class Uploads:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading_layout:
             if self._form is None:
-                async with self._service.blobs.opened(checkpoint.blob_sha256) as data:
+                async with self._opened(checkpoint_blobs(self._service.run, checkpoint)) as data:
                     self._form = await self._worker.run(partial(checkpoint_form, data))
         return self._form
 
@@ -115,12 +122,16 @@ class Uploads:
             async with self._places.place(client_id, self._needed_bytes_per_s(expected)) as transfer:
                 self._receiving[transfer] = sha256
                 try:
-                    await self._keep(expected, _moved_by(transfer, body))
+                    is_held = expected.claim is not None and await self._is_held(expected)
+                    await self._keep(expected, _no_pieces() if is_held else _moved_by(transfer, body))
                 finally:
                     del self._receiving[transfer]
             self._service.heard(client_id)
-            async with self._checks:
-                await (self._take_result(expected) if expected.kind == "result" else self._take_checkpoint(expected))
+            if expected.claim is not None:
+                await self._take_part(expected, expected.claim)
+            else:
+                async with self._checks:
+                    await self._take_result(expected)
         except StoreFailed as error:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
@@ -151,16 +162,18 @@ class Uploads:
         if length_bytes is None:
             raise Refused(Refusal.INVALID_PARAMETER, "a first checkpoint needs a Content-Length header")
         async with self._receiving_genesis:
-            first = self._service.run.checkpoints[:1]
-            if first and first[0].blob_sha256 != sha256:
-                raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first[0].step}")
-            if first:
-                return first[0]
+            run = self._service.run
+            if run.checkpoints:
+                first = run.checkpoints[0]
+                if await digest_of_parts(self._service.blobs, checkpoint_blobs(run, first)) != sha256:
+                    raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first.step}")
+                return first
             await self.check_first_size(length_bytes)
+            parts: list[CheckpointPart] = []
             try:
-                await self._service.blobs.receive(sha256, length_bytes, body)
-                async with self._service.blobs.opened(sha256) as data:
-                    provided = await self._worker.run(partial(self._genesis_rules.check, data, sha256))
+                await self._keep_genesis(sha256, body, length_bytes, parts)
+                async with self._opened([(part.sha256, part.size_bytes) for part in parts]) as data:
+                    provided = await self._worker.run(partial(self._genesis_rules.check, data, tuple(parts)))
                 await self._service.submit(provided)
             except InvalidDocument as error:
                 raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
@@ -168,7 +181,8 @@ class Uploads:
                 self._service.note_failure(error)
                 raise self._service.health.refusal() from error
             finally:
-                await self._delete_unless_needed(sha256, self._service.run)
+                for part in parts:
+                    await self._delete_unless_needed(part.sha256, self._service.run)
         return provided.checkpoint
 
     def _needed_bytes_per_s(self, expected: ExpectedBlob) -> float:
@@ -232,13 +246,52 @@ class Uploads:
             )
         )
 
-    async def _take_checkpoint(self, expected: ExpectedBlob) -> None:
+    async def _is_held(self, expected: ExpectedBlob) -> bool:
+        return await self._service.blobs.size(expected.sha256) == expected.size_bytes
+
+    def _opened(self, blobs: Sequence[tuple[Sha256, int]]) -> AbstractAsyncContextManager[OpenBlob]:
+        """Open a checkpoint of these blobs, by digest and size."""
+        return opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs])
+
+    async def _keep_genesis(
+        self, sha256: Sha256, body: AsyncIterator[bytes], size_bytes: int, kept: list[CheckpointPart]
+    ) -> None:
+        """Receive the operator's first checkpoint; add its parts to `kept`, also those before a failure."""
+        blobs, part_bytes = self._service.blobs, self._service.run.state_file.blobs.part_bytes
+        if size_bytes <= part_bytes:
+            kept.append(CheckpointPart(sha256, size_bytes))
+            await blobs.receive(sha256, size_bytes, body)
+            return
+        whole = hashlib.sha256()
+        async for part in keep_in_parts(blobs, size_bytes, body, part_bytes, whole.update):
+            kept.append(part)  # noqa: PERF401 - those before a failure must be known
+        if whole.hexdigest() != sha256:
+            message = f"the checkpoint hashes to {whole.hexdigest()}; {sha256} was announced"
+            raise Refused(Refusal.BLOB_MISMATCH, message)
+
+    async def _take_part(self, expected: ExpectedBlob, claim: CheckpointReport) -> None:
+        """Check a checkpoint if all of its parts have arrived; one check of it suffices."""
+        async with self._taking_checkpoint:
+            making = self._service.run.checkpointing
+            held = None if making is None else making.held.get(expected.client_id)
+            if held is not None and held.blob_sha256 == claim.blob_sha256:
+                return
+            for sha256, size_bytes in claim.blobs():
+                if await self._service.blobs.size(sha256) != size_bytes:
+                    return
+            async with self._checks:
+                await self._take_checkpoint(expected, claim)
+
+    async def _take_checkpoint(self, expected: ExpectedBlob, claim: CheckpointReport) -> None:
+        blobs = claim.blobs()
+        parts = tuple(CheckpointPart(sha256, size_bytes) for sha256, size_bytes in blobs)
+        digest = parts_digest(parts)
         form = None if self._service.run.checkpoint is None else await self.form()
         rules = self._genesis_rules
 
         def check(data: Readable) -> CheckpointRef:
             if form is None:
-                return rules.check(data, expected.sha256).checkpoint
+                return rules.check(data, parts).checkpoint
             found = examine_checkpoint(data)
             if found.form.step != expected.step:
                 raise InvalidDocument(
@@ -246,15 +299,16 @@ class Uploads:
                 )
             check_layout(found.form.layout, form.layout)
             check_momentum(found.form.has_momentum, form.has_momentum)
-            return CheckpointRef(expected.step, expected.sha256, len(data), Sha256(found.replica_digest))
+            return CheckpointRef(expected.step, digest, len(data), Sha256(found.replica_digest), len(parts))
 
         try:
-            async with self._service.blobs.opened(expected.sha256) as data:
+            async with self._opened(blobs) as data:
                 held = await self._worker.run(partial(check, data))
         except InvalidDocument as error:
             rule = str(error.context.get("rule", "form"))
-            await self._service.submit(CheckpointRejected(expected.client_id, expected.step, expected.sha256, rule))
-            await self._delete_unless_needed(expected.sha256, replace(self._service.run, checkpointing=None))
+            await self._service.submit(CheckpointRejected(expected.client_id, expected.step, digest, rule))
+            for sha256, _ in blobs:
+                await self._delete_unless_needed(sha256, _without_claim(self._service.run, expected.client_id))
             raise Refused(Refusal.RESULT_INVALID, str(error), **error.context) from error
         await self._service.submit(CheckpointHeld(expected.client_id, held))
 
@@ -262,6 +316,15 @@ class Uploads:
         """Delete refused bytes unless the run needs them: a copied digest must not cost another client its blob."""
         if sha256 not in blobs_needed(run):
             await self._service.blobs.delete(sha256)
+
+
+def _without_claim(run: Run, client_id: ClientId) -> Run:
+    """Return the run as if this client had announced no checkpoint, so that its blobs are not needed."""
+    making = run.checkpointing
+    if making is None:
+        return run
+    claims = {claimer: claim for claimer, claim in making.claims.items() if claimer != client_id}
+    return replace(run, checkpointing=replace(making, claims=claims))
 
 
 def _expectations(run: Run) -> tuple[object, ...]:
@@ -278,7 +341,7 @@ def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
     if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
         return True
-    if any(checkpoint.blob_sha256 == sha256 for checkpoint in run.checkpoints):
+    if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.checkpoints):
         return True
     last = run.outcomes.get(run.replica_step)
     return last is not None and any(
@@ -299,6 +362,12 @@ def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
     if broken is not None:
         raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
     raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")
+
+
+async def _no_pieces() -> AsyncIterator[bytes]:
+    """Yield nothing: the bytes of a part that is held are not read once more."""
+    return
+    yield b""
 
 
 async def _moved_by(transfer: Transfer, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

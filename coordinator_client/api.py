@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
@@ -18,7 +19,7 @@ from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Res
 from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool import SpoolFile
+    from runtime.spool_part import ReceivedBytes, SentBytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,9 +54,9 @@ class DocumentRequests(Protocol):
 class BlobRequests(Protocol):
     """The requests that carry results and checkpoints."""
 
-    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None: ...
+    async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None: ...
 
-    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+    async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file, unverified: those that follow the ones that it holds already.
 
         Whatever this raises, the file holds what has arrived.
@@ -72,6 +73,10 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def model(self, sha256: Sha256) -> ModelSpec:
         """Return the spec of the run's model in the model document of this digest, verified."""
+        ...
+
+    async def manifest(self, sha256: Sha256) -> CheckpointManifest:
+        """Return the parts of the checkpoint with this digest, verified."""
         ...
 
     async def roster(self, sha256: Sha256) -> Roster:
@@ -133,6 +138,9 @@ class ForwardedRequests(ABC):
     async def model(self, sha256: Sha256) -> ModelSpec:
         return await self._carry(self._requests.model, sha256)
 
+    async def manifest(self, sha256: Sha256) -> CheckpointManifest:
+        return await self._carry(self._requests.manifest, sha256)
+
     async def roster(self, sha256: Sha256) -> Roster:
         return await self._carry(self._requests.roster, sha256)
 
@@ -151,8 +159,8 @@ class ForwardedRequests(ABC):
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)
 
-    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+    async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
         await self._carry(self._requests.put_blob, sha256, file)
 
-    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+    async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         await self._carry(self._requests.get_blob, sha256, file)

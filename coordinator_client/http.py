@@ -8,27 +8,18 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
+from coordinator_client.blob_bodies import append_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
-from coordinator_client.plain_blobs import (
-    BLOB_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    KEEP_ALIVE_S,
-    MAX_BLOB_ANSWERS,
-    PlainBlobs,
-    error_of,
-)
+from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
     Trust,
     open_client,
-    raw_body,
-    read_whole,
     reason_of,
-    streamed,
 )
 from runtime.retry import RetryPolicy
-from runtime.worker_thread import finished
+from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
@@ -53,17 +44,13 @@ from state.messages import (
 from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool import SpoolFile
+    from runtime.spool_part import ReceivedBytes, SentBytes
     from state.tensors import FileBody, TensorStream
 
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
 """Maximum time for an answer, beyond the wait that a long poll asks for."""
-APPENDED_BYTES = 1024 * 1024
-"""Bytes of a download that are hashed and written at a time."""
-INLINE_BYTES = 64 * 1024
-"""So many are written on the event loop: handing them to another thread would take longer."""
 MAX_CONNECTIONS = 32
 
 
@@ -178,6 +165,10 @@ class CoordinatorClient:
         """Return the spec of the run's model in the model document of this digest, verified."""
         return parse_immutable(ModelSpec, sha256, await self._document("model", sha256))
 
+    async def manifest(self, sha256: Sha256) -> CheckpointManifest:
+        """Return the parts of the checkpoint with this digest, verified."""
+        return parse_immutable(CheckpointManifest, sha256, await self._document("manifests", sha256))
+
     async def roster(self, sha256: Sha256) -> Roster:
         return parse_immutable(Roster, sha256, await self._document("rosters", sha256))
 
@@ -199,7 +190,7 @@ class CoordinatorClient:
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
 
-    async def put_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+    async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
         if self._blobs is None or not await self._blobs.put(f"/v1/blobs/{sha256}", self._headers, file):
             await self._request("PUT", f"/v1/blobs/{sha256}", content=file, answer_s=BLOB_TIMEOUT_S)
 
@@ -253,61 +244,17 @@ class CoordinatorClient:
         answer = await self._request("GET", f"{self._run}/checkpoints")
         return parse_document(KeptCheckpoints, answer.content).checkpoints
 
-    async def get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
+    async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file, unverified. A body that breaks off is continued where it broke off."""
-        if self._blobs is None or not await self._blobs.get(f"/v1/blobs/{sha256}", self._headers, file):
-            await self._get_blob(sha256, file)
-
-    async def _get_blob(self, sha256: Sha256, file: "SpoolFile") -> None:
-        waiting: list[bytes] = []
-        waiting_bytes = 0
-        try:
-            async with aclosing(self.blob_pieces(sha256, file.size_bytes)) as pieces:
-                async for piece in pieces:
-                    waiting.append(piece)
-                    waiting_bytes += len(piece)
-                    if waiting_bytes >= APPENDED_BYTES:
-                        await _append(file, waiting)
-                        waiting, waiting_bytes = [], 0
-        finally:
-            await _append(file, waiting)
+        path = f"/v1/blobs/{sha256}"
+        if self._blobs is None or not await self._blobs.get(path, self._headers, file):
+            await append_blob(self._http, path, self._headers, file)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off."""
-        held_bytes = start
-        for answer in range(1, MAX_BLOB_ANSWERS + 1):
-            before_bytes = held_bytes
-            try:
-                async with aclosing(self._blob_from(f"/v1/blobs/{sha256}", held_bytes)) as pieces:
-                    async for piece in pieces:
-                        held_bytes += len(piece)
-                        yield piece
-                return
-            except CoordinatorUnreachable:
-                if held_bytes <= before_bytes or answer == MAX_BLOB_ANSWERS:
-                    raise
-
-    async def _blob_from(self, path: str, start: int) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of a blob from `start` on, as many as arrive."""
-        timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        headers = self._headers | ({"Range": f"bytes={start}-"} if start else {})
-        request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
-        try:
-            async with streamed(self._http, request) as answer:
-                skipped_bytes = 0
-                if answer.status_code == httpx.codes.OK:
-                    skipped_bytes = start  # the whole blob again
-                elif answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                    raise error_of(await read_whole(answer), f"GET {path}")
-                elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise InvalidDocument(f"GET {path} answered with another range than the one from {start} on")
-                async for piece in raw_body(answer):
-                    new = piece[skipped_bytes:]
-                    skipped_bytes -= len(piece) - len(new)
-                    if new:
-                        yield new
-        except httpx.HTTPError as error:
-            raise self._unreachable(f"GET {path}", error) from error
+        async with aclosing(blob_pieces(self._http, f"/v1/blobs/{sha256}", self._headers, start)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _post(self, path: str, message: Any) -> bytes:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))
@@ -322,7 +269,7 @@ class CoordinatorClient:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        content: "FileBody | SpoolFile | None" = None,
+        content: "FileBody | SentBytes | None" = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
@@ -349,19 +296,10 @@ class CoordinatorClient:
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
 
 
-async def _append(file: "SpoolFile", pieces: list[bytes]) -> None:
-    """Append to a file: few bytes at once, many in another thread. All of them, even if the caller is cancelled."""
-    data = b"".join(pieces)
-    if len(data) <= INLINE_BYTES:
-        file.append(data)
-    else:
-        await finished(lambda: file.append(data))
-
-
 class _Pieces:
     """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
 
-    def __init__(self, stream: "TensorStream | SpoolFile") -> None:
+    def __init__(self, stream: "TensorStream | SentBytes") -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:

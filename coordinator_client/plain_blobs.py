@@ -13,7 +13,7 @@ from runtime.plain_http import NotPlain, OpenFile, PlainAnswer, PlainHttp, Plain
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool import SpoolFile
+    from runtime.spool_part import ReceivedBytes, SentBytes
 
 CONNECT_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 60.0
@@ -47,14 +47,14 @@ class PlainBlobs:
         """Close the connections."""
         await self._http.aclose()
 
-    async def put(self, path: str, headers: Mapping[str, str], file: "SpoolFile") -> bool:
+    async def put(self, path: str, headers: Mapping[str, str], file: "SentBytes") -> bool:
         """Deliver a blob; return False if a general client has to.
 
         Raises:
             Refused, CoordinatorUnreachable, InvalidDocument: as `error_of`.
         """
         descriptor = file.descriptor
-        body = file.to_bytes() if descriptor is None else OpenFile(descriptor, file.size_bytes)
+        body = file.to_bytes() if descriptor is None else OpenFile(descriptor, file.size_bytes, file.start_bytes)
         headers = {**headers, "Content-Type": "application/octet-stream"}
         try:
             answer = await self._http.put(path, headers, body)
@@ -66,7 +66,7 @@ class PlainBlobs:
             raise error_of(_as_httpx(answer), f"PUT {path}")
         return True
 
-    async def get(self, path: str, headers: Mapping[str, str], file: "SpoolFile") -> bool:
+    async def get(self, path: str, headers: Mapping[str, str], file: "ReceivedBytes") -> bool:
         """Append the bytes of a blob that the file lacks; return False if a general client has to.
 
         Raises:
@@ -85,7 +85,7 @@ class PlainBlobs:
                 break
         return True
 
-    async def _get_rest(self, path: str, headers: Mapping[str, str], file: "SpoolFile") -> None:
+    async def _get_rest(self, path: str, headers: Mapping[str, str], file: "ReceivedBytes") -> None:
         start = file.size_bytes
         if start:
             headers = {**headers, "Range": f"bytes={start}-"}

@@ -1,6 +1,6 @@
 """The parts of one client: those that come from outside, and those that its steps share."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from run_manager.events import Observer, ResultSettled, ignore
 from run_manager.exchange.protocol import Exchange
 from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
+from run_manager.replica.checkpoint_download import CheckpointSource
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.round_view import RoundViews
 from runtime.retry import RetryPolicy
@@ -50,6 +51,11 @@ class RunAccess:
     ticket: Callable[[], str]
 
 
+def no_mirrors(_: StateFile) -> Sequence[CheckpointSource]:
+    """Return nothing: checkpoints come from the coordinator alone."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ClientDependencies:
     """Everything that a client needs from outside; a simulation brings its own.
@@ -65,6 +71,7 @@ class ClientDependencies:
             again goes on with them; None if they go with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack what only the run's first checkpoint says.
+        open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
     """
 
     retry_policy: RetryPolicy
@@ -75,6 +82,7 @@ class ClientDependencies:
     spool_folder: Path
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
     feedback_stem: Path | None = None
+    open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
 
 
 class TentativeState:

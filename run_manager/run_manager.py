@@ -21,6 +21,7 @@ from run_manager.context import ClientDependencies, RunAccess, StepContext, Tent
 from run_manager.exchange.star import StarExchange
 from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
+from run_manager.replica.checkpoint_download import CheckpointDownload
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.round_view import RoundViews
@@ -133,9 +134,14 @@ class RunManager:
             if feedback is not None:
                 opened.callback(feedback.close)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
+            mirrors = dependencies.open_mirrors(state)
+            for mirror in mirrors:
+                opened.push_async_callback(mirror.aclose)
+            download = CheckpointDownload(session, mirrors, session.manifest, spool, worker, dependencies.observer)
             keeper = ReplicaKeeper(
                 session.outcome,
                 exchange,
+                download,
                 merger,
                 spool,
                 worker,

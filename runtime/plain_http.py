@@ -195,10 +195,11 @@ class PlainHttp:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file that is sent from its beginning: its descriptor and its size."""
+    """Bytes of a file that are sent: its descriptor, their number, and where they begin."""
 
     descriptor: int
     size_bytes: int
+    start_bytes: int = 0
 
     def fileno(self) -> int:
         return self.descriptor
@@ -265,7 +266,7 @@ def _put(line: _Line, head: bytes, body: bytes | OpenFile) -> PlainAnswer:
 
 def _send_file(used: socket.socket, body: OpenFile) -> None:
     with os.fdopen(os.dup(body.descriptor), "rb", buffering=0) as file:
-        sent_bytes = used.sendfile(file, 0, body.size_bytes) if body.size_bytes else 0
+        sent_bytes = used.sendfile(file, body.start_bytes, body.size_bytes) if body.size_bytes else 0
     if sent_bytes < body.size_bytes:
         raise OSError(f"a file of {body.size_bytes} bytes was cut short to {sent_bytes} by somebody else")
 

@@ -232,6 +232,9 @@ class SpoolFile:
     Reading parts of it (`Readable`) takes memory for those parts only.
     """
 
+    start_bytes = 0
+    """Where its bytes begin in the open file."""
+
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._key = id(self)

@@ -120,12 +120,19 @@ class RoundHead(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef(WireDocument):
-    """A verified checkpoint: the replica after `step` outcomes, as a blob that the coordinator holds."""
+    """A verified checkpoint: the replica after `step` outcomes, as blobs that the coordinator holds.
+
+    Attributes:
+        blob_sha256: digest of its one blob; with several parts that of their manifest (`state/checkpoint_parts.py`).
+        size_bytes: of all parts together.
+        part_count: number of its parts.
+    """
 
     step: Count
     blob_sha256: HexSha256
     size_bytes: Annotated[int, Field(ge=1)]
     replica_digest: HexSha256
+    part_count: Annotated[int, Field(ge=1)] = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from state.checkpoint_parts import MAX_PARTS, CheckpointPart
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.phases import RunState
+from state.wire import Sha256
 from state.wire_document import WireDocument
 
 MAX_MESSAGE_CHARS = 500
@@ -165,12 +167,24 @@ class Attestation(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport(WireDocument):
-    """This client's replica `step` has this digest; the checkpointer also names the blob it will upload."""
+    """This client's replica `step` has this digest; the checkpointer also names what it will upload.
+
+    Attributes:
+        blob_sha256, size_bytes: of its checkpoint, as in `CheckpointRef`; None and 0 if it uploads none.
+        parts: of a checkpoint of several parts, each a blob; empty if `blob_sha256` is its only blob.
+    """
 
     step: Count
     replica_digest: HexSha256
     blob_sha256: HexSha256 | None
     size_bytes: Count
+    parts: Annotated[tuple[CheckpointPart, ...], Field(max_length=MAX_PARTS)] = ()
+
+    def blobs(self) -> tuple[tuple[Sha256, int], ...]:
+        """Return digest and size of every blob that the client will upload, in the order of the file."""
+        if self.blob_sha256 is None:
+            return ()
+        return tuple((part.sha256, part.size_bytes) for part in self.parts) or ((self.blob_sha256, self.size_bytes),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import documents, evaluations, messages
+from state import checkpoint_parts, documents, evaluations, messages
 from state.documents import RunDocument
 from state.messages import REPORT_PATHS
 from state.refusals import Refusal
@@ -48,7 +48,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "step": {**WHOLE, "description": "Number of the round's step."},
 }
-_NAMES = vars(documents) | vars(evaluations) | vars(messages)
+_NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages)
 DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
 """Every document and message."""
 
@@ -71,7 +71,7 @@ _REPORTS: Mapping[type, tuple[Refusal, ...]] = {
     messages.Attestation: (*_OF_ROUND, Refusal.NOT_NOW),
     messages.CheckpointReport: (
         Refusal.NOT_NOW, Refusal.STALE_ROUND, Refusal.NOT_IN_ROSTER, Refusal.ALREADY_COMMITTED, Refusal.REPLICA_DIFFERS,
-        Refusal.BLOB_TOO_LARGE,
+        Refusal.BLOB_TOO_LARGE, Refusal.RESULT_INVALID,
     ),
     messages.FailureReport: (*_OF_ROUND, Refusal.NOT_NOW),
 }  # fmt: skip
@@ -112,7 +112,7 @@ def _reading_operations() -> Operations:
             {200: newer, 304: {"description": "Nothing newer within `wait_s`", "headers": newer["headers"]}},
             summary="The run document, as soon as it is newer than `after`; long poll",
         ),
-        **{("GET", f"{RUN}/{place}/{{sha256}}"): kept for place in ("rosters", "work")},
+        **{("GET", f"{RUN}/{place}/{{sha256}}"): kept for place in ("rosters", "work", "manifests")},
         ("GET", f"{RUN}/config/{{sha256}}"): Operation(
             kept.refusals, answers={200: content("application/json", "The state file as JSON", {"type": "object"})}
         ),

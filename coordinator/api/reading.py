@@ -17,6 +17,7 @@ from runtime.http_bodies import (
     openapi_answer,
 )
 from runtime.http_parameters import Query, parse_whole
+from state.checkpoint_parts import CheckpointManifest
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
 from state.messages import ResultsPage
 
@@ -36,6 +37,12 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     for place, kind in (("rosters", Roster), ("work", WorkList)):
         path = f"{RUN}/{place}/{{sha256}}"
         router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
+    router.add_api_route(
+        f"{RUN}/manifests/{{sha256}}",
+        immutable,
+        summary="The parts of a checkpoint by digest",
+        responses=openapi_answer(CheckpointManifest),
+    )
     router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
     router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
 

@@ -18,6 +18,7 @@ from coordinator.machine.run import (
     agreed_checkpoint_digest,
     checkpointers,
     current_checkpointer,
+    may_write,
     roster_of,
 )
 from coordinator.machine.stimuli import (
@@ -27,9 +28,10 @@ from coordinator.machine.stimuli import (
     CheckpointReported,
     GenesisProvided,
 )
+from state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_cut, check_parts, parts_digest
 from state.config.model import ModelSpec
 from state.documents import CheckpointRef, Roster
-from state.errors import Refused
+from state.errors import InvalidDocument, Refused
 from state.first_model import model_digest
 from state.phases import RunState
 from state.refusals import Refusal
@@ -56,7 +58,8 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
         raise Refused(Refusal.STALE_ROUND, f"the run starts from replica {run.replica_step}, not from {found.step}")
     if run.phase is RunState.WAITING_FOR_MEMBERS:
         run = replace(run, reason="the first checkpoint was provided")
-    return _keep(_with_model(replace(run, checkpointing=None), event.model), (found,))
+    run = _with_manifest(replace(run, checkpointing=None), event.parts)
+    return _keep(_with_model(run, event.model), (found,))
 
 
 def near_bound(run: Run, event: BlobsNearedBound) -> Run:
@@ -120,7 +123,7 @@ def report(run: Run, event: CheckpointReported) -> Handled:
     """Record a client's claim. It may claim anew until its bytes are held.
 
     Raises:
-        Refused: `not-now`, `stale-round` or `not-in-roster`.
+        Refused: `not-now`, `stale-round`, `not-in-roster`, `already-committed`, or `result-invalid` (rule `parts`).
     """
     claim = event.report
     making = _making(run, claim.step)
@@ -130,7 +133,30 @@ def report(run: Run, event: CheckpointReported) -> Handled:
         return run, ()
     if event.client_id in making.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
+    _check_claimed_parts(run, event)
     return _with(run, replace(making, claims={**making.claims, event.client_id: claim}))
+
+
+def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:
+    """Raise `Refused` unless a claim's checkpoint is cut as it must be, and a client names parts that may upload them.
+
+    A list of parts is long, so that nobody else's is kept.
+    """
+    claim, part_bytes = event.report, run.state_file.blobs.part_bytes
+    if claim.blob_sha256 is None or not claim.parts:
+        if claim.parts or claim.size_bytes > part_bytes:
+            message = (
+                f"a checkpoint of {claim.size_bytes} bytes must name its parts of {part_bytes} bytes, and its digest"
+            )
+            raise Refused(Refusal.RESULT_INVALID, message, rule="parts")
+        return
+    if not may_write(run, event.client_id):
+        raise Refused(Refusal.NOT_NOW, f"client {event.client_id} is not asked to write this checkpoint")
+    try:
+        check_parts(claim.parts, claim.blob_sha256, claim.size_bytes)
+        check_cut(claim.parts, part_bytes)
+    except InvalidDocument as error:
+        raise Refused(Refusal.RESULT_INVALID, error.message, **error.context) from error
 
 
 def hold(run: Run, event: CheckpointHeld) -> Handled:
@@ -182,9 +208,18 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     if found is None:
         return run, ()
     run = replace(run, checkpointing=None)
+    writer = next(client_id for client_id, held in making.held.items() if held == found)
+    run = _with_manifest(run, making.claims[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
         run = _with_model(run, run.state_file.model.LLM.spec)
     return _keep(run, (*run.checkpoints, found))
+
+
+def _with_manifest(run: Run, parts: tuple[CheckpointPart, ...]) -> Run:
+    """Return the run with the manifest of a checkpoint that it is about to keep; the same run if that has one part."""
+    if len(parts) < 2:
+        return run
+    return replace(run, manifests={**run.manifests, parts_digest(parts): CheckpointManifest(parts)})
 
 
 def _with_model(run: Run, spec: ModelSpec) -> Run:
@@ -195,7 +230,10 @@ def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:
     """Return the run with the newest of these and the outcomes since; near the blobs' limit, with the last one only."""
     checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
     outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
-    return replace(run, checkpoints=checkpoints, outcomes=outcomes, blobs_near_bound=False), (SweepBlobs(),)
+    kept = {checkpoint.blob_sha256 for checkpoint in checkpoints}
+    manifests = {digest: manifest for digest, manifest in run.manifests.items() if digest in kept}
+    run = replace(run, checkpoints=checkpoints, manifests=manifests, outcomes=outcomes, blobs_near_bound=False)
+    return run, (SweepBlobs(),)
 
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:

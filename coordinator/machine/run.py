@@ -17,6 +17,7 @@ from coordinator.machine.conduct import NEWCOMER, Conduct
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
+from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
@@ -160,6 +161,7 @@ class Run(WireDocument):
         used_nonces: consumed join nonces and when each expires.
         model: the spec of the run's model, complete, once the run has its first checkpoint.
         cold_start_step: the step of the last cold start: an epoch that began without a client that is warm.
+        manifests: of the kept checkpoints that have several parts, by digest.
         outcomes: by step, since the oldest kept checkpoint.
         data_pin: the fingerprint that the operator's command pinned.
         data_votes: number of members with each dataset, by fingerprint.
@@ -206,6 +208,7 @@ class Run(WireDocument):
     round: Round | None = None
     checkpointing: Checkpointing | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
+    manifests: Mapping[Sha256, CheckpointManifest] = field(default_factory=dict)
     model: ModelSpec | None = None
     model_sha256: Sha256 | None = None
     cold_start_step: int | None = None
@@ -342,6 +345,12 @@ def current_checkpointer(run: Run) -> ClientId | None:
         return None
     candidates = checkpointers(run, making)
     return next((client_id for client_id in candidates if client_id not in making.passed), next(iter(candidates), None))
+
+
+def may_write(run: Run, client_id: ClientId) -> bool:
+    """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
+    making = run.checkpointing
+    return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
 
 
 def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from state.checkpoint_parts import CheckpointPart
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
@@ -19,7 +20,7 @@ from state.intervals import BatchId
 from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Version of the machine's rules. A journal that was written under another version is refused."""
 
 
@@ -190,10 +191,12 @@ class GenesisProvided:
 
     Attributes:
         model: the spec of the run's model, complete; it is the run's model document from now on.
+        parts: of a checkpoint of several parts, in their order.
     """
 
     checkpoint: CheckpointRef
     model: ModelSpec
+    parts: tuple[CheckpointPart, ...] = ()
     type: Literal["genesis_provided"] = "genesis_provided"
 
 

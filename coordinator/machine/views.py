@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coordinator.machine.round import Round
-from coordinator.machine.run import Run, current_checkpointer
-from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, RoundHead, RunDocument
+from coordinator.machine.run import Run, current_checkpointer, may_write
+from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundHead, RunDocument
 from state.intervals import total_batches
+from state.messages import CheckpointReport
 from state.phases import ROUND_PHASES, RunState
 from state.wire import ClientId, Sha256, document_digest
 
@@ -62,7 +63,11 @@ def _round_head(current: Round) -> RoundHead:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBlob:
-    """A blob that the run waits for: its kind, its sender and its size."""
+    """A blob that the run waits for: its kind, its sender and its size.
+
+    Attributes:
+        claim: the announcement of the checkpoint of which it is the one part, or one of several.
+    """
 
     kind: Literal["result", "checkpoint"]
     client_id: ClientId
@@ -71,6 +76,7 @@ class ExpectedBlob:
     step: int
     attempt: int
     work_sha256: Sha256 | None
+    claim: CheckpointReport | None = None
 
 
 def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
@@ -83,10 +89,11 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
                 "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
             )
     making = run.checkpointing
-    if making is not None and (current_checkpointer(run) == client_id or client_id in making.passed):
+    if making is not None and may_write(run, client_id):
         claim = making.claims.get(client_id)
-        if claim is not None and claim.blob_sha256 == sha256:
-            return ExpectedBlob("checkpoint", client_id, sha256, claim.size_bytes, making.step, 0, None)
+        size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
+        if size_bytes is not None:
+            return ExpectedBlob("checkpoint", client_id, sha256, size_bytes, making.step, 0, None, claim)
     return None
 
 
@@ -120,10 +127,24 @@ class KeptBlob:
     size_bytes: int
 
 
+def checkpoint_blobs(run: Run, checkpoint: CheckpointRef) -> tuple[tuple[Sha256, int], ...]:
+    """Return digest and size of every blob of a kept checkpoint, in the order of the file."""
+    if checkpoint.part_count == 1:
+        return ((checkpoint.blob_sha256, checkpoint.size_bytes),)
+    return tuple((part.sha256, part.size_bytes) for part in run.manifests[checkpoint.blob_sha256].parts)
+
+
 def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     """Return the blobs that have arrived and must be there, the newest checkpoint's first; each digest once."""
-    checkpoints = [*reversed(run.checkpoints), *(() if run.checkpointing is None else run.checkpointing.held.values())]
-    kept = [KeptBlob(f"the checkpoint of step {ref.step}", ref.blob_sha256, ref.size_bytes) for ref in checkpoints]
+    checkpoints = [(ref.step, checkpoint_blobs(run, ref)) for ref in reversed(run.checkpoints)]
+    making = run.checkpointing
+    if making is not None:
+        checkpoints += [(making.step, making.claims[client_id].blobs()) for client_id in making.held]
+    kept = [
+        KeptBlob(f"{_part_name(number, len(blobs))}the checkpoint of step {step}", sha256, size_bytes)
+        for step, blobs in checkpoints
+        for number, (sha256, size_bytes) in enumerate(blobs, 1)
+    ]
     if run.round is not None:
         for client_id in run.round.verified:
             bound = run.round.commitments[client_id]
@@ -137,14 +158,18 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     return tuple(once.values())
 
 
+def _part_name(number: int, count: int) -> str:
+    return "" if count == 1 else f"part {number} of {count} of "
+
+
 def blobs_needed(run: Run) -> frozenset[Sha256]:
     """Return the blobs that must stay: those of kept checkpoints, of kept outcomes, and of the round under way."""
-    needed: set[Sha256] = {checkpoint.blob_sha256 for checkpoint in run.checkpoints}
+    needed = {sha256 for checkpoint in run.checkpoints for sha256, _ in checkpoint_blobs(run, checkpoint)}
     for outcome in run.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:
         kept = (report for client, report in run.round.commitments.items() if client not in run.round.rejected)
         needed.update(report.result_sha256 for report in kept)
     if run.checkpointing is not None:
-        needed.update(c.blob_sha256 for c in run.checkpointing.claims.values() if c.blob_sha256 is not None)
+        needed.update(sha256 for claim in run.checkpointing.claims.values() for sha256, _ in claim.blobs())
     return frozenset(needed)

@@ -13,6 +13,8 @@ from coordinator.store.open import StoreReader
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import config_of
+from epochal.checkpoints.parts import pieces_of_parts, whole_of
+from state.checkpoint_parts import CheckpointPart
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
@@ -100,8 +102,20 @@ class StoredRun:
         return self._store.copying()
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
-        async for piece in self._store.blobs.stream(reference.blob_sha256, 0, reference.size_bytes):
-            yield piece
+        parts = whole_of(reference)
+        if not parts:
+            manifest = (await self._run()).manifests.get(reference.blob_sha256)
+            if manifest is None:
+                raise Refused(Refusal.NOT_FOUND, f"the checkpoint of step {reference.step} is not kept any longer")
+            parts = manifest.parts
+
+        async def read(part: CheckpointPart) -> AsyncGenerator[bytes, None]:
+            async for piece in self._store.blobs.stream(part.sha256, 0, part.size_bytes):
+                yield piece
+
+        async with contextlib.aclosing(pieces_of_parts(reference, parts, read)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def evaluations(self) -> tuple[Evaluation, ...]:
         return (await self._run()).evaluations
@@ -163,8 +177,10 @@ class ServedRun:
         yield
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
+        parts = whole_of(reference) or (await self._client.manifest(reference.blob_sha256)).parts
         with self._as_operator():
-            async with contextlib.aclosing(self._client.blob_pieces(reference.blob_sha256)) as pieces:
+            read = pieces_of_parts(reference, parts, lambda part: self._client.blob_pieces(part.sha256))
+            async with contextlib.aclosing(read) as pieces:
                 async for piece in pieces:
                     yield piece
 

@@ -22,6 +22,7 @@ from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
+from epochal.cli.mirrors import MirrorOption, mirror_opener
 from epochal.cli.options import (
     LogFormatOption,
     MetricsHostOption,
@@ -214,6 +215,7 @@ def client(
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     spool: SpoolOption = None,
+    mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -239,6 +241,7 @@ def client(
         spool_folder=checked_spool_folder(spool),
         check_trainer=_trainer_checker(trainer, options, mesh_options),
         feedback_stem=key,
+        open_mirrors=mirror_opener(mirror or (), verify),
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = ClientProfile(_identity(key, new_key), capabilities, invitation)

@@ -20,6 +20,7 @@ from functools import partial
 
 from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.protocol import Exchange
+from run_manager.replica.checkpoint_download import CheckpointDownload
 from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
 from runtime.spool import Spool, SpoolFile
@@ -70,7 +71,8 @@ class ReplicaKeeper:
 
     Args:
         fetch_outcome: fetches the outcome of a step from the coordinator.
-        exchange: fetches checkpoints and results.
+        exchange: fetches results.
+        download: fetches checkpoints.
         merger: applies outcomes.
         spool: where the exchange keeps what it fetches.
         worker: checks checkpoints, off the event loop.
@@ -83,6 +85,7 @@ class ReplicaKeeper:
         self,
         fetch_outcome: Callable[[int], Awaitable[Outcome]],
         exchange: Exchange,
+        download: CheckpointDownload,
         merger: Merger,
         spool: Spool,
         worker: Worker,
@@ -92,6 +95,7 @@ class ReplicaKeeper:
     ) -> None:
         self._fetch_outcome = fetch_outcome
         self._exchange = exchange
+        self._download = download
         self._merger = merger
         self._spool = spool
         self._worker = worker
@@ -211,14 +215,13 @@ class ReplicaKeeper:
         history = self._history
         try:
             self._spool.check_room(CHECKPOINTS_OF_A_ROUND * checkpoint.size_bytes, "the run's model")
-            file = await self._exchange.fetch(checkpoint.blob_sha256)
+            file = await self._download.fetch(checkpoint)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("checkpoint_not_found", extra={"step": checkpoint.step})
             self._lacking = ("checkpoint", checkpoint.step)
             return False
-        self._exchange.forget((checkpoint.blob_sha256,))
         held = await self._worker.run(partial(self._parse_checkpoint, file))
         if (held.step, held.digest) != (checkpoint.step, checkpoint.replica_digest):
             raise InvalidDocument(

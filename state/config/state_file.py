@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
 from state.config.blob_place import OptionalBlobPlace
 from state.config.mistakes import Rule, broken_rules, parse_file
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, LlmConfig
@@ -26,6 +27,8 @@ MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 MAX_SPARSE_KEEP = 4096
+MAX_MIRRORS = 8
+MAX_MIRROR_CHARS = 1024
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 
 
@@ -37,6 +40,10 @@ def _check_run_id(run_id: str) -> str:
 
 RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Mirrors = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=MAX_MIRROR_CHARS)], ...],
+    Field(strict=False, max_length=MAX_MIRRORS, description="a list of up to 8 URLs, http://… or https://…"),
+]
 AccessEntries = Annotated[tuple[HexDigest, ...], Field(strict=False, max_length=MAX_ACCESS_ENTRIES)]
 
 
@@ -164,12 +171,15 @@ class ClientConfig(Section):
         fetch_timeout_s: seconds for one attempt.
         prefetch_requests: maximum number of answers that wait for the trainer.
         spool_bytes: maximum size of a client's temporary files; no such line: what its disk holds. Epochal's addition.
+        mirrors: URLs of copies of the coordinator's folder of blobs, from which checkpoints are fetched too. Epochal's
+            addition.
     """
 
     fetch_attempts: Annotated[int, Field(ge=1, le=MAX_FETCH_ATTEMPTS)] = 6
     fetch_timeout_s: Duration = 30.0
     prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
     spool_bytes: Annotated[int | None, Field(ge=1, description="a positive integer, or no such line")] = None
+    mirrors: Mirrors = ()
 
 
 TaskEncoderPlace = Annotated[
@@ -207,10 +217,12 @@ class BlobsConfig(Section):
     Attributes:
         max_total_bytes: maximum size of all results and checkpoints.
         store: an object store that holds them; no such line: the coordinator's store does.
+        part_bytes: maximum size of a checkpoint's part. Epochal's addition.
     """
 
     max_total_bytes: Positive = DEFAULT_BLOBS_BYTES
     store: OptionalBlobPlace = None
+    part_bytes: Annotated[int, Field(ge=MIN_PART_BYTES, le=MAX_PART_BYTES)] = MAX_PART_BYTES
 
 
 class RunTable(Section):

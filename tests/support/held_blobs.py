@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from runtime.spool import SpoolFile
+from runtime.spool_part import ReceivedBytes, SentBytes
+from state.checkpoint_parts import CheckpointManifest
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import Sha256, sha256_hex
@@ -14,16 +15,23 @@ class HeldBlobs:
     Attributes:
         blobs: the answer to each digest, right or wrong.
         asked: how often each blob was fetched.
+        manifests: those of checkpoints, by digest.
     """
 
     def __init__(self, *blobs: bytes) -> None:
         self.blobs = {sha256_hex(data): data for data in blobs}
         self.asked: Counter[Sha256] = Counter()
+        self.manifests: dict[Sha256, CheckpointManifest] = {}
 
-    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def manifest(self, sha256: Sha256) -> CheckpointManifest:
+        if sha256 not in self.manifests:
+            raise Refused(Refusal.NOT_FOUND, f"no manifest {sha256}")
+        return self.manifests[sha256]
+
+    async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
         self.blobs[sha256] = file.to_bytes()
 
-    async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
         self.asked[sha256] += 1
         if sha256 not in self.blobs:
             raise Refused(Refusal.NOT_FOUND, f"no blob {sha256}")

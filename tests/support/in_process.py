@@ -17,7 +17,8 @@ from coordinator_client.follow import parse_immutable
 from runtime.http_bodies import MAX_BODY_BYTES
 from runtime.http_client import refusal_in
 from runtime.problem_json import problem_response
-from runtime.spool import SpoolFile
+from runtime.spool_part import ReceivedBytes, SentBytes
+from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import Outcome, Roster, RunDocument, WorkList
@@ -91,6 +92,9 @@ class InProcessCoordinator:
     async def model(self, sha256: Sha256) -> ModelSpec:
         return parse_immutable(ModelSpec, sha256, self._immutable(sha256))
 
+    async def manifest(self, sha256: Sha256) -> CheckpointManifest:
+        return parse_immutable(CheckpointManifest, sha256, self._immutable(sha256))
+
     async def roster(self, sha256: Sha256) -> Roster:
         return parse_immutable(Roster, sha256, self._immutable(sha256))
 
@@ -117,13 +121,13 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return _encoded(handlers.standing(handlers.authenticate(self._token)))
 
-    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
         data = file.to_bytes()
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
             await handlers.receive_blob(client_id, sha256, self._pieces(data), len(data))
 
-    async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
         with self._asking() as handlers:
             handlers.check_revealed(handlers.authenticate(self._token), sha256)
             file.append((await blob_bytes(handlers.service.blobs, sha256))[file.size_bytes :])

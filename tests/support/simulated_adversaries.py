@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.machine.conduct import RESULTS_PER_MISS
 from coordinator_client.api import DocumentMark
-from runtime.spool import SpoolFile
+from runtime.spool_part import SentBytes
 from state.assignment import assign_data_for_state
 from state.codecs.named import SPOKEN
 from state.documents import Roster, RoundHead, RunDocument, WorkList
@@ -99,7 +99,7 @@ class Dishonest(ForwardedApi):
             case FailureReport():
                 return await self.tell(report)
 
-    async def put_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
         data = file.to_bytes()
         commitment = self._commitment
         if commitment is not None and commitment.result_sha256 == sha256:

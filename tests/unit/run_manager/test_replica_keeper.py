@@ -9,6 +9,7 @@ import pytest
 
 from run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
 from run_manager.exchange.star import StarExchange
+from run_manager.replica.checkpoint_download import CheckpointDownload
 from run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from runtime.spool import Spool
@@ -135,8 +136,9 @@ def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     worker = InlineWorker()
     spool = Spool(SPOOL_PARENT)
     merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(blobs, spool)
+    download = CheckpointDownload(blobs, (), blobs.manifest, spool, worker)
     return ReplicaKeeper(
-        no_outcome, exchange, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
+        no_outcome, exchange, download, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
     )
 
 

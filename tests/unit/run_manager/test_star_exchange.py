@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from run_manager.exchange.star import KEPT_ROUNDS, StarExchange
-from runtime.spool import Spool, SpoolFile
+from runtime.spool import Spool
+from runtime.spool_part import ReceivedBytes
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.refusals import Refusal
 from state.wire import Sha256, sha256_hex
@@ -43,7 +44,7 @@ async def test_other_bytes_than_asked_for_are_never_returned() -> None:
 
 async def test_swapped_blob_is_fetched_anew_from_its_beginning() -> None:
     class Swapping(HeldBlobs):
-        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
             await super().get_blob(sha256, file)
             self.blobs[sha256] = b"right, and longer"
 
@@ -66,7 +67,7 @@ async def test_fetch_that_broke_off_goes_on_with_what_has_arrived() -> None:
     data = bytes(range(200))
 
     class Breaking(HeldBlobs):
-        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
             self.asked[sha256] += 1
             start = file.size_bytes
             file.append(data[start : start + 50])
@@ -84,7 +85,7 @@ async def test_fetch_that_broke_off_goes_on_with_what_has_arrived() -> None:
 
 async def test_fetch_that_broke_off_after_the_last_byte_is_whole() -> None:
     class BreakingAtTheEnd(HeldBlobs):
-        async def get_blob(self, sha256: Sha256, file: SpoolFile) -> None:
+        async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
             if file.size_bytes >= len(self.blobs[sha256]):
                 raise Refused(Refusal.RANGE_NOT_SATISFIABLE, "nothing follows")
             await super().get_blob(sha256, file)

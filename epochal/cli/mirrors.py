@@ -1,0 +1,30 @@
+"""The option of clients that names mirrors, and what opens them."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from coordinator_client.mirrors import Mirror
+from runtime.http_client import check_url
+from state.config.state_file import StateFile
+
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Fetch checkpoints from this copy of the coordinator's folder of blobs too; may be given several times.",
+    ),
+]
+
+
+def mirror_opener(urls: Sequence[str], verify: bool | str) -> Callable[[StateFile], Sequence[Mirror]]:
+    """Return what opens the mirrors that the user names, and those of the run's state file."""
+    for url in urls:
+        check_url(url, "mirror")  # a mistake ends the command before it asks the coordinator
+
+    def open_mirrors(state: StateFile) -> Sequence[Mirror]:
+        named = [url.rstrip("/") for url in (*urls, *state.client.mirrors)]
+        return [Mirror.at(url, verify) for url in dict.fromkeys(named)]
+
+    return open_mirrors

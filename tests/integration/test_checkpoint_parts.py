@@ -1,0 +1,43 @@
+"""Checkpoints of several parts between real processes: from the coordinator and from a mirror, read by commands."""
+
+from pathlib import Path
+
+from epochal.export.folder import read_note
+from runtime.spool import FOLDER_PREFIX
+from tests.support.nginx import nginx
+from tests.support.processes import BOUND_S, in_training, real_run
+
+LARGE = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256}}
+"""A model whose checkpoint is 1.2 MB."""
+PART_BYTES = 100_000
+RUN = {"config__total_steps": 4, "config__init_min_clients": 2, "config__min_clients": 2, **LARGE}
+
+
+async def test_parts_come_from_two_servers_and_commands_read_them(tmp_path: Path) -> None:
+    with nginx(tmp_path / "nginx", tmp_path / "coordinator" / "blobs") as mirror:
+        async with real_run(tmp_path, **RUN, blobs__part_bytes=PART_BYTES) as run:
+            spool = ("--spool", str(tmp_path / "spool"))
+            await run.start_client(*spool, "--mirror", f"{mirror.url}/data")
+            killed = await run.start_client(
+                *spool, "--mirror", f"{mirror.url}/denied", "--mirror", "http://127.0.0.1:9"
+            )
+            await run.until(in_training(2))
+            killed.kill()
+            await killed.wait(BOUND_S)
+            await run.start_client(*spool, "--mirror", f"{mirror.url}/data/")
+            report = await run.finish(without=(killed,))
+            assert (report.rounds, report.unapplied, report.recomputed_steps) == (4, 0, 5)
+            sent = [line for line in mirror.requests() if line.startswith("/data/") and " 200 " in line]
+            assert sent, "the mirror had a part in it"
+            assert any(" 403 " in line for line in mirror.requests() if line.startswith("/denied/"))
+            checkpoint = run.watch.seen[-1].checkpoint
+            assert checkpoint is not None
+            assert checkpoint.part_count == -(-checkpoint.size_bytes // PART_BYTES) > 10
+            assert len(list((run.run_dir / "blobs").glob("??/*"))) >= checkpoint.part_count
+            for place, out in ((str(run.run_dir), tmp_path / "stored"), (run.url, tmp_path / "served")):
+                ran = await run.command_here("export", place, "--out", str(out), EPOCHAL_ADMIN_TOKEN=run.admin_token)
+                ran.expect(0, "replica 4")
+                note = read_note(out)
+                assert note is not None
+                assert note.checkpoint_sha256 == checkpoint.blob_sha256
+    assert list((tmp_path / "spool").glob(f"{FOLDER_PREFIX}*")) == []
