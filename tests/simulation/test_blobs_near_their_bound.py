@@ -30,7 +30,8 @@ async def test_epoch_after_blobs_neared_their_bound_has_room_for_rounds(monkeypa
         await delete(blobs, sha256)
 
     monkeypatch.setattr(MemoryBlobs, "delete", delete_slowly)
-    state = small_state(6, config__total_steps=24, config__epoch_time=100_000, blobs__max_total_bytes=BOUND_BYTES)
+    bounds = {"blobs__max_total_bytes": BOUND_BYTES, "merge__codec": "float32"}
+    state = small_state(6, config__total_steps=24, config__epoch_time=100_000, **bounds)
     rounds, ended = [0], list[str]()
     async with simulated_run(state, SEED) as run:
 
