@@ -74,12 +74,12 @@ class MergeOutput:
     """Where a merge writes the new values: arrays with the names and shapes of the replica's.
 
     Attributes:
-        written: called after each chunk.
+        written: called after each chunk, with the number of its values. Chunks come in the order of the parameters.
     """
 
     parameters: Tensors
     momentum: Tensors
-    written: Callable[[], None]
+    written: Callable[[int], None]
 
 
 def merge(
@@ -124,7 +124,7 @@ def _in_memory(replica: Replica) -> MergeOutput:
         {name: np.empty(values.shape, np.float32) for name, values in tensors.items()}
         for tensors in (replica.parameters, replica.momentum)
     )
-    return MergeOutput(parameters, momentum, lambda: None)
+    return MergeOutput(parameters, momentum, lambda _: None)
 
 
 def _mean_over(outer: OuterStep, counts: Sequence[int]) -> Mean:
@@ -165,7 +165,7 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
         np.subtract(step.parameters[part], product, out=new_parameters)  # θ′ = θ − η·(Δ + μ·v′)
         if check_values(new_parameters, math.inf) is not None:
             return False
-        output.written()
+        output.written(new_parameters.size)
     return True
 
 

@@ -258,9 +258,13 @@ class ReplicaKeeper:
             return
         started_s = asyncio.get_running_loop().time()
         file = self._spool.file() if sys.byteorder == "little" else None  # as in a checkpoint file
-        replica = await self._merger.merge(held.replica, contributions, file)
+        if file is None:
+            replica = await self._merger.merge(held.replica, contributions)
+            digest = await self._merger.digest(replica)
+        else:
+            replica, digest = await self._merger.merge_into(file, held.replica, contributions)
         self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
-        advanced = HeldReplica(replica, Sha256(await self._merger.digest(replica)), file)
+        advanced = HeldReplica(replica, Sha256(digest), file)
         if self._held is held:
             self._on_outcome(outcome)
             self._hold(advanced, "outcome")

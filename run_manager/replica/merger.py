@@ -6,11 +6,14 @@ keeps denormals, because a library can switch them off for every thread started 
 would differ without an error.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from run_manager.replica.following import MergeProgress, following_digest
 from runtime.spool import SpoolFile
 from runtime.worker_thread import Worker
+from state.errors import EpochalError
 from state.merging import Contribution, MergeOutput, OuterStep, merge, verify_arithmetic
 from state.replica import CheckpointForm, Replica, arrays_in, blank_checkpoint, replica_digest
 
@@ -25,11 +28,19 @@ class Merger:
         outer: the run's outer learning rate and momentum.
         worker: a `WorkerThread` of its own; `InlineWorker` in virtual time. Closed by `aclose`.
         drop_pages: gives the pages of mapped files back to the system.
+        hasher: computes digests; another thread, so that a new replica is hashed while it is written. Closed too.
     """
 
-    def __init__(self, outer: OuterStep, worker: Worker, drop_pages: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        outer: OuterStep,
+        worker: Worker,
+        drop_pages: Callable[[], None] = lambda: None,
+        hasher: Worker | None = None,
+    ) -> None:
         self._outer = outer
         self._worker = worker
+        self._hasher = worker if hasher is None else hasher
         self._drop_pages = drop_pages
 
     async def verify(self) -> None:
@@ -40,42 +51,79 @@ class Merger:
         """
         await self._worker.run(verify_arithmetic)
 
-    async def merge(
-        self, replica: Replica, contributions: Sequence[Contribution], file: SpoolFile | None = None
-    ) -> Replica:
-        """Return the replica after this outcome; see `state.merging.merge`.
+    async def merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:
+        """Return the replica after this outcome, in memory; see `state.merging.merge`.
 
         Args:
             replica: the round's start.
             contributions: the outcome's results.
-            file: an empty file, which becomes the new replica's checkpoint file; None for a replica in memory.
 
         Raises:
-            SpoolFull: the new replica finds no room.
             UnsoundArithmetic: as `verify`.
             Diverged: the new values are not finite; the same on every replica.
             InternalError: an empty outcome, or a contribution that does not fit; the caller's bug.
         """
-        return await self._worker.run(partial(self._merge, replica, contributions, file))
+        return await self._worker.run(partial(self._merge, replica, contributions, None))
+
+    async def merge_into(
+        self, file: SpoolFile, replica: Replica, contributions: Sequence[Contribution]
+    ) -> tuple[Replica, str]:
+        """Return the replica after this outcome, and its digest, which is computed while it is written.
+
+        Args:
+            file: an empty file, which becomes the new replica's checkpoint file.
+            replica: the round's start.
+            contributions: the outcome's results.
+
+        Raises:
+            SpoolFull: the new replica finds no room.
+            UnsoundArithmetic, Diverged, InternalError: as `merge`.
+        """
+        form = CheckpointForm(replica.step + 1, replica.layout, replica.has_momentum)
+        progress, failure = MergeProgress(), None
+        output = await self._worker.run(partial(self._output, file, form, progress))
+        async with asyncio.TaskGroup() as group:
+            digesting = group.create_task(
+                self._hasher.run(partial(following_digest, form, output, progress, self._dropping()))
+            )
+            try:
+                merged = await self._worker.run(partial(self._merge, replica, contributions, output))
+            except EpochalError as error:
+                failure = error
+            finally:
+                progress.end()
+        if failure is not None:
+            raise failure
+        digest = digesting.result()
+        assert digest is not None
+        return merged, digest
 
     async def digest(self, replica: Replica) -> str:
         """Return the replica digest, hashed off the event loop."""
-        return await self._worker.run(partial(replica_digest, replica, self._dropping()))
+        return await self._hasher.run(partial(replica_digest, replica, self._dropping()))
 
     async def aclose(self) -> None:
-        """End the thread; bounded."""
+        """End the threads; bounded."""
         await self._worker.aclose()
+        await self._hasher.aclose()
 
-    def _merge(self, replica: Replica, contributions: Sequence[Contribution], file: SpoolFile | None) -> Replica:
-        verify_arithmetic()
-        if file is None:
-            return merge(replica, contributions, self._outer)
-        form = CheckpointForm(replica.step + 1, replica.layout, replica.has_momentum)
+    def _output(self, file: SpoolFile, form: CheckpointForm, progress: MergeProgress) -> MergeOutput:
+        """Return where the new replica is written, in a checkpoint file whose header is written here."""
         blank = blank_checkpoint(form)
         room = file.prepared(blank.size_bytes)
         room[: len(blank.header)] = blank.header
         parameters, momentum = arrays_in(room[len(blank.header) :], form)
-        return merge(replica, contributions, self._outer, MergeOutput(parameters, momentum, self._dropping()))
+        dropping = self._dropping()
+
+        def written(count: int) -> None:
+            progress.advance(count)
+            dropping()
+
+        return MergeOutput(parameters, momentum, written)
+
+    def _merge(self, replica: Replica, contributions: Sequence[Contribution], output: MergeOutput | None) -> Replica:
+        verify_arithmetic()
+        return merge(replica, contributions, self._outer, output)
 
     def _dropping(self) -> Callable[[], None]:
         """Return what is called after each piece, and gives pages back after several."""

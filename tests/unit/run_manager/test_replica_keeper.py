@@ -79,8 +79,9 @@ class _FaultyWorker(InlineWorker):
         result = call()
         if isinstance(result, Replica) and self.fault_count:
             self.fault_count -= 1
-            wrong = {name: values + np.float32(1e-3) for name, values in result.momentum.items()}
-            return Replica(result.step, result.parameters, wrong)
+            for values in result.momentum.values():
+                values.flags.writeable = True
+                values += np.float32(1e-3)
         return result
 
 
