@@ -21,12 +21,14 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
 from runtime.ended_files import EndedFiles
 from runtime.file_room import allocate, write_at
+from runtime.files_beside import FilesBeside
 from state.errors import SpoolFull
 from state.tensors import Buffer
 from state.wire import Sha256
@@ -64,6 +66,8 @@ class Spool:
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
         self._ended = EndedFiles()
+        self._beside_bytes = 0
+        """The most that files beside the spool take, which `max_bytes` bounds too."""
 
     @property
     def parent(self) -> Path:
@@ -106,26 +110,29 @@ class Spool:
             file.append(piece)
         return file
 
-    def check_room(self, needed_bytes: int, purpose: str) -> None:
-        """Raise `SpoolFull` unless the spool can hold so many bytes in all.
+    def check_room(self, needed_bytes: int, purpose: str, beside: FilesBeside | None = None) -> None:
+        """Raise `SpoolFull` unless the spool, and the files beside it, can hold so many bytes in all.
 
         Args:
-            needed_bytes: size of all files together, of which some may be held already.
+            needed_bytes: size of all files of the spool together, of which some may be held already.
             purpose: says what they are.
+            beside: other files of the process, which `max_bytes` bounds too, from now on.
         """
-        if self._max_bytes is not None and needed_bytes > self._max_bytes:
-            limit = f"[client] spool_bytes is {self._max_bytes}"
-            raise SpoolFull(f"{purpose} needs {needed_bytes} bytes of spool; {limit}", needed_bytes=needed_bytes)
-        available_bytes = self._available_bytes()
-        if needed_bytes > available_bytes:
+        lack, needs, missing_bytes = None, purpose, 0
+        if beside is not None:
+            self._beside_bytes, needs = beside.needed_bytes, f"{purpose}, with {beside.in_words},"
+            missing_bytes, lack = self._blocking("looked at", partial(beside.room, self._folder or self._parent))
+        total_bytes = needed_bytes + self._beside_bytes
+        needs = f"{needs} needs {total_bytes} bytes of spool"
+        if self._max_bytes is not None and total_bytes > self._max_bytes:
+            raise SpoolFull(f"{needs}; [client] spool_bytes is {self._max_bytes}", needed_bytes=total_bytes)
+        if needed_bytes + missing_bytes > self._available_bytes():
             self.settle()
-            available_bytes = self._available_bytes()
-        if needed_bytes > available_bytes:
-            raise SpoolFull(
-                f"{purpose} needs {needed_bytes} bytes of spool; the disk of {self._parent} has {available_bytes}: "
-                "make room there, or choose another folder with --spool",
-                needed_bytes=needed_bytes,
-            )
+            if needed_bytes + missing_bytes > (available_bytes := self._available_bytes()):
+                lack = f"the disk of {self._parent} has {available_bytes}"
+        if lack is not None:
+            advice = "make room there, or choose another folder with --spool"
+            raise SpoolFull(f"{needs}; {lack}: {advice}", needed_bytes=total_bytes)
 
     def _available_bytes(self) -> int:
         free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
@@ -214,11 +221,12 @@ class Spool:
         counted_bytes = self._sizes.get(key, 0)
         size_bytes = max(size_bytes, counted_bytes) if at_least else size_bytes
         added_bytes = size_bytes - counted_bytes
-        if self._max_bytes is not None and self.used_bytes + added_bytes > self._max_bytes:
-            limit = f"[client] spool_bytes is {self._max_bytes}"
-            raise SpoolFull(f"the spool would hold {self.used_bytes + added_bytes} bytes; {limit}")
+        own_bytes = None if self._max_bytes is None else self._max_bytes - self._beside_bytes
+        if own_bytes is not None and self.used_bytes + added_bytes > own_bytes:
+            total_bytes = self.used_bytes + added_bytes + self._beside_bytes
+            raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self._max_bytes}")
         self._sizes[key] = size_bytes
-        if self._max_bytes is not None and self.used_bytes + self._ended.spare_bytes > self._max_bytes:
+        if own_bytes is not None and self.used_bytes + self._ended.spare_bytes > own_bytes:
             self._ended.give_up()
 
     def _give(self, key: int) -> None:

@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from run_manager.feedback.residual_file import Residual, ResidualMark, ResidualWriter, read_residual
+from run_manager.feedback.residual_file import (
+    Residual,
+    ResidualMark,
+    ResidualWriter,
+    read_residual,
+    residual_bytes,
+)
+from runtime.files_beside import FilesBeside
 from runtime.worker_thread import Worker
 from state.codecs.feedback import parts_with_feedback
 from state.codecs.named import codec_named
@@ -36,6 +43,9 @@ PARTS_PER_DROP = 64
 """Parts that are encoded between two times that the pages of `kept` are given back to the system."""
 MAX_AGE_STEPS = 64
 """Maximum number of steps since a residual was left: 0.95⁶⁴ of it would be 4 %, had it decayed as those in use do."""
+
+MAX_NAMES_BYTES = 1024
+"""Room for the names of a run, its history and its codec in the header of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,16 @@ class ErrorFeedback:
     def kept_step(self) -> int | None:
         """The step of the last result that counted, and after which a residual is held; None without one."""
         return None if self._kept is None else self._kept.mark.step
+
+    def files(self, layout: TensorLayout) -> FilesBeside:
+        """Return the room that residuals take, two at a time, in a run whose parameters have this layout."""
+        mark = ResidualMark("", "", self._client_id, "", 0, 0)
+        held_bytes = 0
+        for path in (self._kept_path, self._new_path, self._spare_path):
+            with suppress(OSError):
+                held_bytes += path.stat().st_size
+        needed_bytes = 2 * (residual_bytes(layout, mark) + MAX_NAMES_BYTES)
+        return FilesBeside(self._kept_path.parent, "what its codec leaves out", needed_bytes, held_bytes)
 
     async def resume(
         self,

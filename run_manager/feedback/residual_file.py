@@ -149,6 +149,11 @@ class ResidualWriter:
             rest = rest[self._file.write(rest) :]
 
 
+def residual_bytes(layout: TensorLayout, mark: ResidualMark) -> int:
+    """Return the size of the file of a residual in bytes, within a few for the digits of step and attempt."""
+    return len(_header(layout, mark, _BLANK_SHA256)) + layout.size_bytes
+
+
 def read_residual(path: Path) -> Residual | None:
     """Return the residual in the file, all of which is read and checked; None if there is no file.
 

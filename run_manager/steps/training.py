@@ -127,6 +127,7 @@ class TrainingStepMetadata:
             context.spool.check_room(
                 round_bytes(held.replica, context.state.merge.codec_name, client_count),
                 f"a round of {client_count} clients",
+                None if context.feedback is None else context.feedback.files(held.replica.layout),
             )
             started_s = clock.monotonic_s()
             try:

@@ -13,6 +13,8 @@ from tests.support.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.processes import RealRun, real_run
 from tests.support.spooled import spooled
 
+FLOAT32 = {"merge__codec": "float32"}
+"""Results as large as the sizes below expect."""
 TORN_BYTES = 7
 """Bytes of a journal record that still fit when the disk is full."""
 FEW_ROUNDS_BYTES = 300_000
@@ -81,6 +83,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
 async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
     model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}
+    overrides |= FLOAT32
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
@@ -118,7 +121,7 @@ async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: P
 
 
 async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {
+    limits: dict[str, Any] = FLOAT32 | {
         "blobs__max_total_bytes": FEW_ROUNDS_BYTES,
         "config__max_round_train_time": 1,
         "config__cooldown_time": 2,
@@ -135,6 +138,7 @@ async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp
 
 async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
     limits: dict[str, Any] = {"blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4, "config__max_round_train_time": 60}
+    limits |= FLOAT32
     async with real_run(tmp_path, **limits, config__init_min_clients=6, config__total_steps=3) as run:
         for _ in range(6):
             await run.start_client(trainer="null")

@@ -304,3 +304,14 @@ def test_residual_that_is_not_finished_leaves_no_file(tmp_path: Path) -> None:
     with ResidualWriter(tmp_path / "residual", layout_of(DIFFERENCE), mark) as writer:
         writer.add(DIFFERENCE["b"])
     assert files_in(tmp_path) == []
+
+
+def test_room_for_two_residuals_is_told_with_what_is_held(tmp_path: Path) -> None:
+    feedback, layout = feedback_in(tmp_path), layout_of(DIFFERENCE)
+    before = feedback.files(layout)
+    assert (before.folder, before.held_bytes) == (tmp_path, 0)
+    for step in (1, 2):
+        apply(feedback, step)
+        on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert feedback.files(layout).held_bytes == on_disk > step * layout.size_bytes
+        assert feedback.files(layout).needed_bytes == before.needed_bytes >= on_disk

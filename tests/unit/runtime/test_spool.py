@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.files_beside import FilesBeside
 from runtime.spool import FOLDER_PREFIX, MAX_IN_MEMORY_BYTES, Spool
 from state.errors import SpoolFull
 from state.wire import sha256_hex
@@ -158,6 +159,34 @@ def test_room_for_a_round_is_checked_against_bound_and_disk(tmp_path: Path) -> N
         spool.check_room(1001, "a round")
     with pytest.raises(SpoolFull, match=r"a round needs .* the disk of .* has .*--spool"):
         Spool(tmp_path).check_room(2**60, "a round")
+
+
+OTHER_DISK = Path("/dev/shm")
+
+
+def test_files_beside_a_spool_are_bounded_with_it(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=300_000)
+    beside = FilesBeside(tmp_path, "what is left out", needed_bytes=100_000, held_bytes=100_000)
+    spool.check_room(200_000, "a round", beside)
+    said = r"a round, with 100000 bytes for what is left out, needs 300001 bytes of spool; .*spool_bytes is 300000"
+    with pytest.raises(SpoolFull, match=said):
+        spool.check_room(200_001, "a round", beside)
+    kept = spool.keep([bytes(150_000)])
+    with pytest.raises(SpoolFull, match="the spool would hold 350000 bytes"):
+        spool.keep([bytes(100_000)])
+    assert len(kept) == 150_000
+
+
+@pytest.mark.skipif(not OTHER_DISK.is_dir(), reason="this machine has one disk")
+@pytest.mark.parametrize("held_bytes", [0, 2**60])
+def test_files_beside_a_spool_need_room_on_their_disk(tmp_path: Path, held_bytes: int) -> None:
+    for folder in (tmp_path, OTHER_DISK):
+        beside = FilesBeside(folder, "what is left out", needed_bytes=2**60, held_bytes=held_bytes)
+        if held_bytes:
+            Spool(tmp_path).check_room(1, "a round", beside)
+        else:
+            with pytest.raises(SpoolFull, match=f"what is left out, needs .* the disk of {folder} has"):
+                Spool(tmp_path).check_room(1, "a round", beside)
 
 
 WRITER = """
