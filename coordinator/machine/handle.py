@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
 from coordinator.machine.blame import release
+from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import CompactedJournal, Handled, Run, config_json
+from coordinator.machine.run import Handled, Run, config_json
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round

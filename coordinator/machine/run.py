@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.conduct import NEWCOMER, Conduct
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
@@ -128,19 +129,6 @@ class Checkpointing:
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
         return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.electorate()), self.witness_nodes))
-
-
-@dataclass(frozen=True, slots=True)
-class CompactedJournal:
-    """The part of the journal in whose place a proof is kept (`coordinator/journal_proof.py`).
-
-    Attributes:
-        segment_count: number of segments that the proof covers, from the first.
-        proof_sha256: digest of the proof's bytes.
-    """
-
-    segment_count: int
-    proof_sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
