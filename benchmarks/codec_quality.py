@@ -50,9 +50,9 @@ NEAREST = (
 
 
 NOTES = (
-    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} and {RARE.local_steps} "
-    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 and "
-    "the two codecs that come nearest to it, and a single one without outer momentum, which is far worse with each. "
+    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
+    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
+    "and the two codecs that come nearest to it, and a single one without outer momentum, far worse with each. "
     "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
