@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import OPERATOR, AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
@@ -24,6 +25,7 @@ from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
+from state.blob_messages import CheckerToken
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
@@ -56,6 +58,7 @@ class Handlers:
     admin: AdminToken
     uploads: Uploads
     downloads: Downloads
+    arrivals: Arrivals
     rates: MessageRates = field(default_factory=MessageRates)
 
     # Authentication
@@ -103,6 +106,14 @@ class Handlers:
         """Return who reads a blob: a member, which was heard, or `OPERATOR`. Raise `Refused` as `authenticate`."""
         self._check_loaded()
         return OPERATOR if token and self.admin.matches(token) else self.authenticate(token)
+
+    def checker(self, token: str | None) -> str:
+        """Return which checker sends a request. Raise `Refused` (`unauthorized`) unless it has a checker's token."""
+        self._check_loaded()
+        found = None if token is None else self.tokens.checker_of(token, self.service.now_s())
+        if found is None:
+            raise Refused(Refusal.UNAUTHORIZED, "this needs a checker's token (`epochal token checker`)")
+        return found
 
     def check_run(self, run_id: str) -> None:
         """Raise `Refused`: `unknown-run` unless it is the run served here, `store-failed` while it is not loaded."""
@@ -312,6 +323,10 @@ class Handlers:
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator
+
+    def checker_token(self) -> CheckerToken:
+        """Return a new token for a checker of the run."""
+        return CheckerToken(self.tokens.checker_token(self.service.now_s()))
 
     def data_server_token(self) -> messages.DataServerToken:
         """Return a new token for a data server of the run."""

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.api.app import create_app
 from coordinator.api.metrics import CoordinatorMetrics
+from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.tokens import SessionTokens
@@ -112,7 +113,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
             uploads = Uploads(service, SharedThreads(), options.genesis.layout_of)
-            handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
+            arrivals = Arrivals(service, uploads, SharedThreads())
+            handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service), arrivals)
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts), connections)
@@ -128,6 +130,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 finally:
                     server.should_exit = True
                     service.readers.release()
+                    await arrivals.aclose()
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
                     served.cancel()
                     farewell.cancel()

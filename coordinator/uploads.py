@@ -9,10 +9,11 @@ and its place are those of `coordinator/transfers.py`.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from coordinator.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
 from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
@@ -20,21 +21,19 @@ from coordinator.machine.run import Run
 from coordinator.machine.stimuli import (
     CheckpointHeld,
     CheckpointRejected,
-    ResultRejected,
-    ResultVerified,
 )
-from coordinator.machine.views import ExpectedBlob, blobs_needed, checkpoint_blobs, expected_blob
+from coordinator.machine.views import ExpectedBlob, checkpoint_blobs, expected_blob
+from coordinator.result_checks import ResultChecks, delete_unless_needed
 from coordinator.service import CoordinatorService
 from coordinator.store.blobs import OpenBlob
 from coordinator.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
 from runtime.worker_thread import Worker
 from state.checkpoint_parts import CheckpointPart, parts_digest
 from state.documents import CheckpointRef
-from state.errors import InvalidDocument, InvalidResult, Refused, StoreFailed
+from state.errors import InvalidDocument, Refused, StoreFailed
 from state.messages import CheckpointReport
 from state.refusals import Refusal
 from state.replica import CheckpointForm, check_layout, check_momentum, checkpoint_form, examine_checkpoint
-from state.results import ResultHeader, check_result
 from state.tensors import Readable, TensorLayout
 from state.wire import ClientId, Sha256
 
@@ -42,8 +41,8 @@ MAX_UPLOADS = 512
 """Maximum number of blobs received at a time; each takes up to half a megabyte of memory. Others wait unread."""
 MAX_UPLOADS_PER_CLIENT = 4
 """A client uploads one blob at a time; the rest is for connections that broke unnoticed."""
-MAX_CHECKS = 2
-"""Maximum number of blobs that are checked at a time: each is read once more, a piece at a time."""
+
+T = TypeVar("T")
 
 
 class Uploads:
@@ -63,7 +62,7 @@ class Uploads:
         self._reading_layout = asyncio.Lock()
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
-        self._checks = asyncio.Semaphore(MAX_CHECKS)
+        self.results = ResultChecks(service, worker, self.layout)
         self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
 
@@ -112,9 +111,9 @@ class Uploads:
                 (the context's `rule` says why), `body-timeout` (too slow), `overloaded`, `unauthorized` (the member has
                 left), `store-failed`, and as reading the body raises.
         """
-        if _is_delivered(self._service.run, client_id, sha256):
+        expected = self.expected(client_id, sha256)
+        if expected is None:
             return
-        expected = _announced(self._service.run, client_id, sha256)
         if length_bytes is not None and length_bytes != expected.size_bytes:
             kind = Refusal.BLOB_TOO_LARGE if length_bytes > expected.size_bytes else Refusal.BLOB_MISMATCH
             raise Refused(kind, f"the body has {length_bytes} bytes; {expected.size_bytes} were announced")
@@ -127,14 +126,26 @@ class Uploads:
                 finally:
                     del self._receiving[transfer]
             self._service.heard(client_id)
-            if expected.claim is not None:
-                await self._take_part(expected, expected.claim)
-            else:
-                async with self._checks:
-                    await self._take_result(expected)
+            await self.take_held(expected)
         except StoreFailed as error:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
+
+    def expected(self, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
+        """Return the blob that this member announced and may deliver now; None if it was delivered and counted before.
+
+        Raises:
+            Refused: `not-committed`, `late-result`, `result-invalid` or `unauthorized`: it may deliver no such blob.
+        """
+        run = self._service.run
+        return None if _is_delivered(run, client_id, sha256) else _announced(run, client_id, sha256)
+
+    async def take_held(self, expected: ExpectedBlob) -> None:
+        """Check an announced blob that is held, and count it. Raises `Refused` and `StoreFailed` as `receive`."""
+        if expected.claim is not None:
+            await self._take_part(expected, expected.claim)
+        else:
+            await self.results.take_held(expected)
 
     async def check_first_size(self, size_bytes: int) -> None:
         """Raise `Refused` (`blob-too-large`) if a first checkpoint of this size is too large for the run."""
@@ -182,7 +193,7 @@ class Uploads:
                 raise self._service.health.refusal() from error
             finally:
                 for part in parts:
-                    await self._delete_unless_needed(part.sha256, self._service.run)
+                    await delete_unless_needed(self._service, part.sha256, self._service.run)
         return provided.checkpoint
 
     def _needed_bytes_per_s(self, expected: ExpectedBlob) -> float:
@@ -206,45 +217,28 @@ class Uploads:
                 transfer.end(refusal)
 
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
-        """Receive the bytes. Results leave room for a checkpoint: without one, no blob would ever be swept again."""
+        """Receive the bytes."""
+        spare_bytes = await self.make_room(expected)
+        with_room = self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
+        await self.ending_epoch_when_full(with_room)
+
+    async def make_room(self, expected: ExpectedBlob) -> int:
+        """Wait for room if a sweep makes some; return how much must stay free beside the blob.
+
+        Results leave room for a checkpoint: without one, no blob would ever be swept again.
+        """
         spare_bytes = (await self.form()).size_bound if expected.kind == "result" else 0
         await self._service.maintenance.wait_for_room(expected.size_bytes + spare_bytes)
+        return spare_bytes
+
+    async def ending_epoch_when_full(self, step: Awaitable[T]) -> T:
+        """Return what a step returns that needs room. If it finds none, the epoch ends early, and it raises."""
         try:
-            await self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
+            return await step
         except Refused as refusal:
             if refusal.kind == Refusal.BLOBS_FULL:
                 await self._service.note_blobs_near_bound()
             raise
-
-    async def _take_result(self, expected: ExpectedBlob) -> None:
-        run = self._service.run
-        layout = await self.layout()
-        wanted = ResultHeader(
-            run_id=run.state_file.run_id,
-            step=expected.step,
-            attempt=expected.attempt,
-            client_id=expected.client_id,
-            work_sha256=expected.work_sha256 or "",
-            replica_digest="",
-            codec=run.state_file.merge.codec_name,
-        )
-        try:
-            async with self._service.blobs.opened(expected.sha256) as data:
-                check = partial(check_result, data, wanted, layout, run.state_file.merge.max_abs)
-                found = await self._worker.run(check)
-        except InvalidResult as error:
-            await self._service.submit(
-                ResultRejected(expected.client_id, expected.step, expected.attempt, expected.sha256, error.rule)
-            )
-            await self._delete_unless_needed(expected.sha256, self._service.run)
-            raise Refused(
-                Refusal.RESULT_INVALID, f"the result breaks rule {error.rule!r}: {error}", rule=error.rule
-            ) from error
-        await self._service.submit(
-            ResultVerified(
-                expected.client_id, expected.step, expected.attempt, expected.sha256, Sha256(found.replica_digest)
-            )
-        )
 
     async def _is_held(self, expected: ExpectedBlob) -> bool:
         return await self._service.blobs.size(expected.sha256) == expected.size_bytes
@@ -279,7 +273,7 @@ class Uploads:
             for sha256, size_bytes in claim.blobs():
                 if await self._service.blobs.size(sha256) != size_bytes:
                     return
-            async with self._checks:
+            async with self.results.checking:
                 await self._take_checkpoint(expected, claim)
 
     async def _take_checkpoint(self, expected: ExpectedBlob, claim: CheckpointReport) -> None:
@@ -308,14 +302,9 @@ class Uploads:
             rule = str(error.context.get("rule", "form"))
             await self._service.submit(CheckpointRejected(expected.client_id, expected.step, digest, rule))
             for sha256, _ in blobs:
-                await self._delete_unless_needed(sha256, _without_claim(self._service.run, expected.client_id))
+                await delete_unless_needed(self._service, sha256, _without_claim(self._service.run, expected.client_id))
             raise Refused(Refusal.RESULT_INVALID, str(error), **error.context) from error
         await self._service.submit(CheckpointHeld(expected.client_id, held))
-
-    async def _delete_unless_needed(self, sha256: Sha256, run: Run) -> None:
-        """Delete refused bytes unless the run needs them: a copied digest must not cost another client its blob."""
-        if sha256 not in blobs_needed(run):
-            await self._service.blobs.delete(sha256)
 
 
 def _without_claim(run: Run, client_id: ClientId) -> Run:

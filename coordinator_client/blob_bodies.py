@@ -1,5 +1,6 @@
 """Bodies of blobs over a general HTTP client, continued where they break off."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -7,9 +8,11 @@ from typing import TYPE_CHECKING
 import httpx
 
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
+from coordinator_client.stored_blobs import FIRST_DELAY_S, MAX_STORE_REFUSALS, StoredBlobs, StoreRefusal
 from runtime.http_client import raw_body, read_whole, reason_of, streamed
 from runtime.worker_thread import finished
-from state.errors import CoordinatorUnreachable, InvalidDocument
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from state.refusals import Refusal
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from runtime.spool_part import ReceivedBytes
@@ -20,12 +23,18 @@ INLINE_BYTES = 64 * 1024
 """So many are written on the event loop: handing them to another thread would take longer."""
 
 
-async def append_blob(http: httpx.AsyncClient, path: str, headers: Mapping[str, str], file: "ReceivedBytes") -> None:
-    """Append the bytes of a blob that the file lacks, unverified. Raises as `blob_pieces`."""
+async def append_blob(
+    http: httpx.AsyncClient,
+    path: str,
+    headers: Mapping[str, str],
+    file: "ReceivedBytes",
+    stored: StoredBlobs | None = None,
+) -> None:
+    """Append the bytes of a blob that the file lacks, unverified. Takes and raises the same as `blob_pieces`."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     try:
-        async with aclosing(blob_pieces(http, path, headers, file.size_bytes)) as pieces:
+        async with aclosing(blob_pieces(http, path, headers, file.size_bytes, stored)) as pieces:
             async for piece in pieces:
                 waiting.append(piece)
                 waiting_bytes += len(piece)
@@ -37,36 +46,63 @@ async def append_blob(http: httpx.AsyncClient, path: str, headers: Mapping[str, 
 
 
 async def blob_pieces(
-    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int = 0
+    http: httpx.AsyncClient,
+    path: str,
+    headers: Mapping[str, str],
+    start: int = 0,
+    stored: StoredBlobs | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off.
 
+    Args:
+        http: sends requests to the coordinator.
+        path: of the blob.
+        headers: of each request.
+        start: number of bytes that the caller has.
+        stored: reads it from an object store if the coordinator leads there.
+
     Raises:
-        Refused, CoordinatorUnreachable, InvalidDocument: as `error_of`.
+        Refused: `not-found`, if the store refuses what the coordinator says is there; and as `error_of`.
+        CoordinatorUnreachable, InvalidDocument: as `error_of`.
     """
-    held_bytes = start
+    held_bytes, refusals = start, 0
     for answer in range(1, MAX_BLOB_ANSWERS + 1):
         before_bytes = held_bytes
+        asked = f"{path}?looks=1" if refusals else path
         try:
-            async with aclosing(_blob_from(http, path, headers, held_bytes)) as pieces:
+            async with aclosing(_blob_from(http, asked, headers, held_bytes, stored)) as pieces:
                 async for piece in pieces:
                     held_bytes += len(piece)
                     yield piece
             return
-        except CoordinatorUnreachable:
-            if held_bytes <= before_bytes or answer == MAX_BLOB_ANSWERS:
+        except (CoordinatorUnreachable, Refused) as error:
+            is_broken = isinstance(error, CoordinatorUnreachable) or error.kind is Refusal.STORE_FAILED
+            if not is_broken or held_bytes <= before_bytes or answer == MAX_BLOB_ANSWERS:
                 raise
+        except StoreRefusal as refusal:
+            refusals += 1
+            if refusals == MAX_STORE_REFUSALS:
+                raise Refused(Refusal.NOT_FOUND, str(refusal)) from refusal
+            await asyncio.sleep(FIRST_DELAY_S * 2 ** (refusals - 1))
 
 
 async def _blob_from(
-    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int
+    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int, stored: StoredBlobs | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a blob from `start` on, as many as arrive."""
     timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {**headers, "Range": f"bytes={start}-"} if start else headers
     request = http.build_request("GET", path, headers=headers, timeout=timeout)
     try:
-        async with streamed(http, request) as answer:
+        async with streamed(http, request, follows=stored is None) as answer:
+            if stored is not None and answer.next_request is not None:
+                place = answer.next_request.url
+                is_same = place.path == request.url.path  # as where a proxy leads from http to https
+                led = _blob_from(http, path, headers, start, None) if is_same else stored.pieces(str(place), start)
+                async with aclosing(led) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
             skipped_bytes = 0
             if answer.status_code == httpx.codes.OK:
                 skipped_bytes = start  # the whole blob again

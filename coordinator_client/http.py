@@ -11,6 +11,7 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.blob_bodies import append_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
+from coordinator_client.stored_blobs import StoredBlobs
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
@@ -69,6 +70,7 @@ class CoordinatorClient:
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
+        self._stored = StoredBlobs(self._request)
 
     @classmethod
     async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> "CoordinatorClient":
@@ -137,6 +139,7 @@ class CoordinatorClient:
         await self._requests.aclose()
         if self._blobs is not None:
             await self._blobs.aclose()
+        await self._stored.aclose()
         await self._http.aclose()
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
@@ -191,6 +194,8 @@ class CoordinatorClient:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
 
     async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
+        if await self._stored.put(sha256, file):
+            return
         if self._blobs is None or not await self._blobs.put(f"/v1/blobs/{sha256}", self._headers, file):
             await self._request("PUT", f"/v1/blobs/{sha256}", content=file, answer_s=BLOB_TIMEOUT_S)
 
@@ -247,12 +252,14 @@ class CoordinatorClient:
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file, unverified. A body that breaks off is continued where it broke off."""
         path = f"/v1/blobs/{sha256}"
-        if self._blobs is None or not await self._blobs.get(path, self._headers, file):
-            await append_blob(self._http, path, self._headers, file)
+        direct = None if self._stored.is_used else self._blobs
+        if direct is None or not await direct.get(path, self._headers, file):
+            await append_blob(self._http, path, self._headers, file, self._stored)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off."""
-        async with aclosing(blob_pieces(self._http, f"/v1/blobs/{sha256}", self._headers, start)) as pieces:
+        path = f"/v1/blobs/{sha256}"
+        async with aclosing(blob_pieces(self._http, path, self._headers, start, self._stored)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -292,6 +299,7 @@ class CoordinatorClient:
         raise error_of(answer, f"{method} {path}")
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
+        self._stored.forget()
         url = str(self._http.base_url)
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
 

@@ -61,9 +61,17 @@ def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.As
 
 
 @asynccontextmanager
-async def streamed(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-    """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if there is none."""
-    answer = await client.send(request, stream=True)
+async def streamed(
+    client: httpx.AsyncClient, request: httpx.Request, *, follows: bool = True
+) -> AsyncIterator[httpx.Response]:
+    """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if there is none.
+
+    Args:
+        client: sends the request.
+        request: what is asked.
+        follows: whether a redirection is followed, if the client follows any.
+    """
+    answer = await client.send(request, stream=True, follow_redirects=client.follow_redirects and follows)
     try:
         yield answer
     finally:

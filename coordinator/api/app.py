@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from coordinator.api.blobs import blob_routes
+from coordinator.api.checks import check_routes
 from coordinator.api.description import SUMMARY, describe
 from coordinator.api.long_poll import FirstRoute, RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
@@ -52,6 +53,7 @@ def create_app(
         reading_routes(handlers, polls),
         membership_routes(handlers),
         blob_routes(handlers),
+        check_routes(handlers),
         operator_routes(handlers),
         origin_routes(handlers),
         evaluation_routes(handlers),

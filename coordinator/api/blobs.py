@@ -16,8 +16,10 @@ from coordinator.handlers import Handlers
 from coordinator.store.blobs import STREAM_BYTES
 from coordinator.transfers import Transfer
 from runtime.connections import SendFile, end_connection, file_sender
-from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, has_gone
+from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, document_response, has_gone, openapi_answer
+from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
+from state.blob_messages import UploadGrant
 from state.errors import EpochalError, Refused
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
@@ -134,6 +136,26 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         await handlers.receive_blob(client_id, digest, body_pieces(request), content_length(request))
         return Response(status_code=201)
 
+    @router.post(
+        "/v1/blobs/{sha256}/grant",
+        summary="Where to put an announced result or checkpoint",
+        responses=openapi_answer(UploadGrant),
+    )
+    async def grant_upload(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        handlers.check_rate(client_id)
+        return document_response(await handlers.arrivals.grant(client_id, sha256_of(sha256)))
+
+    @router.post(
+        "/v1/blobs/{sha256}/arrival",
+        summary="An announced blob is in the object store: take it in",
+        status_code=201,
+    )
+    async def note_arrival(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        is_counted = await handlers.arrivals.arrived(client_id, sha256_of(sha256))
+        return Response(status_code=201 if is_counted else 202)
+
     @router.get(
         "/v1/blobs/{sha256}", summary="A result or checkpoint, for members and the operator; ranges are supported"
     )
@@ -145,6 +167,10 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         if size is None:
             handlers.service.lost_blobs.asked_for(digest)
             raise Refused(Refusal.NOT_FOUND, f"there is no blob {digest}")
+        looks = Query(request.scope["query_string"]).whole("looks", 0) != 0
+        elsewhere = await handlers.arrivals.url_of(digest, looks=looks)
+        if elsewhere is not None:
+            return Response(status_code=307, headers={"Location": elsewhere, "Cache-Control": "no-store"})
         start, stop, is_part = _range(request.headers.get("range"), size)
         headers = {
             "Content-Length": str(stop - start),

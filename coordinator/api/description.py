@@ -26,7 +26,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import checkpoint_parts, documents, evaluations, messages
+from state import blob_messages, checkpoint_parts, documents, evaluations, messages
 from state.documents import RunDocument
 from state.messages import REPORT_PATHS
 from state.refusals import Refusal
@@ -36,19 +36,21 @@ SUMMARY = """Holds one training run.
 A refused request is answered with application/problem+json, whose type says why. A path that is not listed here is
 answered with 404, another method of a path with 405 and the header Allow, both as problems too."""
 
-SESSION, DATA_SERVER, ADMIN = "session token", "data server token", "admin token"
+SESSION, DATA_SERVER, ADMIN, CHECKER = "session token", "data server token", "admin token", "checker token"
 SECURITY: Mapping[str, Any] = {
     SESSION: {"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A member's, from its join."},
     DATA_SERVER: {"type": "http", "scheme": "bearer", "description": "A data server's, from `epochal token`."},
+    CHECKER: {"type": "http", "scheme": "bearer", "description": "A checker's, from `epochal token checker`."},
     ADMIN: {"type": "http", "scheme": "bearer", "description": "The operator's, printed at the run's first start."},
 }
 PATH_PARAMETERS: Mapping[str, Schema] = {
     "run_id": {**TEXT, "description": "The run's id, as GET /v1/runs lists it."},
     "sha256": {**SHA256, "description": "Digest of the document or of the blob's bytes."},
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "lease": {"type": "string", "description": "Names the lease, as its answer says."},
     "step": {**WHOLE, "description": "Number of the round's step."},
 }
-_NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages)
+_NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
 DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
 """Every document and message."""
 
@@ -81,6 +83,7 @@ _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait f
 _BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "string", "format": "binary"})
 _BLOB = _BLOB_BODY["content"]
 _MODEL_SPEC: Schema = {"type": "object", "required": ["architecture"], "properties": {"architecture": TEXT}}
+_LOCATION = {"required": True, "schema": {"type": "string"}}
 _CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done"}
 
 
@@ -149,19 +152,36 @@ def _membership_operations() -> Operations:
 
 
 def _blob_operations() -> Operations:
+    announced = (
+        *(*_READS_BLOB, Refusal.NOT_COMMITTED, Refusal.RESULT_INVALID),
+        *(Refusal.LATE_RESULT, Refusal.NOT_NOW, Refusal.RATE_LIMITED),
+    )
     size = {"headers": {"Accept-Ranges": {"required": True, "schema": {"type": "string"}}}, "content": _BLOB}
     return {
         ("GET", "/v1/blobs/{sha256}"): Operation(
-            (*_READS_BLOB, Refusal.NOT_NOW, Refusal.RANGE_NOT_SATISFIABLE, Refusal.OVERLOADED),
+            (
+                *(*_READS_BLOB, Refusal.NOT_NOW, Refusal.RANGE_NOT_SATISFIABLE),
+                *(Refusal.OVERLOADED, Refusal.INVALID_PARAMETER),
+            ),
             (SESSION, ADMIN),
-            (Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),),
-            {200: {"description": "The whole blob", **size}, 206: {"description": "The range", **size}},
+            (
+                Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),
+                Parameter("looks", {**WHOLE, "description": "1: it is not where an earlier answer led."}, default=0),
+            ),
+            {
+                200: {"description": "The whole blob", **size},
+                206: {"description": "The range", **size},
+                307: {"description": "It is in an object store", "headers": {"Location": _LOCATION}},
+            },
+        ),
+        ("POST", "/v1/blobs/{sha256}/grant"): Operation((*announced, Refusal.BLOBS_FULL), (SESSION,)),
+        ("POST", "/v1/blobs/{sha256}/arrival"): Operation(
+            (*announced, *_DELIVERS),
+            (SESSION,),
+            answers={201: _CREATED, 202: {"description": "Being taken in: ask again"}},
         ),
         ("PUT", "/v1/blobs/{sha256}"): Operation(
-            (
-                *(*_READS_BLOB, *_DELIVERS, Refusal.NOT_COMMITTED),
-                *(Refusal.LATE_RESULT, Refusal.NOT_NOW, Refusal.RATE_LIMITED),
-            ),
+            (*announced, *_DELIVERS),
             (SESSION,),
             answers={201: _CREATED},
             body={"content": _BLOB},
@@ -195,6 +215,27 @@ def _operator_operations() -> Operations:
     }
 
 
+def _check_operations() -> Operations:
+    of_checker = (Refusal.UNAUTHORIZED, *_OF_RUN)
+    of_lease = (*of_checker, Refusal.GONE)
+    checks = f"{RUN}/checks"
+    return {
+        ("POST", checks): Operation(
+            (*of_lease, Refusal.NOT_NOW, Refusal.INVALID_PARAMETER),
+            (CHECKER,),
+            (_WAIT_S,),
+            {**openapi_answer(blob_messages.LeasedCheck), 204: {"description": "Nothing to check within `wait_s`"}},
+        ),
+        ("POST", f"{checks}/{{lease}}/renewal"): Operation(of_lease, (CHECKER,)),
+        ("POST", f"{checks}/{{lease}}/verdict"): Operation(
+            (*of_lease, *EVERY_MESSAGE), (CHECKER,), answers={204: _DONE}
+        ),
+        ("DELETE", f"{checks}/{{lease}}"): Operation(of_lease, (CHECKER,), answers={204: _DONE}),
+        ("GET", f"{RUN}/parameters"): Operation((*of_checker, Refusal.NOT_NOW, Refusal.NOT_FOUND), (CHECKER,)),
+        ("POST", f"{RUN}/tokens/checker"): Operation(_OF_ADMIN, (ADMIN,)),
+    }
+
+
 def _process_operations() -> Operations:
     metrics = content("text/plain", "For Prometheus")
     return {
@@ -221,6 +262,7 @@ OPERATIONS: Operations = {
     **_report_operations(),
     **_blob_operations(),
     **_operator_operations(),
+    **_check_operations(),
     **_process_operations(),
 }
 """Every method of every path."""

@@ -54,7 +54,7 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     status_bytes = StatusBytes(handlers)
 
     def check(run_id: str, request: Request) -> None:
-        _check_operator(handlers, run_id, request)
+        check_operator(handlers, run_id, request)
 
     @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
     async def status(run_id: str) -> Response:
@@ -122,14 +122,14 @@ def evaluation_routes(handlers: Handlers) -> APIRouter:
         openapi_extra=openapi_body(EvaluationReport),
     )
     async def record_evaluation(run_id: str, request: Request) -> Response:
-        _check_operator(handlers, run_id, request)
+        check_operator(handlers, run_id, request)
         await handlers.record_evaluation(await read_message(request, EvaluationReport))
         return Response(status_code=204)
 
     return router
 
 
-def _check_operator(handlers: Handlers, run_id: str, request: Request) -> None:
+def check_operator(handlers: Handlers, run_id: str, request: Request) -> None:
     """Raise `Refused` unless the request has the admin token, and is about the run that is served."""
     handlers.check_run(run_id)
     handlers.check_admin(bearer_token(request.headers))
@@ -147,7 +147,7 @@ def origin_routes(handlers: Handlers) -> APIRouter:
         responses=openapi_answer(CheckpointRef, 201),
     )
     async def put_genesis(run_id: str, sha256: str, request: Request) -> Response:
-        _check_operator(handlers, run_id, request)
+        check_operator(handlers, run_id, request)
         digest = sha256_of(sha256)
         held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
         return document_response(held, status=201)
@@ -159,7 +159,7 @@ def origin_routes(handlers: Handlers) -> APIRouter:
         openapi_extra=openapi_body(FingerprintSetting),
     )
     async def put_fingerprint(run_id: str, request: Request) -> Response:
-        _check_operator(handlers, run_id, request)
+        check_operator(handlers, run_id, request)
         await handlers.set_fingerprint(await read_message(request, FingerprintSetting))
         return Response(status_code=204)
 

@@ -1,4 +1,4 @@
-"""The session tokens and data tickets of members, and the tokens of data servers.
+"""The session tokens and data tickets of members, and the tokens of data servers and checkers.
 
 A bounded number of checked tokens is cached.
 """
@@ -21,6 +21,9 @@ SESSION_AUDIENCE = "epochal-session"
 DATA_SERVER_AUDIENCE = "epochal-data-server"
 DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
 """A data server's token only takes a place in a pool of its own, so that it need not be renewed during a run."""
+CHECKER_AUDIENCE = "epochal-checker"
+CHECKER_LIFETIME_S = 365 * 86_400.0
+"""A checker's token vouches for the form of results, and reads those that it is given to check; nothing else."""
 MAX_CACHED_TOKENS = 16_384
 
 T = TypeVar("T")
@@ -56,6 +59,14 @@ class SessionTokens:
         """Return a signed token for a data server's requests, with an id of its own."""
         return self._sign(secrets.token_hex(8), DATA_SERVER_AUDIENCE, now_s, {}, DATA_SERVER_LIFETIME_S)
 
+    def checker_token(self, now_s: float) -> str:
+        """Return a signed token for a checker's requests, with an id of its own."""
+        return self._sign(secrets.token_hex(8), CHECKER_AUDIENCE, now_s, {}, CHECKER_LIFETIME_S)
+
+    def checker_of(self, token: str, now_s: float) -> str | None:
+        """Return the id of the checker whose token this is; None if it is no valid one for this run."""
+        return self._holder_of(token, CHECKER_AUDIENCE, now_s)
+
     def _sign(
         self, subject: str, audience: str, now_s: float, more: dict[str, int], lifetime_s: float = SESSION_LIFETIME_S
     ) -> str:
@@ -67,12 +78,12 @@ class SessionTokens:
         if token in self._checked:
             return None
         if token not in self._data_servers:
-            _remember(self._data_servers, token, self._data_server_in(token, now_s))
+            _remember(self._data_servers, token, self._holder_of(token, DATA_SERVER_AUDIENCE, now_s))
         return self._data_servers[token]
 
-    def _data_server_in(self, token: str, now_s: float) -> str | None:
+    def _holder_of(self, token: str, audience: str, now_s: float) -> str | None:
         try:
-            found = self._key.verified(token, DATA_SERVER_AUDIENCE)
+            found = self._key.verified(token, audience)
             is_valid = found["run"] == self._run_id and float(found["exp"]) > now_s
             return str(found["sub"]) if is_valid else None
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):

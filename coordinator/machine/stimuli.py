@@ -116,25 +116,33 @@ class ResultCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerified:
-    """The bytes of a committed result are held and checked. `replica_digest` is from their header."""
+    """The bytes of a committed result are held and checked. `replica_digest` is from their header.
+
+    `checker` names who checked them; None for the coordinator.
+    """
 
     client_id: ClientId
     step: int
     attempt: int
     result_sha256: Sha256
     replica_digest: Sha256
+    checker: str | None = None
     type: Literal["result_verified"] = "result_verified"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRejected:
-    """The bytes of a committed result break `rule`. The commitment binds, so the client's work is carried."""
+    """The bytes of a committed result break `rule`. The commitment binds, so the client's work is carried.
+
+    `checker` names who checked them; None for the coordinator.
+    """
 
     client_id: ClientId
     step: int
     attempt: int
     result_sha256: Sha256
     rule: str
+    checker: str | None = None
     type: Literal["result_rejected"] = "result_rejected"
 
 

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from state.blob_checks import HashedReadable
 from state.errors import Refused
 from state.refusals import Refusal
 from state.tensors import Readable
@@ -107,13 +108,26 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blobs-full`, with `spare_bytes` as for `receive`.
         """
 
-    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId, /) -> None:
-        """Hold what a client has put where `signed_put` said, out of its reach from now on. Its content is unchecked.
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId, /) -> HashedReadable | None:
+        """Take what a client has put where `signed_put` said out of its reach, and return it; it is not held yet.
 
-        Taking in a blob that is already held changes nothing.
+        `settle` must follow. Return None, and change nothing, if the blob is held already.
 
         Raises:
             Refused: `body-incomplete` if nothing arrived; `blob-mismatch` or `blob-too-large` for another length.
+        """
+
+    async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None, /) -> None:
+        """Hold what was taken in, if its bytes hash to its name; else delete it.
+
+        Args:
+            sha256: its name.
+            size_bytes: its size.
+            sender: the client that has put it there.
+            found: the digest of its bytes; None if nobody knows.
+
+        Raises:
+            Refused: `blob-mismatch`.
         """
 
     async def drop_unfinished(self) -> None:
@@ -135,6 +149,9 @@ class ServedBlobs:
 
     async def signed_put(self, _: Sha256, _size_bytes: int, _sender: ClientId, _spare_bytes: int = 0) -> None:
         """Return None: the coordinator takes the bytes."""
+
+    async def settle(self, _: Sha256, _size_bytes: int, _sender: ClientId, _found: Sha256 | None) -> None:
+        """Do nothing: nothing was taken in."""
 
     async def take_in(self, sha256: Sha256, _size_bytes: int, _sender: ClientId) -> None:
         """Raise `Refused(Refusal.BODY_INCOMPLETE)`: nothing can have arrived elsewhere."""

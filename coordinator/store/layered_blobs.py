@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found
+from state.blob_checks import HashedReadable
 from state.wire import ClientId, Sha256
 
 R = TypeVar("R", bound=BlobReader)
@@ -95,11 +96,14 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     ) -> SignedPut | None:
         return await self._first.signed_put(sha256, size_bytes, sender, spare_bytes + self._other_bytes)
 
-    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> None:
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> HashedReadable | None:
         for layer in self._others:
             if await layer.size(sha256) is not None:
-                return
-        await self._first.take_in(sha256, size_bytes, sender)
+                return None
+        return await self._first.take_in(sha256, size_bytes, sender)
+
+    async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
+        await self._first.settle(sha256, size_bytes, sender, found)
 
     async def drop_unfinished(self) -> None:
         await self._each(lambda layer: layer.drop_unfinished())

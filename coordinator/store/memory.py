@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
+    BlobStore,
     OpenBlob,
     ServedBlobs,
     blob_not_found,
@@ -174,7 +175,7 @@ class MemoryStore:
         self, max_blob_bytes: int, journal: MemoryJournal | None = None, private_key: bytes | None = None
     ) -> None:
         self.journal = journal or MemoryJournal()
-        self.blobs = MemoryBlobs(max_blob_bytes)
+        self.blobs: BlobStore = MemoryBlobs(max_blob_bytes)
         self.keys = MemoryKeys(private_key)
         self._copies = 0
 

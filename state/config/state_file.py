@@ -30,6 +30,7 @@ MAX_SPARSE_KEEP = 4096
 MAX_MIRRORS = 8
 MAX_MIRROR_CHARS = 1024
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
+MAX_CHECKER_WAIT_S = 3600
 
 
 def _check_run_id(run_id: str) -> str:
@@ -218,11 +219,14 @@ class BlobsConfig(Section):
         max_total_bytes: maximum size of all results and checkpoints.
         store: an object store that holds them; no such line: the coordinator's store does.
         part_bytes: maximum size of a checkpoint's part. Epochal's addition.
+        checker_wait_s: seconds within which a checker (`epochal checker`), if there is any, must take a result that
+            arrived in an object store; then the coordinator checks it itself. 0: it always does.
     """
 
     max_total_bytes: Positive = DEFAULT_BLOBS_BYTES
     store: OptionalBlobPlace = None
     part_bytes: Annotated[int, Field(ge=MIN_PART_BYTES, le=MAX_PART_BYTES)] = MAX_PART_BYTES
+    checker_wait_s: Annotated[float, Field(ge=0, le=MAX_CHECKER_WAIT_S)] = 10.0
 
 
 class RunTable(Section):

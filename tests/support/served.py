@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 from coordinator.api.app import create_app
+from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
 from coordinator.auth.signing_key import SigningKey
@@ -80,7 +81,8 @@ def handlers_of(service: CoordinatorService, key: SigningKey, layout_of: LayoutO
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
     uploads = Uploads(service, InlineWorker(), layout_of)
-    return Handlers(service, nonces, tokens, admin, uploads, Downloads(service))
+    arrivals = Arrivals(service, uploads, InlineWorker())
+    return Handlers(service, nonces, tokens, admin, uploads, Downloads(service), arrivals)
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,8 @@ FOLDER/RUN_ID/incoming/SHA256.CLIENT    what clients put, until it is taken in
 ```
 
 The rule kept here: only the coordinator's own credentials write to `blobs/`. A signed URL writes to `incoming/`, and
-what arrives there is copied before it is checked, so that nobody changes what was checked.
+what arrives there is copied before it is checked, so that nobody changes what was checked. The original is deleted
+last: as long as there is one, nobody knows that the copy was checked.
 """
 
 import asyncio
@@ -101,13 +102,23 @@ class ObjectBlobs(ObjectReader):
 
     @classmethod
     async def open(cls, objects: Objects, max_total_bytes: int) -> "ObjectBlobs":
-        """Return the blobs of a folder.
+        """Return the blobs of a folder. One that a killed coordinator may not have checked is read once more.
 
         Raises:
             StoreBlocked: the store refuses, fails, or does not answer.
             InvalidInput: it holds too many objects.
         """
-        return cls(objects, max_total_bytes, await objects.listed(BLOBS))
+        found = await objects.listed(BLOBS)
+        unsettled = {item.key.rpartition("/")[2].partition(".")[0] for item in await objects.listed(INCOMING)}
+        kept = []
+        for item in found:
+            sha256 = Sha256(item.key.rpartition("/")[2])
+            data = OpenObject(objects, sha256, item.size_bytes)
+            if sha256 not in unsettled or await asyncio.to_thread(data.sha256) == sha256:
+                kept.append(item)
+            else:
+                await objects.delete(item.key)
+        return cls(objects, max_total_bytes, kept)
 
     @property
     def location(self) -> str:
@@ -207,21 +218,32 @@ class ObjectBlobs(ObjectReader):
             url, self._objects.put_headers, SIGNED_FOR_S
         )
 
-    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> None:
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> "OpenObject | None":
         key = _incoming_key(sha256, sender)
-        if sha256 not in self._sizes:
-            found = await self._shown(key)
-            check_growth(found.size_bytes, size_bytes)
-            check_content(None, size_bytes, found.size_bytes, sha256)
-            try:
-                await self._objects.copy(key, _key(sha256))
-                copied = await self._objects.head(_key(sha256))
-            except ObjectMissing:
-                raise _not_there(self._objects.place_of(key)) from None
-            check_content(None, size_bytes, copied.size_bytes, sha256)
+        if sha256 in self._sizes:
+            await self._drop(sender, key)
+            return None
+        found = await self._shown(key)
+        check_growth(found.size_bytes, size_bytes)
+        check_content(None, size_bytes, found.size_bytes, sha256)
+        try:
+            await self._objects.copy(key, _key(sha256))
+        except ObjectMissing:
+            raise _not_there(self._objects.place_of(key)) from None
+        return OpenObject(self._objects, sha256, size_bytes)
+
+    async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
+        if found == sha256:
             self._sizes[sha256] = size_bytes
+        else:
+            await self._objects.delete(_key(sha256))
+        await self._drop(sender, _incoming_key(sha256, sender))
+        check_content(sha256, size_bytes, size_bytes, found or sha256)
+
+    async def _drop(self, sender: ClientId, key: str) -> None:
+        """Delete what a client has put, which marks the blob as unchecked; if that fails now, a sweep does it."""
         self._forget(sender, key)
-        with contextlib.suppress(StoreBlocked):  # else a sweep deletes it
+        with contextlib.suppress(StoreBlocked):
             await self._objects.delete(key)
 
     async def _shown(self, key: str) -> StoredObject:

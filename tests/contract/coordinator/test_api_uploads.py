@@ -7,7 +7,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from coordinator.uploads import MAX_CHECKS, MAX_UPLOADS_PER_CLIENT
+from coordinator.result_checks import MAX_CHECKS
+from coordinator.uploads import MAX_UPLOADS_PER_CLIENT
 from runtime.worker_thread import InlineWorker
 from state.phases import RunState
 from state.wire import sha256_hex
@@ -40,7 +41,7 @@ async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) 
     assert problem(await client.put_blob(data)) == "result-invalid"
     assert await coordinator.service.blobs.size(sha256_hex(data)) is None
     again = await client.put_blob(data)
-    assert (problem(again), again.json()["rule"]) == ("result-invalid", "scale")
+    assert (problem(again), again.json()["rule"]) == ("result-invalid", "finite")
 
 
 async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinator: Served) -> None:
@@ -105,7 +106,7 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
             checking -= 1
             return found
 
-    coordinator.handlers.uploads._worker = Watched()
+    coordinator.handlers.uploads.results._worker = Watched()
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
             tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))

@@ -204,7 +204,8 @@ def test_key_in_the_wrong_table_is_named_where_it_belongs() -> None:
 
 def test_unknown_key_without_a_near_one_lists_what_is_known() -> None:
     mistake = mistakes_of(blobs__colour="red")["blobs.colour"]
-    assert mistake == Mistake("blobs.colour", '"red"', "only the keys max_total_bytes, store, part_bytes", None)
+    known = "only the keys max_total_bytes, store, part_bytes, checker_wait_s"
+    assert mistake == Mistake("blobs.colour", '"red"', known, None)
 
 
 def test_misspelt_variant_names_the_nearest_one() -> None:

@@ -1,0 +1,98 @@
+"""Checks of results that are held or have arrived, and the verdicts on them, which are kept in the journal."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import ResultRejected, ResultVerified
+from coordinator.machine.views import ExpectedBlob, blobs_needed
+from coordinator.service import CoordinatorService
+from runtime.worker_thread import Worker
+from state.blob_checks import HashedReadable, verdict_on, verdict_on_arrival
+from state.blob_messages import CheckVerdict, ResultCheck
+from state.errors import InternalError, Refused
+from state.refusals import Refusal
+from state.tensors import TensorLayout
+from state.wire import Sha256
+
+MAX_CHECKS = 2
+"""Maximum number of blobs that are checked at a time: each is read once more, a piece at a time."""
+
+
+class ResultChecks:
+    """Checks announced results for one service.
+
+    Args:
+        service: the run's.
+        worker: checks the bytes.
+        layout: returns names and shapes of the run's tensors.
+
+    Attributes:
+        checking: held while a blob is checked.
+    """
+
+    def __init__(
+        self, service: CoordinatorService, worker: Worker, layout: Callable[[], Awaitable[TensorLayout]]
+    ) -> None:
+        self._service = service
+        self._worker = worker
+        self._layout = layout
+        self.checking = asyncio.Semaphore(MAX_CHECKS)
+
+    def check_of(self, expected: ExpectedBlob) -> ResultCheck:
+        """Return what an announced result must be."""
+        state_file = self._service.run.state_file
+        if expected.work_sha256 is None:
+            raise InternalError(f"a {expected.kind} has no work list")
+        return ResultCheck(
+            sha256=expected.sha256,
+            size_bytes=expected.size_bytes,
+            run_id=state_file.run_id,
+            step=expected.step,
+            attempt=expected.attempt,
+            client_id=expected.client_id,
+            work_sha256=expected.work_sha256,
+            codec=state_file.merge.codec_name,
+            max_abs=state_file.merge.max_abs,
+        )
+
+    async def take_held(self, expected: ExpectedBlob) -> None:
+        """Check a result that is held, and count it. Raises `Refused` and `StoreFailed` as `count`."""
+        check, layout = self.check_of(expected), await self._layout()
+        async with self.checking, self._service.blobs.opened(expected.sha256) as data:
+            verdict = await self._worker.run(partial(verdict_on, check, layout, data, expected.sha256))
+        await self.count(expected, verdict)
+
+    async def verdict_on_arrival(self, check: ResultCheck, data: HashedReadable) -> CheckVerdict:
+        """Return the verdict on a result that arrived, whose bytes are hashed on the way."""
+        layout = await self._layout()
+        async with self.checking:
+            return await self._worker.run(partial(verdict_on_arrival, check, layout, data))
+
+    async def count(self, expected: ExpectedBlob, verdict: CheckVerdict, checker: str | None = None) -> None:
+        """Keep the verdict on a result that is held.
+
+        Args:
+            expected: the result.
+            verdict: on its bytes, which have the announced digest.
+            checker: who gave it; None for the coordinator.
+
+        Raises:
+            Refused: `result-invalid`, if it breaks a rule; as `CoordinatorService.submit`.
+        """
+        sender, step, attempt, sha256 = expected.client_id, expected.step, expected.attempt, expected.sha256
+        if verdict.replica_digest is not None:
+            digest = Sha256(verdict.replica_digest)
+            await self._service.submit(ResultVerified(sender, step, attempt, sha256, digest, checker))
+            return
+        rule = verdict.rule or ""
+        await self._service.submit(ResultRejected(sender, step, attempt, sha256, rule, checker))
+        await delete_unless_needed(self._service, sha256, self._service.run)
+        raise Refused(Refusal.RESULT_INVALID, f"the result breaks rule {rule!r}: {verdict.message}", rule=rule)
+
+
+async def delete_unless_needed(service: CoordinatorService, sha256: Sha256, run: Run) -> None:
+    """Delete refused bytes unless the run needs them: a copied digest must not cost another client its blob."""
+    if sha256 not in blobs_needed(run):
+        await service.blobs.delete(sha256)

@@ -1,0 +1,203 @@
+"""Blobs between a client and an object store, by signed requests for which the coordinator gives the URLs.
+
+The rules kept here: a refusal of the store (a URL that has expired, an object that is not there) is answered by asking
+the coordinator again, `MAX_STORE_REFUSALS` times; a store that fails or is silent is `store-failed`, which the session
+repeats within its bound. Tokens of the coordinator never go to a store.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Protocol
+
+import httpx
+
+from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
+from runtime.http_client import is_temporary, raw_body, reason_of, streamed
+from state.blob_messages import UploadGrant
+from state.errors import InvalidDocument, Refused
+from state.refusals import Refusal
+from state.wire import Sha256, parse_document
+
+MAX_STORE_REFUSALS = 3
+"""Number of answers by which a store may refuse one blob, before the transfer is given up."""
+MAX_REASON_BYTES = 4096
+MAX_CONNECTIONS = 32
+FIRST_DELAY_S = 0.25
+"""Time before a blob that a store refused is asked for again; twice as long each time."""
+MAX_ARRIVAL_ANSWERS = 360
+"""Maximum number of requests about one arrival; each is answered within seconds (`coordinator/arrivals.py`)."""
+_CODE = re.compile(rb"<Code>([^<]{1,100})</Code>")
+_MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
+_AGAIN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BLOB_MISMATCH})
+"""Refusals after which the bytes are put once more: they vanished, or were overwritten."""
+
+
+class StoreRefusal(Exception):
+    """An object store refuses a signed request; the message names store, object and reason."""
+
+
+class PiecewiseBody(Protocol):
+    """Bytes that are sent piece by piece."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def pieces(self) -> Iterable[bytes]: ...
+
+
+Ask = Callable[[str, str], Awaitable[httpx.Response]]
+"""Sends a request without a body to the coordinator, by method and path; raises as `CoordinatorClient`'s requests."""
+
+
+class StoredBlobs:
+    """Transfers with the object store of one coordinator, if it has one.
+
+    Args:
+        ask: sends requests to the coordinator.
+
+    Attributes:
+        is_used: whether the coordinator has led here lately.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._opened: httpx.AsyncClient | None = None
+        self._is_needless = False
+        """Whether the coordinator takes blobs itself, as far as is known."""
+        self.is_used = False
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._opened is not None:
+            await self._opened.aclose()
+
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        if self._opened is None:
+            limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
+            self._opened = httpx.AsyncClient(follow_redirects=False, limits=limits)
+        return self._opened
+
+    def forget(self) -> None:
+        """Ask again where blobs go: the coordinator may have been started anew."""
+        self._is_needless = False
+
+    async def put(self, sha256: Sha256, body: PiecewiseBody) -> bool:
+        """Deliver an announced blob by way of the store; return False if the coordinator takes it itself.
+
+        Raises:
+            Refused: `body-incomplete` if the store refuses it, `store-failed` if it fails now, or as the coordinator
+                refuses.
+        """
+        if self._is_needless:
+            return False
+        problem: Refused | None = None
+        for _ in range(MAX_STORE_REFUSALS):
+            grant = await self._grant(sha256)
+            if grant.delivered:
+                return True
+            if grant.url is None:
+                self._is_needless = True
+                return False
+            try:
+                await self._put(grant, body)
+                await self._arrive(sha256)
+            except StoreRefusal as refusal:
+                problem = Refused(Refusal.BODY_INCOMPLETE, str(refusal))
+            except Refused as refusal:
+                if refusal.kind not in _AGAIN:
+                    raise
+                problem = refusal
+            else:
+                return True
+            await asyncio.sleep(FIRST_DELAY_S)
+        assert problem is not None
+        raise problem
+
+    async def _grant(self, sha256: Sha256) -> UploadGrant:
+        try:
+            answer = await self._ask("POST", f"/v1/blobs/{sha256}/grant")
+        except Refused as refusal:
+            if refusal.kind is Refusal.NOT_FOUND:  # an older coordinator has no such route
+                return UploadGrant(delivered=False)
+            raise
+        return parse_document(UploadGrant, answer.content)
+
+    async def _put(self, grant: UploadGrant, body: PiecewiseBody) -> None:
+        assert grant.url is not None
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            for piece in body.pieces():
+                yield piece
+
+        headers = {**grant.headers, "Content-Length": str(body.size_bytes)}
+        timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        request = self._http.build_request("PUT", grant.url, content=pieces(), headers=headers, timeout=timeout)
+        try:
+            async with streamed(self._http, request) as answer:
+                if not answer.is_success:
+                    raise await _refusal(answer)
+        except httpx.HTTPError as error:
+            raise _silent(request, error) from error
+
+    async def _arrive(self, sha256: Sha256) -> None:
+        """Tell the coordinator, and wait until it has counted the blob."""
+        for _ in range(MAX_ARRIVAL_ANSWERS):
+            answer = await self._ask("POST", f"/v1/blobs/{sha256}/arrival")
+            if answer.status_code == httpx.codes.CREATED:
+                return
+        raise Refused(Refusal.STORE_FAILED, f"the coordinator has not taken in blob {sha256} yet")
+
+    async def pieces(self, url: str, start: int) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of an object from `start` on, as many as arrive.
+
+        Raises:
+            StoreRefusal: the store refuses.
+            Refused: `store-failed`: it fails, or the connection breaks.
+            InvalidDocument: it answers with another range.
+        """
+        self.is_used = True
+        timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        request = self._http.build_request("GET", url, headers=headers, timeout=timeout)
+        try:
+            async with streamed(self._http, request) as answer:
+                skipped_bytes = start if answer.status_code == httpx.codes.OK else 0
+                if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+                    raise await _refusal(answer)
+                is_part = answer.status_code == httpx.codes.PARTIAL_CONTENT
+                if is_part and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                    raise InvalidDocument(f"{_place(request)} answered with another range than the one from {start} on")
+                async for piece in raw_body(answer):
+                    new = piece[skipped_bytes:]
+                    skipped_bytes -= len(piece) - len(new)
+                    if new:
+                        yield new
+        except httpx.HTTPError as error:
+            raise _silent(request, error) from error
+
+
+async def _refusal(answer: httpx.Response) -> Exception:
+    """Return the error of an answer that is no success."""
+    said = bytearray()
+    async for piece in raw_body(answer):
+        said += piece
+        if len(said) >= MAX_REASON_BYTES:
+            break
+    parts = [found[1].decode(errors="replace") for pattern in (_CODE, _MESSAGE) if (found := pattern.search(said))]
+    reason = f": {': '.join(parts)}" if parts else ""
+    message = f"the object store answered {answer.status_code} to {_place(answer.request)}{reason}"
+    if is_temporary(answer.status_code):
+        return Refused(Refusal.STORE_FAILED, message)
+    return StoreRefusal(message)
+
+
+def _silent(request: httpx.Request, error: httpx.HTTPError) -> Refused:
+    reason = reason_of(error, str(request.url))
+    return Refused(Refusal.STORE_FAILED, f"the object store does not answer {_place(request)}: {reason}")
+
+
+def _place(request: httpx.Request) -> str:
+    """Return method and URL of a request, without the signature."""
+    return f"{request.method} {request.url.copy_with(query=None)}"

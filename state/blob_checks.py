@@ -1,0 +1,68 @@
+"""Checks of results that arrived in an object store, as a pure function of their bytes.
+
+A coordinator and a checker carry out the same one, so that it does not matter who checks.
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from state.blob_messages import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
+from state.errors import InternalError, InvalidDocument, InvalidResult
+from state.messages import MAX_MESSAGE_CHARS
+from state.results import ResultHeader, check_result
+from state.tensors import Readable, TensorLayout
+from state.wire import Sha256
+
+
+class HashedReadable(Readable, Protocol):
+    """Bytes that are read in parts, and their digest."""
+
+    def sha256(self) -> Sha256:
+        """Return the digest of all bytes."""
+        ...
+
+
+def names_of(layout: TensorLayout) -> ParameterNames:
+    """Return names and shapes as a document."""
+    return ParameterNames(tuple(name for name, _ in layout.entries), tuple(shape for _, shape in layout.entries))
+
+
+def layout_of(document: ParameterNames) -> TensorLayout:
+    """Return the layout that a document says. Raise `InvalidDocument` unless it is one."""
+    if len(document.names) != len(document.shapes):
+        raise InvalidDocument(f"{len(document.names)} names of parameters, and {len(document.shapes)} shapes")
+    try:
+        return TensorLayout(tuple(zip(document.names, document.shapes, strict=True)))
+    except InternalError as error:
+        raise InvalidDocument(f"names and shapes that are no model's: {error.message}") from error
+
+
+def verdict_on(check: ResultCheck, layout: TensorLayout, data: Readable, sha256: Sha256) -> CheckVerdict:
+    """Return the verdict on a result whose digest is known, in constant memory besides its header.
+
+    Args:
+        check: what it must be.
+        layout: names and shapes of the run's parameters.
+        data: its bytes.
+        sha256: their digest.
+    """
+    wanted = ResultHeader(
+        run_id=check.run_id,
+        step=check.step,
+        attempt=check.attempt,
+        client_id=check.client_id,
+        work_sha256=check.work_sha256,
+        replica_digest="",
+        codec=check.codec,
+    )
+    try:
+        found = check_result(data, wanted, layout, check.max_abs)
+    except InvalidResult as error:
+        return CheckVerdict(sha256, None, error.rule[:MAX_RULE_CHARS], str(error)[:MAX_MESSAGE_CHARS])
+    return CheckVerdict(sha256, Sha256(found.replica_digest))
+
+
+def verdict_on_arrival(check: ResultCheck, layout: TensorLayout, data: HashedReadable) -> CheckVerdict:
+    """Return the verdict on a result that arrived, as `verdict_on`; its bytes are hashed as they are read."""
+    found = verdict_on(check, layout, data, Sha256(check.sha256))
+    return replace(found, sha256=data.sha256())

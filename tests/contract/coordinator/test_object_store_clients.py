@@ -1,0 +1,137 @@
+"""A client's blobs by way of an object store that refuses, fails, hangs and loses things."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from coordinator_client.stored_blobs import MAX_STORE_REFUSALS
+from state.errors import Refused
+from state.wire import sha256_hex
+from tests.support.data_http import HttpReply
+from tests.support.object_blobs import PREFIX
+from tests.support.s3_door import DoorRequest, S3Door, s3_error
+from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, training
+from tests.support.spooled import spooled
+
+
+@pytest.fixture
+async def client(run: Served) -> AsyncIterator[WireClient]:
+    """One of two clients in RoundTrain."""
+    one, _ = await training(run)
+    yield one
+    await one.api.aclose()
+
+
+async def fetched(client: WireClient, data: bytes, held: bytes = b"") -> bytes:
+    """What a client reads of a result after the bytes that it holds."""
+    file = spooled(held)
+    await client.api.get_blob(sha256_hex(data), file)
+    return file.to_bytes()
+
+
+async def test_client_puts_and_gets_a_result_by_way_of_the_store(client: WireClient, door: S3Door) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    assert (await client.commit(data)).status_code == 200
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    assert len(door.signed("PUT")) == 1
+    assert await fetched(client, data) == data
+    assert await fetched(client, data, data[:7]) == data
+    assert door.signed("GET")[-1].headers["range"] == "bytes=7-"
+    assert all("authorization" not in request.headers for request in door.requests if request.is_signed_url)
+
+
+async def both_ways(client: WireClient, data: bytes) -> None:
+    """Puts a result and gets it."""
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    assert await fetched(client, data) == data
+
+
+def first_ones(count: int, reply: HttpReply, method: str) -> Callable[[DoorRequest], HttpReply | None]:
+    """A fault of the first signed requests of a method."""
+    left = [count]
+
+    def fault(request: DoorRequest) -> HttpReply | None:
+        if request.is_signed_url and request.method == method and left[0]:
+            left[0] -= 1
+            return reply
+        return None
+
+    return fault
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")])
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_refusal_of_the_store_is_answered_with_a_new_request(
+    client: WireClient, door: S3Door, method: str, status: int, code: str
+) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    door.fault = first_ones(1, s3_error(status, code), method)
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    assert await fetched(client, data) == data
+    assert len(door.signed(method)) == 2
+
+
+@pytest.mark.parametrize(("method", "kind"), [("PUT", "body-incomplete"), ("GET", "not-found")])
+async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
+    client: WireClient, door: S3Door, method: str, kind: str
+) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    door.fault = first_ones(100, s3_error(403, "AccessDenied", "not yours"), method)
+    with pytest.raises(Refused, match=r"the object store answered 403 to .*AccessDenied: not yours") as refused:
+        await both_ways(client, data)
+    assert refused.value.kind == kind
+    assert "X-Amz-Signature" not in str(refused.value)
+    assert len(door.signed(method)) == MAX_STORE_REFUSALS
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_store_that_fails_now_may_be_asked_later(
+    client: WireClient, door: S3Door, method: str, status: int
+) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    door.fault = first_ones(1, s3_error(status, "SlowDown"), method)
+    with pytest.raises(Refused, match=f"answered {status}") as refused:
+        await both_ways(client, data)
+    assert (refused.value.kind, refused.value.kind.may_retry) == ("store-failed", True)
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    assert await fetched(client, data) == data
+
+
+async def test_store_that_hangs_is_named_after_its_time(
+    client: WireClient, door: S3Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator_client.stored_blobs.BLOB_TIMEOUT_S", 0.2)
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    door.fault = first_ones(1, HttpReply(200, b"", announced_bytes=10, hangs=True), "GET")
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    with pytest.raises(Refused, match="does not answer GET") as refused:
+        await fetched(client, data)
+    assert refused.value.kind == "store-failed"
+
+
+async def test_body_that_breaks_off_is_continued_where_it_broke(client: WireClient, door: S3Door) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    door.fault = first_ones(1, HttpReply(200, data[:11], announced_bytes=len(data)), "GET")
+    assert await fetched(client, data) == data
+    assert door.signed("GET")[-1].headers["range"] == "bytes=11-"
+
+
+async def test_client_is_told_that_an_object_has_vanished(client: WireClient, bucket: Any) -> None:
+    import obstore
+
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    await obstore.delete_async(bucket, f"{PREFIX}/blobs/{sha256_hex(data)}")
+    with pytest.raises(Refused, match="is not there any more") as refused:
+        await fetched(client, data)
+    assert refused.value.kind == "not-found"
