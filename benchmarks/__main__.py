@@ -39,8 +39,6 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
-    "exchange": exchange.measure,
-    "exchange-small": exchange.measure_small,
     "packing": packing.measure,
     "chunking": chunking.measure,
     "peers": lambda: _in_folder(peers.measure),
@@ -53,6 +51,11 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
 }
 EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training": peer_training.measure}
 """Benchmarks that also return a text, which the page shows below the table."""
+DRAWN: dict[str, Callable[[], tuple[list[Figure], dict[str, str]]]] = {
+    "exchange": exchange.measure,
+    "exchange-small": exchange.measure_small,
+}
+"""Benchmarks that also return plots of what they measured, by name."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {
     "packing": packing.plots,
     "quality": quality.plots,
@@ -75,7 +78,7 @@ BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 def main() -> None:
     """Measure the named benchmarks, or those by default, and print the figures."""
-    known = (*BENCHMARKS, *EXPLAINED)
+    known = (*BENCHMARKS, *EXPLAINED, *DRAWN)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but {' and '.join(APART)} by default"
@@ -88,16 +91,21 @@ def main() -> None:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(known)}")
     figures: list[Figure] = []
     texts: list[str] = []
+    plots: dict[str, str] = {}
     for name in names:
         if name in EXPLAINED:
             explained, text = EXPLAINED[name]()
             figures += explained
             texts.append(text)
+        elif name in DRAWN:
+            drawn, found = DRAWN[name]()
+            figures += drawn
+            plots |= found
         else:
             figures += BENCHMARKS[name]()
     show(figures)
     if arguments.write:
-        plots = {plot: svg for name in names if name in PLOTS for plot, svg in PLOTS[name]().items()}
+        plots |= {plot: svg for name in names if name in PLOTS for plot, svg in PLOTS[name]().items()}
         notes = [note for name in names for note in NOTES.get(name, ())]
         write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots, notes)
         for text in texts:

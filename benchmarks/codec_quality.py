@@ -22,10 +22,8 @@ ROUND_STEPS = 30
 RATED_VALUES = 1 << 24
 """Size of the tensor of which a codec's bytes a parameter are given."""
 
-NESTEROV = clients_setting(ROUND_STEPS)
-"""The defaults of `[merge]`, with float32 results."""
-FREQUENT = clients_setting(8)
-"""The same with rounds of eight local steps."""
+NESTEROV, FREQUENT, RARE = (replace(clients_setting(steps), codec="float32") for steps in (ROUND_STEPS, 8, 100))
+"""The defaults of `[merge]` with float32 results, in rounds of 30, 8 and 100 local steps."""
 PLAIN = Setting(CLIENT_LRS[ROUND_STEPS], CLIENTS, ROUND_STEPS, outer_lr=1.0, outer_momentum=0.0)
 """The mean of the clients' parameters."""
 SPARSE = replace(PLAIN, codec="sparse-64", error_feedback=True)
@@ -37,19 +35,24 @@ SETTINGS = (
     SPARSE_NESTEROV,
     replace(SPARSE_NESTEROV, mean="senders"),
     *(replace(FREQUENT, codec=codec) for codec in ("float32", *DENSE)),
+    *(replace(RARE, codec=codec) for codec in ("float32", "int4")),
     *(replace(PLAIN, codec=codec) for codec in ("float32", *DENSE)),
     replace(PLAIN, codec="int4", error_feedback=True),
     *(replace(SPARSE, outer_lr=rate) for rate in (1.0, 2.0)),
     replace(SPARSE, mean="senders"),
 )
 MORE_SEEDS = (*SEEDS, 2)
-"""Seeds of the codec that is the default, and of the one next to it."""
+NEAREST = (
+    *(replace(outer, codec=codec) for outer in (NESTEROV, FREQUENT, RARE) for codec in ("float32", "int4")),
+    replace(NESTEROV, codec="int8"),
+)
+"""Settings with `MORE_SEEDS`."""
 
 
 NOTES = (
-    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} local steps and of "
-    f"{FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third one for float32 and the two "
-    "codecs that come nearest to it, and a single one without outer momentum, which is far worse with each of them. "
+    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
+    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
+    "and the two codecs that come nearest to it, and a single one without outer momentum, far worse with each. "
     "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
@@ -73,8 +76,7 @@ class Row:
         """One without outer momentum, which is far worse with every codec; one more for the best two codecs."""
         if self.setting.outer_momentum == 0:
             return SEEDS[:1]
-        alone = replace(self.setting, codec="float32")
-        return MORE_SEEDS if alone == NESTEROV and not self.setting.error_feedback else SEEDS
+        return MORE_SEEDS if self.setting in NEAREST else SEEDS
 
     @property
     def losses(self) -> list[float]:
@@ -110,8 +112,8 @@ def plots() -> dict[str, str]:
 
 
 def _beside(setting: Setting) -> Row:
-    """Return float32 with the defaults and the same rounds."""
-    return Row(NESTEROV if setting.local_steps == ROUND_STEPS else FREQUENT)
+    """Return float32 with the defaults and rounds of the same length."""
+    return Row(next(one for one in (NESTEROV, FREQUENT, RARE) if one.local_steps == setting.local_steps))
 
 
 def _figure(setting: Setting) -> Figure:

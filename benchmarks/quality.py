@@ -29,7 +29,6 @@ from benchmarks.quality_training import (
     Trained,
     train,
 )
-from state.codecs.named import FLOAT32
 from state.config.state_file import MergeConfig
 from state.wire import canonical_json
 
@@ -136,8 +135,8 @@ class Run:
             return self.kept() or self.make()
 
 
-def clients_setting(local_steps: int, codec: str = FLOAT32.name) -> Setting:
-    """Return how clients train in rounds of so many local steps, with the defaults of `[merge]` but for the codec."""
+def clients_setting(local_steps: int) -> Setting:
+    """Return how clients train in rounds of so many local steps, with the defaults of `[merge]`."""
     merge = MergeConfig()
     return Setting(
         CLIENT_LRS[local_steps],
@@ -146,20 +145,17 @@ def clients_setting(local_steps: int, codec: str = FLOAT32.name) -> Setting:
         merge.outer_lr,
         merge.outer_momentum,
         merge.inner_state,
-        codec,
+        merge.codec_name,
+        merge.error_feedback,
+        merge.mean,
     )
-
-
-def default_setting() -> Setting:
-    """Return how clients train with every default of `[merge]` in rounds of `SWEPT_STEPS`."""
-    return clients_setting(SWEPT_STEPS, MergeConfig().codec_name)
 
 
 def planned() -> list[Run]:
     """Return every run of the page: seed by seed, then those with one seed."""
     single = [*(replace(MACHINE, base_lr=rate) for rate in MACHINE_LRS), *SWEEP]
     each = [MACHINE, *(clients_setting(steps) for steps in sorted(ROUND_STEPS, key=lambda one: one != SWEPT_STEPS))]
-    each += [default_setting(), FASTER]
+    each.append(FASTER)
     runs = [Run(setting, seed) for seed in SEEDS for setting in each] + [Run(setting) for setting in single]
     return list(dict.fromkeys(runs))
 
@@ -177,7 +173,7 @@ def measure() -> list[Figure]:
     machine = [Run(MACHINE, seed).result().loss for seed in SEEDS]
     figures = []
     chosen = [clients_setting(steps) for steps in ROUND_STEPS]
-    for setting in (*chosen, default_setting(), FASTER):
+    for setting in (*chosen, FASTER):
         losses = [Run(setting, seed).result().loss for seed in SEEDS]
         name = (
             f"{CLIENTS} clients, {setting.local_steps} local steps a round, learning rate {setting.base_lr:g}, "

@@ -1,9 +1,9 @@
 """The client's part of a run: opened on the first document that needs it, and driven by run documents from then on.
 
-`RunManager` has three stages. At first nothing of the run is known. Warmup, or a later phase if the client joins in the
-middle of an epoch, starts `init_run`, which reads the run's configuration and opens the data provider and the trainer.
-That may take a while; of the documents that arrive meanwhile the newest is kept. From then on every document goes to
-the `StepStateMachine`.
+`RunManager` has three stages. At first nothing of the run is known. As soon as there is a checkpoint, in any phase, or
+in Warmup, `init_run` reads the run's configuration and opens the data provider and the trainer, while the checkpoint
+is fetched. That may take a while; of the documents that arrive meanwhile the newest is kept. From then on every
+document goes to the `StepStateMachine`, whose replica keeper follows the run in every phase.
 """
 
 import asyncio
@@ -42,7 +42,9 @@ from trainers.genesis import check_trainable
 log = logging.getLogger(__name__)
 
 EPOCH_PHASES = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
-"""The phases in which a client needs model and data."""
+"""The phases in which a client needs model and data, also if it has to make the first model."""
+PHASES_BEFORE = frozenset({RunState.WAITING_FOR_MEMBERS, RunState.COOLDOWN, RunState.PAUSED})
+"""The phases before those, in which a client fetches the model that there is."""
 
 
 class Stage(StrEnum):
@@ -97,7 +99,7 @@ class RunManager:
             self._latest = document
             if self._machine is not None:
                 await self._apply(self._machine, document)
-            elif not self._opening.is_busy and document.run_state in EPOCH_PHASES:
+            elif not self._opening.is_busy and _has_begun(document):
                 await self._opening.replace(self._initialise(document))
 
     async def init_run(self, document: RunDocument) -> None:
@@ -121,6 +123,14 @@ class RunManager:
             outer = OuterStep.of(state.merge)
             spool = Spool(dependencies.spool_folder, state.client.spool_bytes)
             opened.callback(spool.close)
+            mirrors = dependencies.open_mirrors(state)
+            for mirror in mirrors:
+                opened.push_async_callback(mirror.aclose)
+            download = CheckpointDownload(session, mirrors, session.manifest, spool, worker, dependencies.observer)
+            fetching_ahead = BackgroundTask(self._group, "first checkpoint")
+            opened.push_async_callback(fetching_ahead.replace, None)
+            if document.checkpoint is not None:  # while trainer and data are opened
+                await fetching_ahead.replace(download.prefetch(document.checkpoint))
             hasher = dependencies.new_worker("epochal-digest")
             merger = Merger(outer, dependencies.new_worker("epochal-merge"), spool.drop_pages, hasher)
             opened.push_async_callback(merger.aclose)
@@ -135,10 +145,6 @@ class RunManager:
             if feedback is not None:
                 opened.callback(feedback.close)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
-            mirrors = dependencies.open_mirrors(state)
-            for mirror in mirrors:
-                opened.push_async_callback(mirror.aclose)
-            download = CheckpointDownload(session, mirrors, session.manifest, spool, worker, dependencies.observer)
             keeper = ReplicaKeeper(
                 session.outcome,
                 exchange,
@@ -250,6 +256,13 @@ class RunManager:
                     fields = {"reason": said, "goes_on_trying_for_s": policy.bound_s}
                     log.warning("data_not_available_yet", extra=fields)
                 await backoff.wait(error)
+
+
+def _has_begun(document: RunDocument) -> bool:
+    """Whether a client opens its part of the run: for an epoch, or as soon as there is a model to fetch."""
+    return document.run_state in EPOCH_PHASES or (
+        document.run_state in PHASES_BEFORE and document.checkpoint is not None
+    )
 
 
 async def read_run(session: CoordinatorSession, document: RunDocument) -> tuple[StateFile, ModelSpec]:

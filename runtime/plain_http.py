@@ -26,8 +26,8 @@ MAX_LINES = 16
 MAX_HEAD_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 """Maximum size of an answer's body that is not the bytes that were asked for."""
-RECEIVED_BYTES = 256 * 1024
-"""A body is passed on in pieces of this size, which stay in the processor's cache until they are hashed and written."""
+RECEIVED_BYTES = 4 * 1024 * 1024
+"""A body is passed on in pieces of this size. Smaller ones cost more: each is a write, and a wait for the sender."""
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 _WHOLE, _PART = 200, 206

@@ -9,18 +9,9 @@ is nothing to compare: the bytes of the first that delivers well-formed ones are
 
 from dataclasses import replace
 
+from coordinator.machine.checkpointers import agreed_checkpoint_digest, checkpointers, current_checkpointer, may_write
 from coordinator.machine.instructions import Instruction, SentToRest, SweepBlobs
-from coordinator.machine.run import (
-    KEEP_CHECKPOINTS,
-    Checkpointing,
-    Handled,
-    Run,
-    agreed_checkpoint_digest,
-    checkpointers,
-    current_checkpointer,
-    may_write,
-    roster_of,
-)
+from coordinator.machine.run import KEEP_CHECKPOINTS, Checkpointing, Handled, Run, roster_of
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
 from coordinator.machine.blame import release
+from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import CompactedJournal, Handled, Run, config_json
+from coordinator.machine.run import Handled, Member, Run, config_json
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
@@ -170,7 +171,7 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
         case RunState.WAITING_FOR_MEMBERS:
             return membership.gathered(datasets.agreed(replace(run, checkpointing=None, round=None))), ()
         case RunState.WARMUP:
-            members = {client_id: replace(member, ready_step=None) for client_id, member in run.members.items()}
+            members = {client_id: _before_warmup(member) for client_id, member in run.members.items()}
             run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
             return checkpoints.begin_genesis(run, seed), ()
         case RunState.ROUND_TRAIN:
@@ -182,6 +183,10 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
             return replace(run, checkpointing=None, round=None), ()
         case _:
             return run, ()
+
+
+def _before_warmup(member: Member) -> Member:
+    return replace(member, ready_step=None, was_ready=member.was_ready or member.ready_step is not None)
 
 
 def _begin_epoch(run: Run) -> Run:

@@ -38,9 +38,9 @@ def join(run: Run, event: ClientJoined) -> Handled:
     if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
         invitations = {**invitations, offered: event.client_id}
     before = run.members.get(event.client_id)
-    joined_step = run.step
+    joined_step, was_ready = run.step, False
     if before is not None and event.instance is not None and event.instance == before.instance:
-        joined_step = before.joined_step
+        joined_step, was_ready = before.joined_step, before.was_ready
     member = Member(
         client_id=event.client_id,
         public_key=event.public_key,
@@ -49,6 +49,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
         nonce=event.nonce,
         instance=event.instance,
         was_late=before is not None and before.was_late,
+        was_ready=was_ready,
         joined_step=joined_step,
         conduct=run.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
     )

@@ -4,7 +4,6 @@ Its mappings are never changed in place: `coordinator/machine/handle.py` makes a
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.conduct import NEWCOMER, Conduct
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
@@ -22,7 +22,7 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
-from state.election import checkpointer_order, elect_witnesses, quorum, witness_count
+from state.election import elect_witnesses, witness_count
 from state.errors import StoreFailed
 from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
@@ -47,6 +47,7 @@ class Member:
         nonce: of its last join; session tokens of earlier joins are superseded.
         instance: the process that joined; None if it did not name itself.
         ready_step: the replica that it reported to hold in this epoch; None until it reported.
+        was_ready: whether its process was ready in an earlier epoch.
         data_fingerprint: of the data that it reported to have; None until it reported.
         joined_step: the step of the run when its process joined.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
@@ -62,6 +63,7 @@ class Member:
     ready_step: int | None = None
     last_loss: float | None = None
     was_late: bool = False
+    was_ready: bool = False
     data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
     joined_step: int = 0
@@ -128,19 +130,6 @@ class Checkpointing:
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
         return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.electorate()), self.witness_nodes))
-
-
-@dataclass(frozen=True, slots=True)
-class CompactedJournal:
-    """The part of the journal in whose place a proof is kept (`coordinator/journal_proof.py`).
-
-    Attributes:
-        segment_count: number of segments that the proof covers, from the first.
-        proof_sha256: digest of the proof's bytes.
-    """
-
-    segment_count: int
-    proof_sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,57 +315,6 @@ def config_json(state_file: StateFile) -> Any:
     of_blobs = {"store", "checker_wait_s"}
     hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "run": True, "blobs": of_blobs}
     return state_file.model_dump(mode="json", exclude=hidden)
-
-
-def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
-    """Return the replica digest that a quorum of the electors claims, or None without such a quorum."""
-    electors = making.electors()
-    counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
-    needed = quorum(len(electors))
-    return next((digest for digest, count in counts.items() if count >= needed), None)
-
-
-def current_checkpointer(run: Run) -> ClientId | None:
-    """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
-
-    If every turn is over, it is the first candidate again.
-    """
-    making = run.checkpointing
-    if making is None:
-        return None
-    candidates = checkpointers(run, making)
-    return next((client_id for client_id in candidates if client_id not in making.passed), next(iter(candidates), None))
-
-
-def may_write(run: Run, client_id: ClientId) -> bool:
-    """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
-    making = run.checkpointing
-    return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
-
-
-def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
-    """Return the clients that can write the checkpoint, in their order: members that have not failed.
-
-    Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.
-
-    A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
-    one.
-    """
-    agreed = None if making.genesis else agreed_checkpoint_digest(making)
-
-    def has_failed(client_id: ClientId) -> bool:
-        claim, held = making.claims.get(client_id), making.held.get(client_id)
-        return client_id in making.rejected or (
-            claim is not None
-            and (
-                (held is not None and held.replica_digest != claim.replica_digest)
-                or (agreed is not None and claim.replica_digest != agreed)
-            )
-        )
-
-    proven = {entry.client_id for entry in making.roster.clients if entry.proven}
-    order = sorted(checkpointer_order(making.roster, making.seed), key=lambda client_id: client_id not in proven)
-    return tuple(client_id for client_id in order if client_id in run.members and not has_failed(client_id))
 
 
 @lru_cache(maxsize=1)

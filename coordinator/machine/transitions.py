@@ -4,15 +4,17 @@ Timers are upper bounds only: each phase first checks whether everything that it
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
 from coordinator.machine.datasets import agreed
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
 from coordinator.machine.pace import closed, only_newcomers_are_late
 from coordinator.machine.round import Round
-from coordinator.machine.run import Run, agreed_checkpoint_digest, current_checkpointer
+from coordinator.machine.run import Member, Run
 from state.intervals import counted_batches, total_batches
 from state.phases import RunState
 from state.wire import ClientId
@@ -106,7 +108,7 @@ def _leave_warmup(run: Run) -> Move | None:
     ready_count = len(run.ready_members())
     if run.enough_since_s is not None:
         reason = f"{ready_count} of {len(run.members)} members are ready"
-        if all(member.was_late for member in available if member.ready_step is None):
+        if not _waits_in_warmup(run, available):
             return _warmed_up(
                 run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
             )
@@ -116,6 +118,20 @@ def _leave_warmup(run: Run) -> Move | None:
         missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
         return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", run)
     return None
+
+
+def _waits_in_warmup(run: Run, available: Sequence[Member]) -> bool:
+    """Whether Warmup, with enough ready members, waits for another one.
+
+    It does not for a member that was late in the last one; nor for a newcomer, once enough are ready that were so in an
+    earlier epoch: a newcomer may have long to download, and takes part in the first round after that.
+    """
+    known = sum(1 for member in run.ready_members() if member.was_ready)
+    waits_for_newcomers = known < run.state_file.config.min_clients
+    return any(
+        member.ready_step is None and not member.was_late and (member.was_ready or waits_for_newcomers)
+        for member in available
+    )
 
 
 def _warmed_up(run: Run, reason: str) -> Move:

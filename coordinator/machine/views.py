@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from coordinator.machine.checkpointers import current_checkpointer, may_write
 from coordinator.machine.round import Round
-from coordinator.machine.run import Run, current_checkpointer, may_write
+from coordinator.machine.run import Run
 from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundHead, RunDocument
 from state.intervals import total_batches
 from state.messages import CheckpointReport

@@ -11,6 +11,7 @@ The rule kept here: no byte of a part is believed before all of it has arrived a
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -162,6 +163,7 @@ class CheckpointDownload:
         self._worker = worker
         self._observer = observer
         self._under_way: _UnderWay | None = None
+        self._fetching = asyncio.Lock()
         self._news = Broadcast()
 
     async def fetch(self, checkpoint: CheckpointRef) -> SpoolFile:
@@ -173,6 +175,18 @@ class CheckpointDownload:
                 `oversized`, `swapped` (with the bytes of another part) or `damaged`.
             SpoolFull: they find no room.
         """
+        async with self._fetching:
+            file = await self._fetched(checkpoint)
+            self._under_way = None
+            return file
+
+    async def prefetch(self, checkpoint: CheckpointRef) -> None:
+        """Fetch a checkpoint ahead of its use: `fetch` then returns it at once. Errors are left to `fetch` to raise."""
+        async with self._fetching:
+            with contextlib.suppress(EpochalError):
+                await self._fetched(checkpoint)
+
+    async def _fetched(self, checkpoint: CheckpointRef) -> SpoolFile:
         under_way = self._under_way
         if under_way is None or under_way.checkpoint != checkpoint:
             self._under_way = None  # its file goes first
@@ -190,7 +204,6 @@ class CheckpointDownload:
         for wanted in under_way.wanted:
             if not wanted.is_whole:
                 raise self._failure(checkpoint, wanted)
-        self._under_way = None
         return under_way.file
 
     async def _begin(self, checkpoint: CheckpointRef) -> _UnderWay:

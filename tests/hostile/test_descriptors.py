@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state.phases import RunState
-from tests.support.processes import BOUND_S, RealRun, in_training, prepared_run, real_run
+from tests.support.processes import RealRun, in_training, prepared_run, real_run
 
 DESCRIPTORS = 128
 FLOOD_CONNECTIONS = 150
@@ -94,9 +94,8 @@ async def test_lack_of_descriptors_passes(tmp_path: Path) -> None:
         pid = run.coordinator.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), before[1]))
-        async with connected(run.url, 20), asyncio.timeout(BOUND_S):
-            while not run.events(run.coordinator, "accept_failed"):
-                await asyncio.to_thread(int)
+        async with connected(run.url, 20):
+            await run.until_logged(run.coordinator, "accept_failed", while_answering=False)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         await run.finish()
         assert len(run.events(run.coordinator, "accept_failed")) == 1

@@ -23,9 +23,7 @@ QUICK_LEAVE = ("--leave-within", str(LEAVE_WITHIN_S))
 
 async def logged(run: RealRun, child: Child, event: str) -> None:
     """Return once the child has logged the event."""
-    async with asyncio.timeout(BOUND_S):
-        while not run.events(child, event):
-            await asyncio.wait([asyncio.ensure_future(child.process.wait())], timeout=0.05)
+    await run.until_logged(child, event, while_answering=False)
 
 
 async def leaves(child: Child, bound_s: float, number: signal.Signals = signal.SIGINT) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 REPOSITORY = "org/model"
 COMMIT = "c" * 40
+ABOUT_CALLERS = "/api/agent-harnesses"
+"""What the library may ask besides, about the programs that call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class FakeHub:
         files: the repository's files by name.
         token: the token that requests need; None for a public repository.
         wrong: returns the wrong answer to a method and path, or None.
-        requests: method and path of each request.
+        requests: method and path of each request, but for `ABOUT_CALLERS`.
         commits: summary of each commit, with the names of added and deleted files.
         created: repositories that were created, and whether they are private.
     """
@@ -83,7 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         hub = self.hub
-        hub.requests.append((self.command, path))
+        if path != ABOUT_CALLERS:
+            hub.requests.append((self.command, path))
         wrong = hub.wrong(self.command, path)
         if wrong is not None and wrong.status == 0:
             hub.ended.wait()

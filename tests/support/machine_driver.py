@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS, Conduct
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.round import Round
-from coordinator.machine.run import Run, current_checkpointer, new_run, parse_snapshot, snapshot_bytes
+from coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
 from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef

@@ -32,6 +32,7 @@ from state.phases import RunState
 from state.wire import ClientId, parse_document
 from tests.support.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
 from tests.support.states import state_text
+from tests.support.watched_file import writes_to
 
 BOUND_S = 30.0
 """Maximum seconds of a single wait; on an idle machine each takes well under a second."""
@@ -263,11 +264,14 @@ class RealRun:
         """Return the lines that a child has logged, only those of `event` if it is given."""
         return [line for line in log_lines(child.log_path) if event in (None, line["event"])]
 
-    async def until_logged(self, child: Child, event: str) -> dict[str, Any]:
-        """Return the first line of this event that a child logs. Meanwhile the coordinator must answer."""
+    async def until_logged(self, child: Child, event: str, *, while_answering: bool = True) -> dict[str, Any]:
+        """Return the first line of this event that a child logs; meanwhile the coordinator must answer, or need not."""
         async with asyncio.timeout(self.bound_s):
-            while not (found := self.events(child, event)):
-                assert (await self.http.get("/healthz")).status_code == 200
+            with writes_to(child.log_path) as written:
+                while not (found := self.events(child, event)):
+                    assert not while_answering or (await self.http.get("/healthz")).status_code == 200
+                    await written.wait()
+                    written.clear()
         return found[0]
 
     def logs(self) -> str:
@@ -331,16 +335,26 @@ async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | PLAIN_OUTPUT | environment,
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(bound_s):
             out, err = await process.communicate()
     except TimeoutError:
-        process.kill()
+        _kill_with_children(process)
         out, err = await process.communicate()
         raise AssertionError(f"epochal {' '.join(arguments)} did not end:\n{out.decode()}\n{err.decode()}") from None
+    except BaseException:
+        _kill_with_children(process)
+        raise
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
+
+
+def _kill_with_children(process: asyncio.subprocess.Process) -> None:
+    """Kill a command with all that it has started: it leads a session of its own, and has not been waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def log_lines(path: Path) -> list[dict[str, Any]]:

@@ -244,7 +244,7 @@ def spoiled(client: WireClient, other: WireClient, how: str) -> bytes:
         case "huge":
             return client.result(REPLICA, {"w": np.full((2, 3), 1e9, np.float32)})
         case "shape":
-            return client.result(REPLICA, {"w": np.zeros((3, 2), np.float32)})
+            return client.result(REPLICA, {"w": np.zeros((3, 3), np.float32)})
         case "name":
             return client.result(REPLICA, {"v": np.zeros((2, 3), np.float32)})
         case "another client":
@@ -258,7 +258,7 @@ def spoiled(client: WireClient, other: WireClient, how: str) -> bytes:
 @pytest.mark.parametrize(
     ("how", "rule"),
     [
-        ("nan", "finite"),
+        ("nan", "scale"),
         ("huge", "max_abs"),
         ("shape", "layout"),
         ("name", "layout"),

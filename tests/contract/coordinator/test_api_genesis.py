@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.genesis import Genesis
-from coordinator.machine.run import current_checkpointer
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator_client.http import CoordinatorClient
 from state.config.model import Architecture, ModelSpec
 from state.errors import InvalidDocument

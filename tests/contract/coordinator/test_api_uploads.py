@@ -41,7 +41,7 @@ async def test_refused_bytes_that_nobody_needs_are_dropped(coordinator: Served) 
     assert problem(await client.put_blob(data)) == "result-invalid"
     assert await coordinator.service.blobs.size(sha256_hex(data)) is None
     again = await client.put_blob(data)
-    assert (problem(again), again.json()["rule"]) == ("result-invalid", "finite")
+    assert (problem(again), again.json()["rule"]) == ("result-invalid", "scale")
 
 
 async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinator: Served) -> None:

@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 from benchmarks.figures import Figure
-from benchmarks.plots import band_plot, line_plot, ratio_plot, spread_plot
+from benchmarks.plots import band_plot, line_plot, ratio_plot, spread_plot, value_plot
 
 FIGURES = [
     Figure("slower", 3.0, "ms", baseline=1.5),
@@ -40,3 +40,7 @@ def test_band_and_spread_name_their_lines_and_axes() -> None:
     bands = {"one": [(1.0, 2.0, 2.5, 3.0), (2.0, 1.0, 1.5, 2.0)], "four": [(1.0, 2.0, 2.5, 3.0)]}
     assert {"one", "four", "tokens", "loss"} <= texts(band_plot(bands, "tokens", "loss"))
     assert {"one", "four", "ratio"} <= texts(spread_plot({"one": [1.0, 1.0], "four": [1.02, 1.01]}, "ratio"))
+
+
+def test_value_plot_names_every_value_and_its_axis() -> None:
+    assert {"large", "small", "4", "0.0293", "bytes"} <= texts(value_plot({"small": 0.0293, "large": 4.0}, "bytes"))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.instructions import SweepBlobs
-from coordinator.machine.run import current_checkpointer
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,

@@ -1,6 +1,7 @@
 """The run names the proof of its journal's first segments, and clients do not see it."""
 
-from coordinator.machine.run import CompactedJournal, config_json
+from coordinator.machine.compacted import CompactedJournal
+from coordinator.machine.run import config_json
 from coordinator.machine.stimuli import JournalCompacted
 from coordinator.machine.views import document_of
 from tests.support.machine_driver import digest_of, in_round

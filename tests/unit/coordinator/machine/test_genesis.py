@@ -1,7 +1,7 @@
 """The run's first checkpoint: the operator provides it before anybody trains; members only where they are trusted."""
 
 from coordinator.machine import stimuli
-from coordinator.machine.run import current_checkpointer
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.views import blobs_needed, document_of
 from state.documents import CheckpointRef
 from state.first_model import model_digest

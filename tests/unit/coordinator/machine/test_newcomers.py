@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.checkpoints import TURN_PARTS
 from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS
 from coordinator.machine.pace import (
@@ -16,7 +17,6 @@ from coordinator.machine.pace import (
     with_pace,
 )
 from coordinator.machine.round import Round
-from coordinator.machine.run import current_checkpointer
 from state.intervals import total_batches
 from state.messages import FailureReport
 from state.phases import RunState

@@ -93,6 +93,39 @@ def test_member_that_was_late_and_became_ready_is_waited_for_again() -> None:
     assert driver.in_phase(RunState.WARMUP)
 
 
+def in_second_warmup(*newcomers: int) -> Driver:
+    """Return a driver whose run is in its second Warmup, and was joined by newcomers in the Cooldown before."""
+    driver = in_round(1, 2, config__total_steps=90, config__epoch_time=61)
+    driver.play_epoch(seconds_per_round=40)
+    driver.join(*newcomers)
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    assert driver.in_phase(RunState.WARMUP)
+    return driver
+
+
+def test_newcomer_does_not_hold_up_a_warmup_and_takes_part_once_ready() -> None:
+    driver = in_second_warmup(3)
+    driver.ready(client(1), client(2))
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+    assert client(3) not in driver.round.plan.positions
+    driver.ready(client(3))
+    driver.play_round()
+    assert client(3) in driver.round.plan.positions, "at the next round's boundary"
+
+
+def test_member_of_the_last_epoch_is_waited_for_beside_a_newcomer() -> None:
+    driver = in_second_warmup(3)
+    driver.ready(client(1), client(3))
+    assert driver.in_phase(RunState.WARMUP)
+
+
+def test_process_that_starts_again_is_a_newcomer_in_the_next_warmup() -> None:
+    driver = in_second_warmup(2)
+    driver.ready(client(1))
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
 def test_joining_again_does_not_make_the_run_wait_again() -> None:
     driver = in_warmup(1, 2, 3, config__total_steps=90, config__epoch_time=61)
     driver.ready(client(1), client(2))

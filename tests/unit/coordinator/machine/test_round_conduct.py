@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.conduct import FIRST_REST_S, MISSES_BEFORE_REST, NEWCOMER, NEWCOMER_SHARE_UNITS
 from coordinator.machine.instructions import SentToRest
 from coordinator.machine.round_conduct import MAX_DEPARTED, remembered
-from coordinator.machine.run import current_checkpointer
 from state.codecs.named import SPOKEN
 from state.documents import SHARE_UNITS_PER_BATCH
 from state.intervals import total_batches

@@ -1,0 +1,58 @@
+"""Who writes the checkpoint that is being made, and which replica it must hold."""
+
+from collections import Counter
+
+from coordinator.machine.run import Checkpointing, Run
+from state.election import checkpointer_order, quorum
+from state.wire import ClientId, Sha256
+
+
+def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
+    """Return the replica digest that a quorum of the electors claims, or None without such a quorum."""
+    electors = making.electors()
+    counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
+    needed = quorum(len(electors))
+    return next((digest for digest, count in counts.items() if count >= needed), None)
+
+
+def current_checkpointer(run: Run) -> ClientId | None:
+    """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
+
+    If every turn is over, it is the first candidate again.
+    """
+    making = run.checkpointing
+    if making is None:
+        return None
+    candidates = checkpointers(run, making)
+    return next((client_id for client_id in candidates if client_id not in making.passed), next(iter(candidates), None))
+
+
+def may_write(run: Run, client_id: ClientId) -> bool:
+    """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
+    making = run.checkpointing
+    return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
+
+
+def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
+    """Return the clients that can write the checkpoint, in their order: members that have not failed.
+
+    Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.
+
+    A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
+    one.
+    """
+    agreed = None if making.genesis else agreed_checkpoint_digest(making)
+
+    def has_failed(client_id: ClientId) -> bool:
+        claim, held = making.claims.get(client_id), making.held.get(client_id)
+        return client_id in making.rejected or (
+            claim is not None
+            and (
+                (held is not None and held.replica_digest != claim.replica_digest)
+                or (agreed is not None and claim.replica_digest != agreed)
+            )
+        )
+
+    proven = {entry.client_id for entry in making.roster.clients if entry.proven}
+    order = sorted(checkpointer_order(making.roster, making.seed), key=lambda client_id: client_id not in proven)
+    return tuple(client_id for client_id in order if client_id in run.members and not has_failed(client_id))
