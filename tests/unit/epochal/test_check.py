@@ -253,7 +253,7 @@ def test_check_says_how_small_sparse_results_and_plain_checkpoints_are(tmp_path:
 
 def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path) -> None:
     need_module("transformers")
-    model = {**HF_LLAMA, "model__LLM__hf": BILLION, "config__init_min_clients": 6}
+    model = {**HF_LLAMA, "model__LLM__hf": BILLION, "config__init_min_clients": 6, "merge__codec": "float32"}
     ran = checked(tmp_path, state_text(**model))
     ran.expect(
         2,
@@ -270,6 +270,8 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     )
     enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
+    small = model | {"merge__codec": "int4", "blobs__max_total_bytes": needed}
+    assert "max_total_bytes" not in checked(tmp_path, state_text(**small)).err
 
 
 def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
