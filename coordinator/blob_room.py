@@ -1,7 +1,8 @@
 """Room for blobs: how much a run needs of `[blobs] max_total_bytes`, and a warning as soon as it is known to lack some.
 
 The rule kept here: two checkpoints and the results of two rounds find room. With less, an epoch ends after a single
-round, and with still less some results of each round are refused.
+round, and with still less some results of each round are refused. Where checkpoints are made while rounds go on
+(`config.checkpoint_every`), a third checkpoint and the results of all rounds since the older of two find room too.
 """
 
 import logging
@@ -20,9 +21,25 @@ ROUNDS_WITH_ROOM = 2
 """Number of rounds whose results must find room beside the kept checkpoints."""
 
 
-def room_needed(checkpoint_bytes: int, round_bytes: int) -> int:
-    """Return the smallest `max_total_bytes` for checkpoints, and all results of a round, of these sizes in bytes."""
-    return KEEP_CHECKPOINTS * checkpoint_bytes + ROUNDS_WITH_ROOM * round_bytes
+def room_needed(checkpoint_bytes: int, round_bytes: int, every: int = 0) -> int:
+    """Return the smallest `max_total_bytes` for checkpoints, and all results of a round, of these sizes in bytes.
+
+    Args:
+        checkpoint_bytes: size of a checkpoint.
+        round_bytes: size of all results of a round.
+        every: `config.checkpoint_every`.
+    """
+    return checkpoints_with_room(every) * checkpoint_bytes + rounds_with_room(every) * round_bytes
+
+
+def checkpoints_with_room(every: int) -> int:
+    """Return the number of checkpoints that must find room: while rounds go on, one more is received."""
+    return KEEP_CHECKPOINTS + (1 if every else 0)
+
+
+def rounds_with_room(every: int) -> int:
+    """Return the number of rounds whose results must find room: also those since the older of two checkpoints."""
+    return KEEP_CHECKPOINTS * every + ROUNDS_WITH_ROOM
 
 
 class BlobRoom:
@@ -63,16 +80,19 @@ class BlobRoom:
         except (Refused, StoreFailed):  # there is no checkpoint yet, or whoever needs it next reports why
             return
         self._checked_count = count
+        rounds = rounds_with_room(run.state_file.config.checkpoint_every)
         result_bytes = result_size_bound(form.layout, run.state_file.merge.codec_name)
-        needed, most = room_needed(form.size_bound, count * result_bytes), run.state_file.blobs.max_total_bytes
+        every, most = run.state_file.config.checkpoint_every, run.state_file.blobs.max_total_bytes
+        needed = room_needed(form.size_bound, count * result_bytes, every)
         if needed > most:
             log.warning(
                 "blobs_need_more_room",
                 extra={
                     "max_total_bytes": most,
-                    "needed_for": f"two checkpoints, and the results of two rounds of {count} clients",
+                    "needed_for": f"{checkpoints_with_room(every)} checkpoints, and the results of "
+                    f"{rounds} rounds of {count} clients",
                     "consequence": "epochs end early, or results are refused as blobs-full",
-                    "write": f"max_total_bytes = {needed} in [blobs], and {ROUNDS_WITH_ROOM * result_bytes} more for "
+                    "write": f"max_total_bytes = {needed} in [blobs], and {rounds * result_bytes} more for "
                     "each further client; then start again",
                 },
             )

@@ -19,7 +19,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member
-from coordinator.machine.views import is_revealed
+from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
 from coordinator.service import CoordinatorService
@@ -319,7 +319,11 @@ class Handlers:
         Raises:
             Refused: `rate-limited`, and as `Uploads.receive` raises.
         """
-        self.check_rate(client_id)
+        expected = expected_blob(self.service.run, client_id, sha256)
+        if expected is None or expected.claim is None:
+            self.check_rate(client_id)
+        else:
+            self.rates.check_part(client_id, self.service.now_s(), expected.step)
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator

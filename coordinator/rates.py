@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from runtime.http_server import is_loopback
+from state.checkpoint_parts import MAX_PARTS
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId
@@ -17,6 +18,8 @@ from state.wire import ClientId
 REPORTS_PER_PHASE = 32
 """Number of messages and uploads that a member may send at once. An honest one sends five a round, and repeats what was
 lost."""
+PARTS_PER_CHECKPOINT = 2 * MAX_PARTS
+"""Number of uploads of parts of one checkpoint that a member may send at once: each part once, and as many again."""
 REPORT_PERIOD_S = 5.0
 """A phase that lasts allows a further message in each period: at most 720 an hour, of less than 1 kB each."""
 JOINS_AT_ONCE = 50
@@ -81,6 +84,7 @@ class MessageRates:
 
     def __init__(self) -> None:
         self._reports = TokenBuckets[ClientId](REPORTS_PER_PHASE, REPORT_PERIOD_S)
+        self._parts = TokenBuckets[ClientId](PARTS_PER_CHECKPOINT, REPORT_PERIOD_S)
         self._joins = TokenBuckets[ClientId](JOINS_AT_ONCE, JOIN_PERIOD_S)
         self._joins_of_addresses = TokenBuckets[str](JOINS_OF_ADDRESS_AT_ONCE, JOIN_PERIOD_OF_ADDRESS_S)
 
@@ -89,6 +93,21 @@ class MessageRates:
         wait_s = self._reports.take(client_id, now_s, occasion)
         if wait_s:
             message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
+            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+
+    def check_part(self, client_id: ClientId, now_s: float, step: int) -> None:
+        """Raise `Refused` (`rate-limited`) if the member uploads parts of a checkpoint too often.
+
+        They are counted apart from its messages, of which a checkpoint has more than any round.
+
+        Args:
+            client_id: the member.
+            now_s: seconds on a clock that never goes back.
+            step: of the checkpoint.
+        """
+        wait_s = self._parts.take(client_id, now_s, step)
+        if wait_s:
+            message = f"client {client_id} has sent {PARTS_PER_CHECKPOINT} parts of a checkpoint; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
 
     def check_join(self, client_id: ClientId, now_s: float) -> None:

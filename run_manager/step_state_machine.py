@@ -14,6 +14,7 @@ from run_manager.events import StepEntered, StepRefused
 from run_manager.round_view import round_of
 from run_manager.step_table import DueStep, StepName, due_step, goes_on
 from run_manager.steps.cooldown import CooldownStep
+from run_manager.steps.epoch_checkpoint import EpochCheckpoint
 from run_manager.steps.observing import ObservingStep
 from run_manager.steps.round_results import RoundResults
 from run_manager.steps.training import TrainingStepMetadata
@@ -39,6 +40,7 @@ class StepStateMachine:
         self.context = context
         self._step_task = BackgroundTask(group, "step")
         self._results_task = BackgroundTask(group, "round results")
+        self._checkpoint = EpochCheckpoint(group)
         self._results: RoundResults | None = None
         self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
@@ -53,6 +55,7 @@ class StepStateMachine:
         present = StepName.OBSERVING if self._due is None else self._due.name
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
+        await self._checkpoint.follow(self.context, document)
         reports_again = self.context.readiness.loses_run_data(document) and due.name is StepName.WARMUP
         if goes_on(self._due, due) and not reports_again:
             return
@@ -82,6 +85,7 @@ class StepStateMachine:
         """Cancel the present step and wait until it has ended; bounded."""
         await self._step_task.replace(None)
         await self._results_task.replace(None)
+        await self._checkpoint.stop()
 
     async def _follow_results(self, document: RunDocument) -> None:
         head = document.round

@@ -157,7 +157,8 @@ class RunDocument(WireDocument):
         round: the round under way, in RoundTrain and RoundWitness.
         last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
         rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
-        checkpointer: the client that must publish a checkpoint of replica `step − 1` now.
+        checkpointer: the client that must publish a checkpoint now.
+        checkpointing_step: the replica that it must hold: `step − 1`, or an earlier one while rounds go on.
         checkpoint: the last verified checkpoint.
         config_sha256: digest of the configuration (`GET …/config/{sha256}`).
         model_sha256: digest of the model document (`GET …/model/{sha256}`); None before the first checkpoint.
@@ -187,6 +188,7 @@ class RunDocument(WireDocument):
     last_outcome_sha256: HexSha256 | None
     rebuild: bool
     checkpointer: HexId | None
+    checkpointing_step: Count | None
     checkpoint: CheckpointRef | None
     config_sha256: HexSha256
     model_sha256: HexSha256 | None

@@ -15,6 +15,17 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
     return next((digest for digest, count in counts.items() if count >= needed), None)
 
 
+def agreed_digest(run: Run, making: Checkpointing) -> Sha256 | None:
+    """Return the replica digest on which a quorum agrees, or None: by claims, or, while rounds go on, by attestations.
+
+    Witnesses of the round that trains from the replica attest its digest, and so does that round's outcome.
+    """
+    if making.ends_s is None:
+        return agreed_checkpoint_digest(making)
+    following = run.outcomes.get(making.step + 1)
+    return None if following is None else following.replica_digest
+
+
 def current_checkpointer(run: Run) -> ClientId | None:
     """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
 
@@ -41,7 +52,7 @@ def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
     A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
     one.
     """
-    agreed = None if making.genesis else agreed_checkpoint_digest(making)
+    agreed = None if making.genesis else agreed_digest(run, making)
 
     def has_failed(client_id: ClientId) -> bool:
         claim, held = making.claims.get(client_id), making.held.get(client_id)

@@ -9,8 +9,8 @@ is nothing to compare: the bytes of the first that delivers well-formed ones are
 
 from dataclasses import replace
 
-from coordinator.machine.checkpointers import agreed_checkpoint_digest, checkpointers, current_checkpointer, may_write
-from coordinator.machine.instructions import Instruction, SentToRest, SweepBlobs
+from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
+from coordinator.machine.instructions import Instruction, SegmentEnded, SentToRest, SweepBlobs
 from coordinator.machine.run import KEEP_CHECKPOINTS, Checkpointing, Handled, Run, roster_of
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -80,6 +80,29 @@ def begin_cooldown(run: Run, seed: Seed) -> Handled:
     return _begin(run, seed, roster_of(ready), genesis=False), ()
 
 
+def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
+    """Return the run as a round begins, with a checkpoint verified that the last outcome proves, or one asked for.
+
+    A checkpoint is asked for when the newest one is `config.checkpoint_every` rounds old. Members of the round write it
+    while it goes on; nobody waits for it.
+    """
+    making = run.checkpointing
+    told: tuple[Instruction, ...] = ()
+    if making is not None and making.ends_s is None:
+        run = replace(run, checkpointing=None)
+    elif making is not None:
+        run, told = _with(run, making)
+    every, newest = run.state_file.config.checkpoint_every, run.checkpoint
+    if run.checkpointing is not None or newest is None or run.attempt or not every:
+        return run, told
+    if run.replica_step < newest.step + every:
+        return run, told
+    run = _begin(run, seed, roster_of(run.ready_members()), genesis=False)
+    assert run.checkpointing is not None
+    making = replace(run.checkpointing, ends_s=run.now_s + run.state_file.config.cooldown_time)
+    return replace(run, checkpointing=making), told
+
+
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
     nodes = run.state_file.config.witness_nodes
     return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes, asked_s=run.now_s))
@@ -89,16 +112,26 @@ def ask_next(run: Run) -> Handled:
     """Return the run with another client asked for the checkpoint, if the turn of the one that is asked is over.
 
     A turn is part of the phase's time. Who lets it pass without bytes has missed something; its bytes are still taken.
+    While rounds go on it is part of `cooldown_time`, after which nobody is asked any more, and nobody has missed
+    anything.
     """
     making, asked = run.checkpointing, current_checkpointer(run)
-    if making is None or asked is None or run.phase_ends_s is None:
+    if making is None:
+        return run, ()
+    if making.ends_s is not None and (asked is None or run.now_s >= making.ends_s):
+        return replace(run, checkpointing=None), (SweepBlobs(),)
+    whole_s = _time_to_write_s(run, making)
+    if asked is None or whole_s is None:
         return run, ()
     claim = making.claims.get(asked)
     parts = TURN_PARTS if claim is None or claim.blob_sha256 is None else TURN_PARTS_OF_ANNOUNCED
-    turn_s = (run.phase_ends_s - run.phase_started_s) / parts
+    turn_s = whole_s / parts
     waiting = [client_id for client_id in checkpointers(run, making) if client_id not in making.passed]
     if asked in making.held or run.now_s < making.asked_s + turn_s or len(waiting) < 2:
         return run, ()
+    if making.ends_s is not None:
+        making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
+        return replace(run, checkpointing=making), ()
     member = run.members[asked]
     after = member.conduct.with_miss("it was asked to write a checkpoint, and did not in its time", run.now_s)
     rest_s = after.rest_s(run.now_s)
@@ -108,6 +141,13 @@ def ask_next(run: Run) -> Handled:
     members = {**run.members, asked: replace(member, conduct=after)}
     making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
     return replace(run, members=members, checkpointing=making), told
+
+
+def _time_to_write_s(run: Run, making: Checkpointing) -> float | None:
+    """Return the seconds in which the checkpoint must be written; None without a limit."""
+    if making.ends_s is not None:
+        return run.state_file.config.cooldown_time
+    return None if run.phase_ends_s is None else run.phase_ends_s - run.phase_started_s
 
 
 def report(run: Run, event: CheckpointReported) -> Handled:
@@ -203,7 +243,8 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     run = _with_manifest(run, making.claims[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
         run = _with_model(run, run.state_file.model.LLM.spec)
-    return _keep(run, (*run.checkpoints, found))
+    run, told = _keep(run, (*run.checkpoints, found))
+    return run, told if making.ends_s is None else (*told, SegmentEnded(run.epoch))
 
 
 def _with_manifest(run: Run, parts: tuple[CheckpointPart, ...]) -> Run:
@@ -231,7 +272,7 @@ def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
         writers = (client_id for client_id in checkpointers(run, making) if client_id in making.held)
         return next((making.held[client_id] for client_id in writers), None)
-    agreed = agreed_checkpoint_digest(making)
+    agreed = agreed_digest(run, making)
     if agreed is None:
         return None
     return next((ref for ref in making.held.values() if ref.replica_digest == agreed), None)

@@ -17,7 +17,7 @@ from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import Handled, Member, Run, config_json
+from coordinator.machine.run import Checkpointing, Handled, Member, Run, config_json
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
@@ -57,13 +57,18 @@ def _rebase(run: Run, outage_s: float) -> Run:
     making = run.checkpointing
     return replace(
         run,
-        checkpointing=None if making is None else replace(making, asked_s=making.asked_s + outage_s),
+        checkpointing=None if making is None else _moved(making, outage_s),
         phase_started_s=run.phase_started_s + outage_s,
         phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + outage_s,
         epoch_started_s=run.epoch_started_s + outage_s,
         enough_since_s=None if run.enough_since_s is None else run.enough_since_s + outage_s,
         newcomers_from_s=None if run.newcomers_from_s is None else run.newcomers_from_s + outage_s,
     )
+
+
+def _moved(making: Checkpointing, outage_s: float) -> Checkpointing:
+    ends_s = None if making.ends_s is None else making.ends_s + outage_s
+    return replace(making, asked_s=making.asked_s + outage_s, ends_s=ends_s)
 
 
 def _take(run: Run, stimulus: Stimulus) -> Handled:
@@ -175,8 +180,8 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
             run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
             return checkpoints.begin_genesis(run, seed), ()
         case RunState.ROUND_TRAIN:
-            run = replace(run, checkpointing=None)
-            return begin_round(_begin_epoch(run) if run.height == 0 else run, seed), ()
+            run, told = checkpoints.go_on_in_epoch(run, _derived_seed(seed, "checkpoint", 0))
+            return begin_round(_begin_epoch(run) if run.height == 0 else run, seed), told
         case RunState.COOLDOWN:
             return checkpoints.begin_cooldown(run, seed)
         case RunState.PAUSED | RunState.FINISHED:

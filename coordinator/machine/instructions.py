@@ -31,7 +31,7 @@ class RunHeld:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnded:
-    """Open a new journal segment with a snapshot: an epoch begins."""
+    """Open a new journal segment with a snapshot: an epoch begins, or a checkpoint was kept within one."""
 
     epoch: int
 

@@ -105,7 +105,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The making of a checkpoint: of the run's first replica (`genesis`), or in Cooldown.
+    """The making of a checkpoint: of the run's first replica (`genesis`), in Cooldown, or while rounds go on.
 
     Attributes:
         step: the replica to be kept.
@@ -114,6 +114,7 @@ class Checkpointing:
         rejected: the clients whose bytes broke a rule; they are not asked again.
         passed: the clients that were asked and did not deliver in their turn, oldest first; they still may.
         asked_s: when the client was asked that is asked now, on the run's clock.
+        ends_s: when it is given up, while rounds go on; None if it ends with its phase.
     """
 
     step: int
@@ -126,6 +127,7 @@ class Checkpointing:
     rejected: frozenset[ClientId] = frozenset()
     passed: tuple[ClientId, ...] = ()
     asked_s: float = 0.0
+    ends_s: float | None = None
 
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""

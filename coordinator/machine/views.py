@@ -38,6 +38,7 @@ def document_of(run: Run, version: int) -> RunDocument:
         last_outcome_sha256=None if last is None else document_digest(last),
         rebuild=run.rebuild,
         checkpointer=current_checkpointer(run),
+        checkpointing_step=None if run.checkpointing is None else run.checkpointing.step,
         checkpoint=run.checkpoint,
         config_sha256=run.config_sha256,
         model_sha256=run.model_sha256,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Self
 
-from coordinator.blob_room import room_needed
+from coordinator.blob_room import checkpoints_with_room, room_needed, rounds_with_room
 from coordinator.genesis import MAX_FIRST_CHECKPOINT_PERCENT
 from state.codecs.named import codec_named
 from state.config.model import ModelSpec
-from state.config.state_file import MergeConfig, StateFile
+from state.config.state_file import MergeConfig, RunConfig, StateFile
 from state.first_model import FirstModel, first_checkpoint, model_document
 from state.replica import checkpoint_size_bound
 from state.results import result_size_bound
@@ -58,9 +58,10 @@ class ModelSize:
         """The smallest `max_total_bytes` with which a coordinator takes the first checkpoint."""
         return -(-self.first_bytes * 100 // MAX_FIRST_CHECKPOINT_PERCENT)
 
-    def total_bytes(self, client_count: int) -> int:
-        """Return the `max_total_bytes` with which rounds with so many clients find room beside two checkpoints."""
-        return max(self.least_total_bytes, room_needed(self.checkpoint_bytes, client_count * self.result_bytes))
+    def total_bytes(self, config: RunConfig) -> int:
+        """Return the `max_total_bytes` with which rounds of `init_min_clients` find room beside checkpoints."""
+        round_bytes = config.init_min_clients * self.result_bytes
+        return max(self.least_total_bytes, room_needed(self.checkpoint_bytes, round_bytes, config.checkpoint_every))
 
 
 def in_words(size: ModelSize, state: StateFile) -> str:
@@ -82,19 +83,20 @@ def size_problems(size: ModelSize, state: StateFile) -> list[str]:
     return [
         f"blobs.max_total_bytes is {most}; allowed: at least {size.least_total_bytes}, because a checkpoint may take "
         f"{MAX_FIRST_CHECKPOINT_PERCENT} % of it; for {state.config.init_min_clients} clients write "
-        f"`max_total_bytes = {size.total_bytes(state.config.init_min_clients)}` in [blobs]"
+        f"`max_total_bytes = {size.total_bytes(state.config)}` in [blobs]"
     ]
 
 
 def size_notes(size: ModelSize, state: StateFile) -> list[str]:
     """Return the limits that are too tight for the run's first clients or for slow lines, each with what to write."""
     config, notes = state.config, []
-    most, needed = state.blobs.max_total_bytes, size.total_bytes(config.init_min_clients)
+    most, needed = state.blobs.max_total_bytes, size.total_bytes(config)
+    rounds = rounds_with_room(config.checkpoint_every)
     if size.least_total_bytes <= most < needed:
         notes.append(
-            f"blobs.max_total_bytes is {most}: the results of two rounds of {config.init_min_clients} clients do not "
-            f"find room beside two checkpoints; write `max_total_bytes = {needed}`, and {2 * size.result_bytes} more "
-            "for each further client"
+            f"blobs.max_total_bytes is {most}: the results of {rounds} rounds of {config.init_min_clients} clients do "
+            f"not find room beside {checkpoints_with_room(config.checkpoint_every)} checkpoints; write "
+            f"`max_total_bytes = {needed}`, and {rounds * size.result_bytes} more for each further client"
         )
     for name, limit_s, what, size_bytes in (
         ("warmup_time", config.warmup_time, "download a checkpoint", size.first_bytes),

@@ -25,6 +25,7 @@ from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
 from runtime.spool import Spool, SpoolFile
 from runtime.worker_thread import Worker
+from state.config.state_file import StateFile
 from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
 from state.errors import Desync, InvalidDocument, Refused
 from state.intervals import total_batches
@@ -299,16 +300,20 @@ class ReplicaKeeper:
         self._observer(ReplicaHeld(held.step, held.digest, origin))
 
 
-def round_bytes(replica: Replica, codec: str, client_count: int) -> int:
+def round_bytes(replica: Replica, state: StateFile, client_count: int) -> int:
     """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
+
+    A third replica is kept where checkpoints are written while rounds go on.
 
     Args:
         replica: the present one.
-        codec: name of the run's codec.
+        state: the run's.
         client_count: number of clients in the round.
     """
+    replica_count = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
     checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
-    return CHECKPOINTS_OF_A_ROUND * checkpoint_bytes + client_count * result_size_bound(replica.layout, codec)
+    result_bytes = result_size_bound(replica.layout, state.merge.codec_name)
+    return replica_count * checkpoint_bytes + client_count * result_bytes
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

@@ -125,7 +125,7 @@ class TrainingStepMetadata:
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
             context.spool.check_room(
-                round_bytes(held.replica, context.state.merge.codec_name, client_count),
+                round_bytes(held.replica, context.state, client_count),
                 f"a round of {client_count} clients",
                 None if context.feedback is None else context.feedback.files(held.replica.layout),
             )

@@ -26,6 +26,7 @@ CHANGEABLE = (
     "config.client_timeout_s",
     "config.on_bad_data",
     "config.data_fingerprint",
+    "config.checkpoint_every",
     "access",
     "client",
     "blobs",

@@ -61,6 +61,8 @@ class RunConfig(Section):
         on_bad_data: whether a batch on which three clients failed is recorded and skipped, or pauses the run. Epochal's
             addition.
         data_fingerprint: of the data that every client must have (`epochal data inspect` shows it). Epochal's addition.
+        checkpoint_every: number of rounds after which a checkpoint is made while rounds go on; 0 for none but that of
+            each epoch. Epochal's addition.
     """
 
     warmup_time: Duration
@@ -83,6 +85,7 @@ class RunConfig(Section):
     data_fingerprint: Annotated[
         HexDigest | None, Field(description="the 64 lowercase hex characters that `epochal data inspect` shows")
     ] = None
+    checkpoint_every: Natural = 0
 
 
 class Progress(Section):

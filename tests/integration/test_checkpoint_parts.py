@@ -1,9 +1,10 @@
-"""Checkpoints of several parts between real processes: from the coordinator and from a mirror, read by commands."""
+"""Checkpoints of several parts between real processes: from a mirror too, read by commands, and within an epoch."""
 
 from pathlib import Path
 
 from epochal.export.folder import read_note
 from runtime.spool import FOLDER_PREFIX
+from state.phases import ROUND_PHASES
 from tests.support.nginx import nginx
 from tests.support.processes import BOUND_S, in_training, real_run
 
@@ -41,3 +42,14 @@ async def test_parts_come_from_two_servers_and_commands_read_them(tmp_path: Path
                 assert note is not None
                 assert note.checkpoint_sha256 == checkpoint.blob_sha256
     assert list((tmp_path / "spool").glob(f"{FOLDER_PREFIX}*")) == []
+
+
+async def test_checkpoints_are_written_while_rounds_go_on(tmp_path: Path) -> None:
+    every = {"config__total_steps": 12, "config__checkpoint_every": 3, "blobs__part_bytes": PART_BYTES}
+    async with real_run(tmp_path, 2, **{**RUN, **every}) as run:
+        newer = await run.until(lambda document: document.checkpoint is not None and document.checkpoint.step > 0)
+        assert newer.epoch == 0
+        assert newer.run_state in ROUND_PHASES
+        await run.start_client("--spool", str(tmp_path / "spool"))
+        report = await run.finish()
+        assert (report.rounds, report.unapplied) == (12, 0)

@@ -46,6 +46,7 @@ def run_document(run_state: RunState, step: int = 1, attempt: int = 0, **changes
         last_outcome_sha256=None,
         rebuild=False,
         checkpointer=None,
+        checkpointing_step=None,
         checkpoint=None,
         config_sha256=Sha256("44" * 32),
         model_sha256=None,

@@ -24,6 +24,10 @@ def test_room_is_needed_for_two_checkpoints_and_two_rounds() -> None:
     assert room_needed(checkpoint_bytes=100, round_bytes=7) == 214
 
 
+def test_checkpoints_while_rounds_go_on_need_room_for_a_third_and_for_their_rounds() -> None:
+    assert room_needed(checkpoint_bytes=100, round_bytes=7, every=5) == 3 * 100 + (2 * 5 + 2) * 7
+
+
 async def test_room_is_checked_again_when_more_clients_take_part(
     tight: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -36,6 +40,6 @@ async def test_room_is_checked_again_when_more_clients_take_part(
             await room.check()
     (said,) = caplog.records
     assert said.message == "blobs_need_more_room"
-    assert "two rounds of 3 clients" in said.__dict__["needed_for"]
+    assert "2 rounds of 3 clients" in said.__dict__["needed_for"]
     needed = int(said.__dict__["write"].split()[2])
     assert ROOM_FOR_TWO_BYTES < needed < 2 * ROOM_FOR_TWO_BYTES

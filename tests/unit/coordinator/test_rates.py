@@ -88,3 +88,13 @@ def test_address_that_joins_with_ever_new_keys_is_refused_alone(monkeypatch: pyt
     found.check_new_member("192.0.2.1", JOIN_PERIOD_OF_ADDRESS_S)
     for _ in range(3):
         found.check_new_member("127.0.0.1", 0.0)
+
+
+def test_parts_of_a_checkpoint_are_counted_apart_from_messages() -> None:
+    found = MessageRates()
+    for _ in range(rates.PARTS_PER_CHECKPOINT):
+        found.check_part(ONE, 0.0, 7)
+    with pytest.raises(Refused, match="parts of a checkpoint"):
+        found.check_part(ONE, 0.0, 7)
+    found.check_part(ONE, 0.0, 8)
+    found.check_report(ONE, 0.0, "phase")

@@ -266,7 +266,7 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     )
     needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
     checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
-        0, "two rounds of 6 clients do not find room beside two checkpoints; write `max_total_bytes = 7909", "is valid"
+        0, "2 rounds of 6 clients do not find room beside 2 checkpoints; write `max_total_bytes = 7909", "is valid"
     )
     enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
