@@ -1,4 +1,4 @@
-"""A token for a data server, made from the store of a run."""
+"""Tokens for a data server and for a checker, made from the store of a run."""
 
 import time
 from dataclasses import replace
@@ -20,11 +20,20 @@ async def data_server_token_from(store: str) -> str:
         InvalidInput: the URL is not supported, or there is no run.
         StoreFailed: the coordinator's key or the journal cannot be read.
     """
+    return (await _tokens_of(store)).data_server_token(time.time())
+
+
+async def checker_token_from(store: str) -> str:
+    """Return a new token for a checker of the run in a store. Takes and raises the same."""
+    return (await _tokens_of(store)).checker_token(time.time())
+
+
+async def _tokens_of(store: str) -> SessionTokens:
     reader = open_store_reader(store)
     private_key = await reader.keys.private_key()
     if private_key is None:
         raise StoreFailed(f"{reader.name} holds no coordinator's key")
     async for segment in reader.journal.history():
         run_id = replay(replace(segment, records=())).run.state_file.run_id
-        return SessionTokens(SigningKey(private_key), run_id).data_server_token(time.time())
+        return SessionTokens(SigningKey(private_key), run_id)
     raise StoreFailed(f"{reader.name} holds no journal")

@@ -70,6 +70,9 @@ class LeasedChecks:
     Args:
         now_s: seconds on the run's clock.
         signed_url: where a checker reads what it checks.
+
+    Attributes:
+        asked: set once a checker has asked for work.
     """
 
     def __init__(self, now_s: Callable[[], float], signed_url: SignedUrl) -> None:
@@ -78,6 +81,7 @@ class LeasedChecks:
         self._pending: list[_Pending] = []
         self._news = Broadcast()
         self._heard_s = -math.inf
+        self.asked = asyncio.Event()
 
     async def verdict_of_checker(self, check: ResultCheck, wait_s: float) -> tuple[CheckVerdict, str] | None:
         """Return a checker's verdict, and the checker; None if the coordinator is to check itself.
@@ -131,6 +135,7 @@ class LeasedChecks:
         until_s = loop.time() + wait_s
         while True:
             self._heard_s = self._now_s()
+            self.asked.set()
             news = self._news.next
             waiting = next((pending for pending in self._pending if _is_free(pending)), None)
             if waiting is not None:

@@ -20,6 +20,7 @@ from runtime.http_client import (
     reason_of,
 )
 from runtime.retry import RetryPolicy
+from state.blob_messages import CheckerToken, CheckVerdict, LeasedCheck, ParameterNames, RenewedLease
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -243,6 +244,32 @@ class CoordinatorClient:
     async def data_server_token(self) -> DataServerToken:
         answer = await self._request("POST", f"{self._run}/tokens/data-server")
         return parse_document(DataServerToken, answer.content)
+
+    async def checker_token(self) -> CheckerToken:
+        return parse_document(CheckerToken, (await self._request("POST", f"{self._run}/tokens/checker")).content)
+
+    async def lease_check(self, wait_s: float) -> LeasedCheck | None:
+        """Return a result to check, leased; None if there is none within `wait_s`. This and the next need its token."""
+        answer = await self._request("POST", f"{self._run}/checks", params={"wait_s": wait_s}, wait_s=wait_s)
+        is_none = answer.status_code == httpx.codes.NO_CONTENT
+        return None if is_none else parse_document(LeasedCheck, answer.content)
+
+    async def renew_check(self, lease: str) -> RenewedLease:
+        """Go on with a leased check."""
+        answer = await self._request("POST", f"{self._run}/checks/{lease}/renewal")
+        return parse_document(RenewedLease, answer.content)
+
+    async def report_check(self, lease: str, verdict: CheckVerdict) -> None:
+        """Report the verdict on a leased check."""
+        await self._post(f"/checks/{lease}/verdict", verdict)
+
+    async def give_back_check(self, lease: str) -> None:
+        """Let somebody else carry out a leased check."""
+        await self._request("DELETE", f"{self._run}/checks/{lease}")
+
+    async def parameter_names(self) -> ParameterNames:
+        """Return names and shapes of the run's parameters."""
+        return parse_document(ParameterNames, (await self._request("GET", f"{self._run}/parameters")).content)
 
     async def checkpoints(self) -> tuple[CheckpointRef, ...]:
         """Return the verified checkpoints that the coordinator holds, the newest last."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "trainer_service:trainer_service": (
         "Compute for clients that cannot train themselves: they send examples, this machine trains on them."
     ),
+    "checker:checker": "Check results that arrive in a run's object store, so that the coordinator need not read them.",
     "client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
@@ -70,6 +71,7 @@ TOKEN_COMMANDS = {
     "token:data_server": (
         "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
     ),
+    "token:checker": "Print a token for `epochal checker --token`; a coordinator's address needs the admin token.",
 }
 
 app = lazy_app(

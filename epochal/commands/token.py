@@ -5,20 +5,22 @@ from typing import Annotated
 
 import typer
 
-from coordinator.data_server_token import data_server_token_from
+from coordinator.data_server_token import checker_token_from, data_server_token_from
 from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.options import CoordinatorCaOption
 from epochal.commands.operator import ask
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE_OR_URL",
+        help="The coordinator's --store on this machine, or its address (http://… or https://…).",
+    ),
+]
+
 
 def data_server(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="STORE_OR_URL",
-            help="The coordinator's --store on this machine, or its address (http://… or https://…).",
-        ),
-    ],
+    source: Source,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
@@ -28,3 +30,12 @@ def data_server(
         typer.echo(made.token)
     else:
         typer.echo(asyncio.run(data_server_token_from(source)))
+
+
+def checker(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+    """Print a token for `epochal checker --token`; a coordinator's address needs the admin token."""
+    if source.startswith(("http://", "https://")):
+        made = ask(source, tls_ca, lambda operator: operator.checker_token(), required_token(admin_token))
+        typer.echo(made.token)
+    else:
+        typer.echo(asyncio.run(checker_token_from(source)))
