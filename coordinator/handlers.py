@@ -300,6 +300,18 @@ class Handlers:
         run = self.service.run
         self.rates.check_report(client_id, self.service.now_s(), (run.epoch, run.step, run.attempt, run.phase))
 
+    def check_upload_rate(self, client_id: ClientId, sha256: Sha256) -> None:
+        """Count a request about a blob that a member delivers: a part of a checkpoint apart from its messages.
+
+        Raises:
+            Refused: `rate-limited`, if it has sent too many.
+        """
+        expected = expected_blob(self.service.run, client_id, sha256)
+        if expected is None or expected.claim is None:
+            self.check_rate(client_id)
+        else:
+            self.rates.check_part(client_id, self.service.now_s(), expected.step)
+
     @staticmethod
     def _check_size(kind: str, size_bytes: int, max_bytes: int) -> None:
         if size_bytes > max_bytes:
@@ -319,11 +331,7 @@ class Handlers:
         Raises:
             Refused: `rate-limited`, and as `Uploads.receive` raises.
         """
-        expected = expected_blob(self.service.run, client_id, sha256)
-        if expected is None or expected.claim is None:
-            self.check_rate(client_id)
-        else:
-            self.rates.check_part(client_id, self.service.now_s(), expected.step)
+        self.check_upload_rate(client_id, sha256)
         await self.uploads.receive(client_id, sha256, body, length_bytes)
 
     # Requests of an operator

@@ -143,8 +143,9 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     )
     async def grant_upload(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
-        handlers.check_rate(client_id)
-        return document_response(await handlers.arrivals.grant(client_id, sha256_of(sha256)))
+        digest = sha256_of(sha256)
+        handlers.check_upload_rate(client_id, digest)
+        return document_response(await handlers.arrivals.grant(client_id, digest))
 
     @router.post(
         "/v1/blobs/{sha256}/arrival",
