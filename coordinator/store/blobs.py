@@ -92,7 +92,7 @@ class BlobStore(BlobReader, Protocol):
         """Return a URL where anybody gets the blob for a while; None if it is read through the coordinator.
 
         Args:
-            sha256: a blob that is held.
+            sha256: a blob that is held, or was taken in.
             looks: look whether it is still there, because somebody did not find it.
 
         Raises:

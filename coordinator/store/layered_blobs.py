@@ -89,7 +89,10 @@ class LayeredBlobs(LayeredReader[BlobStore]):
         return frozenset().union(*[await layer.held() for layer in self._layers])
 
     async def signed_get(self, sha256: Sha256, *, looks: bool = False) -> str | None:
-        return await (await self._holder(sha256)).signed_get(sha256, looks=looks)
+        for layer in self._layers:
+            if await layer.size(sha256) is not None:
+                return await layer.signed_get(sha256, looks=looks)
+        return await self._first.signed_get(sha256, looks=looks)
 
     async def signed_put(
         self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0

@@ -1,0 +1,80 @@
+"""A real run whose blobs move from the disk to a bucket and back, with a checker beside it, by real processes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.backup import back_up, verify_backup
+from coordinator.data_server_token import checker_token_from
+from coordinator.machine.records import RecordBody
+from coordinator.machine.stimuli import STIMULI, ResultVerified
+from coordinator.store.open import open_store_reader
+from state.wire import parse_document
+from tests.support.object_blobs import s3_lines
+from tests.support.processes import RealRun, in_training, real_run
+from tests.support.s3_server import AWS, empty_bucket, s3_server
+
+STEPS = 30
+LASTS = {
+    "config__total_steps": STEPS,
+    "config__init_min_clients": 2,
+    "config__min_clients": 2,
+    "blobs__part_bytes": 1024,
+}
+"""The checkpoints of this run have several parts."""
+
+
+@pytest.fixture
+def stored_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The lines of `[blobs] store` for an empty bucket; the processes' environment has the credentials."""
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as url:
+        empty_bucket(url)
+        yield s3_lines(url)
+
+
+async def restarted(run: RealRun, **overrides: Any) -> None:
+    await run.stop_coordinator()
+    run.write_state(**LASTS, **overrides)
+    await run.start_coordinator()
+
+
+def blobs_on_disk(run: RealRun) -> int:
+    return len(list((run.run_dir / "blobs").glob("??/*")))
+
+
+async def checkers_of(run: RealRun) -> set[str | None]:
+    """Who vouched for the run's results; None for the coordinator."""
+    found = set()
+    async for segment in open_store_reader(str(run.run_dir)).journal.history():
+        for record in segment.records:
+            for stamped in STIMULI.validate_json(parse_document(RecordBody, record.body).stimuli):
+                if isinstance(stamped.stimulus, ResultVerified):
+                    found.add(stamped.stimulus.checker)
+    return found
+
+
+async def test_run_moves_to_a_bucket_with_a_checker_and_back(tmp_path: Path, stored_lines: dict[str, Any]) -> None:
+    async with real_run(tmp_path, **LASTS) as run:
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(3))
+        await restarted(run, blobs__store=stored_lines)
+        token = await checker_token_from(str(run.run_dir))
+        checker = await run.children.start("checker", "checker", run.url, environment={"EPOCHAL_CHECKER_TOKEN": token})
+        assert "step" in await run.line_of(checker, "result of")
+        reached = await run.until(in_training(run.watch.seen[-1].step + 3))
+        await back_up(str(run.run_dir), tmp_path / "backup", lambda _: None)
+        verified = await verify_backup(tmp_path / "backup")
+        assert (verified.problems, verified.blobs > 0) == ((), True)
+        await restarted(run)
+        await run.until(in_training(min(STEPS, reached.step + 2)))
+        report = await run.finish()
+        assert (report.rounds, report.unapplied) == (STEPS, 0)
+        vouched = await checkers_of(run)
+        assert None in vouched
+        assert len(vouched) == 2
+        assert blobs_on_disk(run) > 0
