@@ -84,7 +84,13 @@ class MemoryBlobs(ServedBlobs):
         self.total_bytes = 0
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
-        await self._receive(sha256, size_bytes, body, spare_bytes)
+        if sha256 not in self._blobs:
+            await self._receive(sha256, size_bytes, body, spare_bytes)
+            return
+        received_bytes = 0
+        async for piece in body:
+            received_bytes += len(piece)
+            check_growth(received_bytes, size_bytes)
 
     async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
         return await self._receive(None, size_bytes, body, 0)
