@@ -197,8 +197,9 @@ class Objects:
             raise self._blocked(key, error) from error
 
     @asynccontextmanager
-    async def _bounded(self, key: str, within_s: float = ANSWER_WITHIN_S) -> AsyncIterator[None]:
-        """Do so, and end the request within a time."""
+    async def _bounded(self, key: str, most_s: float | None = None) -> AsyncIterator[None]:
+        """Do so, and end the request within a time, `ANSWER_WITHIN_S` by default."""
+        within_s = ANSWER_WITHIN_S if most_s is None else most_s
         with self._named(key):
             try:
                 async with asyncio.timeout(within_s):

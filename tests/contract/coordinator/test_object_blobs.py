@@ -1,0 +1,113 @@
+"""A bucket's blobs beyond what every blob store does: uploads under way, left-overs, a store that is silent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from coordinator.store.object_store import blobs as object_blobs
+from coordinator.store.object_store import objects as bucket_objects
+from coordinator.store.object_store.blobs import MAX_PUTS_PER_CLIENT, ObjectBlobs
+from coordinator.store.object_store.objects import Objects
+from state.errors import Refused, StoreBlocked
+from state.wire import ClientId, Sha256, sha256_hex
+from tests.support.data_http import HttpReply
+from tests.support.object_blobs import PREFIX, RUN_ID, s3_place
+from tests.support.s3_door import DoorRequest, S3Door
+
+LIMIT = 1000
+SENDER, OTHER = ClientId("a" * 32), ClientId("b" * 32)
+DATA = b"a result"
+SHA256 = sha256_hex(DATA)
+
+
+@pytest.fixture
+async def blobs(door: S3Door) -> ObjectBlobs:
+    return await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+
+
+async def keep(bucket: Any, place: str, data: bytes = DATA) -> None:
+    import obstore
+
+    await obstore.put_async(bucket, f"{PREFIX}/{place}", data)
+
+
+async def keys(bucket: Any, folder: str) -> list[str]:
+    import obstore
+
+    listed = await obstore.list(bucket, f"{PREFIX}/{folder}").collect_async()
+    return sorted(meta["path"].rpartition("/")[2] for meta in listed)
+
+
+def number(count: int) -> Sha256:
+    """A digest of nothing in particular."""
+    return sha256_hex(b"%d" % count)
+
+
+async def test_granted_uploads_take_room_a_few_for_each_client(blobs: ObjectBlobs) -> None:
+    for count in range(2 * MAX_PUTS_PER_CLIENT):
+        await blobs.signed_put(number(count), 100, SENDER)
+    assert blobs.total_bytes == 100 * MAX_PUTS_PER_CLIENT
+    await blobs.signed_put(number(0), 600, OTHER)
+    with pytest.raises(Refused, match="max_total_bytes") as refused:
+        await blobs.signed_put(number(1), 1, OTHER)
+    assert refused.value.kind == "blobs-full"
+    assert blobs.total_bytes == LIMIT
+
+
+async def test_upload_that_is_taken_in_is_counted_once(blobs: ObjectBlobs, bucket: Any) -> None:
+    await blobs.signed_put(SHA256, len(DATA), SENDER)
+    await keep(bucket, f"incoming/{SHA256}.{SENDER}")
+    data = await blobs.take_in(SHA256, len(DATA), SENDER)
+    assert data is not None
+    assert await blobs.size(SHA256) is None
+    found = await asyncio.to_thread(data.sha256)
+    await blobs.settle(SHA256, len(DATA), SENDER, found)
+    assert (await blobs.size(SHA256), blobs.total_bytes) == (len(DATA), len(DATA))
+    assert await keys(bucket, "incoming") == []
+    assert await blobs.take_in(SHA256, len(DATA), OTHER) is None
+
+
+async def test_sweep_deletes_what_nobody_takes_in(
+    blobs: ObjectBlobs, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await blobs.signed_put(SHA256, len(DATA), SENDER)
+    for sender in (SENDER, OTHER):
+        await keep(bucket, f"incoming/{SHA256}.{sender}")
+    await blobs.drop_unfinished()
+    assert len(await keys(bucket, "incoming")) == 2  # another process may have granted the younger one
+    monkeypatch.setattr(object_blobs, "FORGOTTEN_AFTER_S", -60.0)
+    await blobs.drop_unfinished()
+    assert await keys(bucket, "incoming") == [f"{SHA256}.{SENDER}"]
+    late_s = asyncio.get_running_loop().time() + object_blobs.TAKEN_WITHIN_S + 1
+    monkeypatch.setattr(object_blobs, "_now_s", lambda: late_s)
+    await blobs.drop_unfinished()
+    assert await keys(bucket, "incoming") == []
+    assert blobs.total_bytes == 0
+
+
+async def test_object_overwritten_while_it_is_read_is_named(door: S3Door, bucket: Any) -> None:
+    large = bytes(9 * 1024 * 1024)
+    sha256 = sha256_hex(large)
+    await keep(bucket, f"blobs/{sha256}", large)
+    opened = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), len(large))
+    async with opened.opened(sha256) as data:
+        assert await asyncio.to_thread(lambda: data[:3]) == bytes(3)
+        await keep(bucket, f"blobs/{sha256}", bytes(len(large) - 1) + b"x")
+        with pytest.raises(Refused, match="was overwritten while it was read"):
+            await asyncio.to_thread(lambda: data[-3:])
+
+
+async def test_store_that_hangs_is_named_within_a_bound(
+    blobs: ObjectBlobs, door: S3Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_objects, "ANSWER_WITHIN_S", 0.3)
+
+    def silent(_: DoorRequest) -> HttpReply:
+        return HttpReply(200, b"", announced_bytes=10, hangs=True)
+
+    door.fault = silent
+    with pytest.raises(StoreBlocked, match=f"s3://tokens/{PREFIX}/owner"):
+        await blobs.check_answers()
+    door.fault = lambda _: None
+    await blobs.check_answers()
