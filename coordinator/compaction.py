@@ -28,7 +28,7 @@ from coordinator.machine.stimuli import JournalCompacted
 from coordinator.store.journal import Segment, StoredProof
 from coordinator.store.open import Store
 from runtime.worker_thread import Worker
-from state.errors import Refused, StoreFailed
+from state.errors import EpochalError, StoreFailed
 from state.wire import sha256_hex
 
 log = logging.getLogger(__name__)
@@ -67,14 +67,17 @@ class Compaction:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        said = ""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 while self._run_now().state_file.run.keep_journal == "compact" and await self.step():
-                    pass
-            except (StoreFailed, Refused) as error:
-                log.warning("journal_not_compacted", extra={"reason": error.message})
+                    said = ""
+            except EpochalError as error:
+                if error.message != said:
+                    said = error.message
+                    log.warning("journal_not_compacted", extra={"reason": said})
 
     async def step(self) -> bool:
         """Compact segments up to the next that a checkpoint includes; return whether there were any.

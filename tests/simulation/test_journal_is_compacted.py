@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from coordinator.run_journal import MAX_SEGMENT_RECORDS
 from coordinator.store.journal import StoredProof
 from tests.support.journaled_run import compact_state
 from tests.support.simulated_coordinator import SlowJournal
@@ -12,6 +13,13 @@ from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_ru
 from tests.support.virtual_time import in_virtual_time
 
 MOST_S = 0.2
+"""Longest time that a change takes."""
+SHORT_EPOCHS = {
+    "config__epoch_time": 2,
+    "config__warmup_time": 1.5,
+    "config__max_round_train_time": 1.5,
+    "config__total_steps": 40,
+}
 
 
 class SlowlyCompacted(SlowJournal):
@@ -33,17 +41,20 @@ class SlowlyCompacted(SlowJournal):
         await asyncio.sleep(self._chance.uniform(0, MOST_S))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "segment_records"), [(0, MAX_SEGMENT_RECORDS), (1, 7)])
 @in_virtual_time
-async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(seed: int) -> None:
-    async with simulated_run(compact_state(), seed, SlowlyCompacted) as run:
+async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
+    monkeypatch: pytest.MonkeyPatch, seed: int, segment_records: int
+) -> None:
+    monkeypatch.setattr("coordinator.run_journal.MAX_SEGMENT_RECORDS", segment_records)
+    async with simulated_run(compact_state(**SHORT_EPOCHS), seed, SlowlyCompacted) as run:
         journal = run.coordinator.journal
 
         async def restart() -> None:
             await run.coordinator.restart_after(run.chance.choice([0.05, 0.3]))
 
         clients = run.start_clients(3)
-        trouble = run.tasks.create_task(repeatedly(restart, run.chance, (0.2, 1.5)))
+        trouble = run.tasks.create_task(repeatedly(restart, run.chance, (0.5, 3)))
         await run.ends(clients, BOUND_S)
         trouble.cancel()
         assert run.coordinator.starts > 2

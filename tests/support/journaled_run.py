@@ -22,9 +22,9 @@ from tests.support.stored_blobs import blob_bytes
 
 MAX_BLOB_BYTES = 100_000_000
 SHORT_EPOCHS = {
-    "config__epoch_time": 0.6,
-    "config__warmup_time": 0.5,
-    "config__max_round_train_time": 0.5,
+    "config__epoch_time": 0.5,
+    "config__warmup_time": 0.45,
+    "config__max_round_train_time": 0.45,
     "config__cooldown_time": 3,
     "config__total_steps": 24,
 }

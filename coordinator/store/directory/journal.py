@@ -241,13 +241,18 @@ class DirectoryJournal(DirectoryHistory):
 
     async def keep_proof(self, proof: StoredProof) -> None:
         path = self._run_dir / proof_file(proof.segment_count)
-        await _in_thread(self._run_dir, replace_file, path, proof.body, self._disk, PRIVATE_MODE)
-        self._other_bytes += len(proof.body)
+        self._other_bytes += await _in_thread(self._run_dir, self._replace, path, proof.body)
 
     async def drop_covered(self, segment_count: int) -> None:
         for path in (*segment_paths(self._run_dir), *proof_paths(self._run_dir)):
             if _number_of(path) < segment_count:
                 self._other_bytes -= await _in_thread(self._run_dir, self._delete, path)
+
+    def _replace(self, path: Path, data: bytes) -> int:
+        """Write a file in place of one that may be there; return by how much more it takes."""
+        before_bytes = path.stat().st_size if path.exists() else 0
+        replace_file(path, data, self._disk, PRIVATE_MODE)
+        return len(data) - before_bytes
 
     def _delete(self, path: Path) -> int:
         """Delete a file durably before the next is deleted, so that the journal never has a gap; return its size."""

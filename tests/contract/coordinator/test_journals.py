@@ -83,8 +83,9 @@ async def test_proof_takes_the_place_of_the_segments_that_it_covers(journal: Jou
         await journal.open_segment(Snapshot(sequence, b"later"))
         await journal.append(record(sequence + 1))
     size_bytes = journal.size_bytes
-    for count in (1, 2):
+    for count in (1, 1, 2):
         await journal.keep_proof(StoredProof(count, b"proof %d" % count))
+    assert journal.size_bytes == size_bytes + 2 * len(b"proof 1")
     assert [found.segment_count for found in await journal.proofs()] == [1, 2]
     assert [found.number async for found in journal.history()] == [2]
     assert [found.number async for found in journal.history(1)] == [1, 2]
