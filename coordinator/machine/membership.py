@@ -40,7 +40,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     before = run.members.get(event.client_id)
     joined_step, was_ready = run.step, False
     if before is not None and event.instance is not None and event.instance == before.instance:
-        joined_step, was_ready = before.joined_step, before.was_ready
+        joined_step, was_ready = before.joined_step, before.was_ready or before.ready_step is not None
     member = Member(
         client_id=event.client_id,
         public_key=event.public_key,

@@ -120,6 +120,19 @@ def test_member_of_the_last_epoch_is_waited_for_beside_a_newcomer() -> None:
     assert driver.in_phase(RunState.WARMUP)
 
 
+def test_session_that_is_renewed_does_not_make_a_newcomer() -> None:
+    driver = in_second_warmup()
+    driver.join(1, 2, instance="ab")
+    driver.ready(client(1), client(2))
+    driver.play_epoch(seconds_per_round=40)
+    driver.join(2, instance="ab")
+    driver.make_checkpoint()
+    driver.pass_time(2)
+    assert driver.in_phase(RunState.WARMUP)
+    driver.ready(client(1))
+    assert driver.in_phase(RunState.WARMUP), "the other one is waited for"
+
+
 def test_process_that_starts_again_is_a_newcomer_in_the_next_warmup() -> None:
     driver = in_second_warmup(2)
     driver.ready(client(1))
