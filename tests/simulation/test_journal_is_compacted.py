@@ -8,6 +8,7 @@ import pytest
 from coordinator.run_journal import MAX_SEGMENT_RECORDS
 from coordinator.store.journal import StoredProof
 from tests.support.journaled_run import compact_state
+from tests.support.simulated_client import ClientSpec
 from tests.support.simulated_coordinator import SlowJournal
 from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run
 from tests.support.virtual_time import in_virtual_time
@@ -61,4 +62,16 @@ async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
         assert isinstance(journal, SlowlyCompacted)
         assert len(set(journal.dropped)) > 1
         assert journal.segments[0].number >= max(journal.dropped)
+        await prove(run)
+
+
+@in_virtual_time
+async def test_journal_is_compacted_within_an_epoch_that_makes_checkpoints() -> None:
+    state = compact_state(**(SHORT_EPOCHS | {"config__epoch_time": 10_000, "config__checkpoint_every": 5}))
+    async with simulated_run(state, 1, SlowlyCompacted) as run:
+        journal = run.coordinator.journal
+        await run.play(*(ClientSpec(),) * 3)
+        assert isinstance(journal, SlowlyCompacted)
+        assert len(set(journal.dropped)) > 1
+        assert run.coordinator.document.epoch == 1
         await prove(run)
