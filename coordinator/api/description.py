@@ -140,7 +140,8 @@ def _membership_operations() -> Operations:
     clients = f"{RUN}/clients"
     joins = (
         Refusal.NONCE_INVALID, Refusal.UNAUTHORIZED, Refusal.NONCE_CONSUMED, Refusal.ACCESS_DENIED, Refusal.EJECTED,
-        Refusal.UNSUPPORTED_PROTOCOL, Refusal.KEY_IN_USE, Refusal.RATE_LIMITED, Refusal.RUN_FULL,
+        Refusal.UNSUPPORTED_PROTOCOL, Refusal.UNSUPPORTED_CODEC, Refusal.KEY_IN_USE, Refusal.RATE_LIMITED,
+        Refusal.RUN_FULL,
     )  # fmt: skip
     return {
         ("POST", f"{clients}/challenge"): Operation((*_OF_RUN, *EVERY_MESSAGE)),
