@@ -156,13 +156,13 @@ few outcomes to merge after the last checkpoint | `client_timeout_s = 2.5`, as i
 
 The length of a round matters. If a worker is lost, torchft goes on when the others have trained their round and the
 lost worker's last heartbeat has expired; Epochal when the others have trained theirs and the lost client's connections
-have been closed for 2 s (for 0.5 s, a fifth of its `client_timeout_s`, with the quick settings). So with rounds that are
-much longer than 5 s neither is seen beside the round itself.
+have been closed for 2 s (with the quick settings for 0.5 s, a fifth of `client_timeout_s`). So with rounds that are much
+longer than 5 s neither is seen beside the round itself.
 
 What is sent and merged in a round does not depend on how long it is trained for, so all tokens/s are nearer to each
 other with longer rounds. In torchft and hivemind the workers add up their differences in a ring or in parts, each
-sending about twice the model's size as float32; in Epochal each sends its difference to the coordinator, encoded as int4
-(the default), and gets every other one.
+sending about twice the model's size as float32; in Epochal each sends its difference to the coordinator, as int4 (the
+default), and gets every other one.
 
 In torchft a newcomer first trains a round from its own parameters, is given the others' in the quorum after it, and
 contributes its own training one round later. In Epochal it gets the model at once and works from the next round on.

@@ -20,6 +20,7 @@ from coordinator_client.api import CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
+from state.codecs.named import SPOKEN
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
 from state.refusals import Refusal, Retry
@@ -95,7 +96,7 @@ class ClientProfile:
     """
 
     key: ClientKey
-    capabilities: Capabilities = field(default_factory=Capabilities)
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(codecs=SPOKEN))
     invitation: str | None = None
     instance: str = field(default_factory=lambda: secrets.token_hex(INSTANCE_BYTES))
 

@@ -123,14 +123,7 @@ class RunManager:
             outer = OuterStep.of(state.merge)
             spool = Spool(dependencies.spool_folder, state.client.spool_bytes)
             opened.callback(spool.close)
-            mirrors = dependencies.open_mirrors(state)
-            for mirror in mirrors:
-                opened.push_async_callback(mirror.aclose)
-            download = CheckpointDownload(session, mirrors, session.manifest, spool, worker, dependencies.observer)
-            fetching_ahead = BackgroundTask(self._group, "first checkpoint")
-            opened.push_async_callback(fetching_ahead.replace, None)
-            if document.checkpoint is not None:  # while trainer and data are opened
-                await fetching_ahead.replace(download.prefetch(document.checkpoint))
+            download = await self._begin_download(opened, document, state, spool, worker)
             hasher = dependencies.new_worker("epochal-digest")
             merger = Merger(outer, dependencies.new_worker("epochal-merge"), spool.drop_pages, hasher)
             opened.push_async_callback(merger.aclose)
@@ -145,17 +138,9 @@ class RunManager:
             if feedback is not None:
                 opened.callback(feedback.close)
             tentative = TentativeState(trainer, dependencies.observer, feedback)
-            keeper = ReplicaKeeper(
-                session.outcome,
-                exchange,
-                download,
-                merger,
-                spool,
-                worker,
-                partial(check_trainable, state, spec),
-                tentative.settle,
-                dependencies.observer,
-            )
+            sources = (session.outcome, exchange, download)
+            check = partial(check_trainable, state, spec)
+            keeper = ReplicaKeeper(*sources, merger, spool, worker, check, tentative.settle, dependencies.observer)
             keeping = BackgroundTask(self._group, "replica")
             opened.push_async_callback(keeping.replace, None)
             context = StepContext(
@@ -226,6 +211,22 @@ class RunManager:
         state = await self._session.config(config_sha256)
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
+
+    async def _begin_download(
+        self, opened: AsyncExitStack, document: RunDocument, state: StateFile, spool: Spool, worker: Worker
+    ) -> CheckpointDownload:
+        """Begin to fetch the run's checkpoint, while trainer and data are opened; return who fetches."""
+        dependencies = self._dependencies
+        mirrors = dependencies.open_mirrors(state)
+        for mirror in mirrors:
+            opened.push_async_callback(mirror.aclose)
+        manifest_of = self._session.manifest
+        download = CheckpointDownload(self._session, mirrors, manifest_of, spool, worker, dependencies.observer)
+        fetching_ahead = BackgroundTask(self._group, "first checkpoint")
+        opened.push_async_callback(fetching_ahead.replace, None)
+        if document.checkpoint is not None:
+            await fetching_ahead.replace(download.prefetch(document.checkpoint))
+        return download
 
     async def _open_feedback(
         self, document: RunDocument, merge: MergeConfig, spool: Spool, worker: Worker

@@ -19,7 +19,8 @@ from state.replica import (
     no_momentum_parts,
 )
 from state.replica_digest import ReplicaDigest
-from state.tensors import Float32Array, TensorLayout, TensorStream, check_values
+from state.tensors import Float32Array, TensorLayout, TensorStream
+from state.value_checks import check_values
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
 

@@ -21,7 +21,8 @@ from state.config.state_file import MergeConfig
 from state.errors import EpochalError, InternalError
 from state.replica import Replica
 from state.results import Difference
-from state.tensors import Float32Array, Tensors, check_values, frozen_tensors
+from state.tensors import Float32Array, Tensors, frozen_tensors
+from state.value_checks import check_values
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""

@@ -24,7 +24,6 @@ from state.tensors import (
     TensorLayout,
     Tensors,
     TensorStream,
-    check_values,
     file_size_bound,
     frozen_tensors,
     layout_of,
@@ -33,6 +32,7 @@ from state.tensors import (
     tensor_stream,
     value_pieces,
 )
+from state.value_checks import check_values
 
 CHECKPOINT_FORMAT = "epochal/checkpoint"
 CHECKPOINT_VERSION = "1"

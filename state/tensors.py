@@ -273,7 +273,7 @@ def tensor_stream(
 def parse_tensor_file(data: Buffer, dtypes: Collection[str] = (FLOAT32_TYPE,)) -> TensorFile:
     """Parse a tensor file. The arrays are views of `data`, which must not change while they are used.
 
-    Values are not checked: see `check_values`.
+    Values are not checked: see `state/value_checks.py`.
 
     Args:
         data: the file.
@@ -345,24 +345,6 @@ def tensor_header_bytes(beginning: Buffer, size_bytes: int) -> int:
     if LENGTH_BYTES + header_bytes > size_bytes:
         _refuse("size", f"{size_bytes} bytes end inside a header of {header_bytes} bytes")
     return LENGTH_BYTES + header_bytes
-
-
-def check_values(values: Float32Array, max_abs: float) -> str | None:
-    """Return the rule that a flat array breaks (`finite` or `max_abs`), or None; takes constant memory.
-
-    Args:
-        values: float32, one-dimensional.
-        max_abs: the largest magnitude allowed; `math.inf` for any finite value.
-    """
-    for start in range(0, values.size, CHECK_CHUNK_ELEMENTS):
-        chunk = values[start : start + CHECK_CHUNK_ELEMENTS]
-        with np.errstate(invalid="ignore"):
-            low, high = float(chunk.min()), float(chunk.max())
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return "finite"
-        if low < -max_abs or high > max_abs:
-            return "max_abs"
-    return None
 
 
 def _refuse(rule: str, message: str) -> NoReturn:

@@ -20,7 +20,8 @@ import numpy as np
 from batching.round_plan import RoundPlan
 from data_providers.protocol import TokenBatch
 from state.errors import TrainerFailed
-from state.tensors import Float32Array, Tensors, check_values
+from state.tensors import Float32Array, Tensors
+from state.value_checks import check_values
 from trainers.learner import Loss
 
 

@@ -17,7 +17,8 @@ from runtime.clock import Clock
 from state.config.model import Architecture, ModelSpec
 from state.errors import InvalidInput, Refused, TrainerFailed, Unsupported
 from state.refusals import Refusal
-from state.tensors import InvalidTensorFile, check_values, encode_tensor_file, parse_tensor_file
+from state.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
+from state.value_checks import check_values
 from trainers.architectures import open_model
 from trainers.learner import NO_INNER_STATE, Learner, Model
 from trainers.remote.wire import FRAME_BYTES, MAX_PARAMETERS_BYTES, ChunkAnswer, OptimStepRequest, SessionRequest

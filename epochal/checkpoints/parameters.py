@@ -10,7 +10,8 @@ from epochal.checkpoints.runs import WatchedRun
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument
 from state.layout_difference import layout_difference
-from state.tensors import Float32Array, TensorLayout, Tensors, check_values
+from state.tensors import Float32Array, TensorLayout, Tensors
+from state.value_checks import check_values
 
 PIECE_NUMBERS = 1 << 20
 """Numbers that are read at a time (4 MiB)."""

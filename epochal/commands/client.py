@@ -1,10 +1,9 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -19,6 +18,7 @@ from data_providers.locations import parse_location
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
+from epochal.cli.client_observer import observing
 from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
@@ -46,11 +46,8 @@ from epochal.cli.torch_options import (
 )
 from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
-from run_manager.events import Event, Observer
-from run_manager.metrics import ClientMetrics
 from runtime.http_client import check_url
-from runtime.metrics import LOOPBACK, new_registry
-from runtime.metrics_server import serving_metrics
+from runtime.metrics import LOOPBACK
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import Worker, WorkerThread
 from state.codecs.named import SPOKEN
@@ -332,7 +329,7 @@ async def _run(
 ) -> None:
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
-            _observing(options.metrics_address) as observer,
+            observing(options.metrics_address) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)
@@ -382,21 +379,3 @@ class _Leaving:
         self._running.uncancel()
         say("stopped")
         return True
-
-
-@contextlib.asynccontextmanager
-async def _observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Observer]:
-    """Yield an observer that logs the client's events and, if there is an address, serves metrics of them there."""
-    if metrics_address is None:
-        yield log_event
-        return
-    registry = new_registry()
-    metrics = ClientMetrics(registry)
-
-    def observe(event: Event) -> None:
-        log_event(event)
-        metrics.observe(event)
-
-    async with serving_metrics(registry, *metrics_address) as url:
-        say(f"metrics at {url}")
-        yield observe

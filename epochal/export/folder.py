@@ -32,7 +32,7 @@ from runtime.os_errors import Obstacle, obstacle_of, reason_of
 from state.config.model import ModelSpec
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, InvalidInput, ModelUnavailable
-from state.tensors import check_values
+from state.value_checks import check_values
 from state.wire import parse_document
 from trainers.sources.float_types import FloatType, from_float32
 from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE

@@ -22,11 +22,11 @@ from state.tensors import (
     Float32Array,
     InvalidTensorFile,
     TensorLayout,
-    check_values,
     parse_tensor_file,
     tensor_stream,
     wire_bytes,
 )
+from state.value_checks import check_values
 from state.wire import canonical_json
 
 RESIDUAL_FORMAT = "epochal/residual/v1"

@@ -50,7 +50,7 @@ class CheckpointSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:

@@ -1,7 +1,8 @@
 """The `float32` codec: values as they are, 4 bytes each."""
 
 from state.codecs.protocol import Block
-from state.tensors import Float32Array, Readable, TensorLayout, check_values, value_pieces
+from state.tensors import Float32Array, Readable, TensorLayout, value_pieces
+from state.value_checks import check_values
 
 VALUE_BYTES = 4
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from state.errors import InvalidInput, TrainerFailed
 from state.layout_difference import MAX_DIFFERENCES_SHOWN
-from state.tensors import Float32Array, check_values
+from state.tensors import Float32Array
+from state.value_checks import check_values
 from trainers.learner import Shapes
 from trainers.sources.experts import stored_forms
 from trainers.sources.float_types import FloatType, float_type_of, to_float32

@@ -24,7 +24,7 @@ def test_room_is_needed_for_two_checkpoints_and_two_rounds() -> None:
     assert room_needed(checkpoint_bytes=100, round_bytes=7) == 214
 
 
-def test_checkpoints_while_rounds_go_on_need_room_for_a_third_and_for_their_rounds() -> None:
+def test_checkpoints_within_an_epoch_need_more_room() -> None:
     assert room_needed(checkpoint_bytes=100, round_bytes=7, every=5) == 3 * 100 + (2 * 5 + 2) * 7
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import quality, quality_training
 from benchmarks.codec_quality import NESTEROV, PLAIN, SETTINGS, SPARSE, Row, bytes_a_parameter, planned
+from benchmarks.quality import SWEPT_STEPS, clients_setting
 from benchmarks.quality_text import LENGTH, Text
 from benchmarks.quality_training import Setting, train
 from tests.support.heavy import need_module
@@ -18,11 +19,10 @@ def test_planned_codec_runs_have_results_of_their_own() -> None:
     assert {run.setting.codec for run in runs} == {"float32", "int8", "int4", "sparse-64"}
 
 
-def test_float32_results_of_the_quality_bench_are_used_again() -> None:
-    shared = {run.path for run in planned()} & {run.path for run in quality.planned()}
-    assert all(path.parent == quality.KEPT and path.name.startswith("372b891e-") for path in shared)
-    assert {run.path for run in Row(NESTEROV).runs} <= shared
-    assert not {run.path for run in Row(SPARSE).runs} & shared
+def test_results_of_the_quality_bench_are_used_again() -> None:
+    known = {run.path for run in planned() if run.folder == quality.KEPT}
+    assert {run.path for run in Row(NESTEROV).runs + Row(clients_setting(SWEPT_STEPS)).runs} <= known
+    assert not {run.path for run in Row(SPARSE).runs} & known
 
 
 def test_setting_has_a_name_of_its_own_for_each_codec() -> None:

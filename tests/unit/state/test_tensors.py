@@ -18,7 +18,6 @@ from state.tensors import (
     Float32Array,
     InvalidTensorFile,
     TensorLayout,
-    check_values,
     encode_tensor_file,
     file_size_bound,
     frozen_tensors,
@@ -27,6 +26,7 @@ from state.tensors import (
     tensor_stream,
     wire_bytes,
 )
+from state.value_checks import check_values
 from state.wire import sha256_hex
 
 WEIGHTS = {"w": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32), "b": np.array([7.0], np.float32)}

@@ -1,0 +1,29 @@
+"""Who observes a client: its log, and its metrics where they are asked for."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from epochal.cli.event_log import log_event
+from epochal.cli.run import say
+from run_manager.events import Event, Observer
+from run_manager.metrics import ClientMetrics
+from runtime.metrics import new_registry
+from runtime.metrics_server import serving_metrics
+
+
+@contextlib.asynccontextmanager
+async def observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Observer]:
+    """Yield an observer that logs the client's events and, if there is an address, serves metrics of them there."""
+    if metrics_address is None:
+        yield log_event
+        return
+    registry = new_registry()
+    metrics = ClientMetrics(registry)
+
+    def observe(event: Event) -> None:
+        log_event(event)
+        metrics.observe(event)
+
+    async with serving_metrics(registry, *metrics_address) as url:
+        say(f"metrics at {url}")
+        yield observe
