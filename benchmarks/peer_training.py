@@ -156,8 +156,8 @@ few outcomes to merge after the last checkpoint | `client_timeout_s = 2.5`, as i
 
 The length of a round matters. If a worker is lost, torchft goes on when the others have trained their round and the
 lost worker's last heartbeat has expired; Epochal when the others have trained theirs and the lost client's connections
-have been closed for 2 s (with the quick settings for 0.5 s, a fifth of `client_timeout_s`). So with rounds that are much
-longer than 5 s neither is seen beside the round itself.
+have been closed for 2 s (with the quick settings for 0.5 s, a fifth of `client_timeout_s`). So with rounds that are
+much longer than 5 s neither is seen beside the round itself.
 
 What is sent and merged in a round does not depend on how long it is trained for, so all tokens/s are nearer to each
 other with longer rounds. In torchft and hivemind the workers add up their differences in a ring or in parts, each
