@@ -202,6 +202,7 @@ def _state(layers: int) -> str:
         model__LLM__max_seq_len=LENGTH,
         model__LLM__optimizer={"AdamW": OPTIMIZER.model_dump(mode="json")},
         merge__inner_state="keep",
+        merge__codec="float32",
         **overrides,
     )
 

@@ -218,6 +218,7 @@ class TrainingSession:
                 raise Refused(Refusal.INVALID_TENSORS, f"{name!a} has values that are not finite")
         if keep_last and self._round_key is not None and self._request.inner_state == "keep":
             self._committed = self._learner.inner_state
+        self._round_key = None  # what is committed is not asked of the learner again, should the next line fail
         self._learner.load(tensors, self._committed)
         self._round_key, self._local_step, self._items, self._tokens = round_key, 0, 0, 0
 

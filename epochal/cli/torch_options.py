@@ -61,10 +61,15 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()
-    if trainer == TORCH or (options is not None and find_spec("torch") is not None):
+    check_machine(DEFAULT_TORCH_OPTIONS if options is None and trainer == TORCH else options)
+
+
+def check_machine(options: TorchOptions | None) -> None:
+    """Raise `InvalidInput` if this machine's torch cannot compute as the options say; pass without options or torch."""
+    if options is not None and find_spec("torch") is not None:
         from trainers.torch.availability import check_available
 
-        check_available(options or DEFAULT_TORCH_OPTIONS)
+        check_available(options)
 
 
 def _check_installed() -> None:

@@ -15,7 +15,14 @@ from epochal.cli.options import CoordinatorCaOption, JsonOption
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
 from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption, RunAddress, RunArgument, following_policy
-from epochal.cli.torch_options import AttentionOption, DeviceOption, MicroBatchOption, PrecisionOption, torch_options
+from epochal.cli.torch_options import (
+    AttentionOption,
+    DeviceOption,
+    MicroBatchOption,
+    PrecisionOption,
+    check_machine,
+    torch_options,
+)
 from epochal.evaluation.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, checked_name
 from epochal.evaluation.losses import EvaluationOptions
 from state.errors import InvalidInput
@@ -67,6 +74,7 @@ def evaluate(
     start_logging(LogFormat.TEXT, verbose=False)
     trust_code(trust_remote_code)
     torch = torch_options(device, precision, attention, micro_batch, compiles=False)
+    check_machine(torch)
     evaluation = EvaluationOptions(data, split, samples, torch)
     checked = None if name is None else checked_name(name)
     policy = following_policy(reconnect_s, follows=follow)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,12 +60,14 @@ class MeshWorker:
         self._state = parse_document(StateFile, canonical_json(start.state))
         options = start.options
         self._device_type = ""
+        self._use_device: Callable[[], None] = lambda: None
         torch_options = options.torch
         if options.trainer == TORCH:
-            from trainers.torch.sharding import device_of
+            from trainers.torch.sharding import device_of, use_device
 
             device = device_of(torch_options, start.process, options.process_count)
             self._device_type, torch_options = device.type, replace(torch_options, device=str(device))
+            self._use_device = partial(use_device, device)
         self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)), options=torch_options)
         self._layout = options.layout
         self._rounds: MeshRounds | None = None
@@ -94,6 +97,7 @@ class MeshWorker:
         return RoundDone(float(end.loss.nats), end.loss.token_count, end.step_count, end.rows_loaded)
 
     def _connect(self) -> None:
+        self._use_device()  # of this thread, in which all operations of torch follow
         start, llm = self._start, self._state.model.LLM
         optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
         meeting = Meeting(start.store, start.options.process_count, start.timeout_s)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runtime.os_errors import Obstacle, obstacle_of, reason_of
+from runtime.os_errors import Obstacle, obstacle_of
 from runtime.retry import RetryPolicy, retry_after_s
 from state.errors import InvalidInput, ModelUnavailable
 from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -26,6 +26,8 @@ MAX_RETRY_AFTER_S = 60.0
 HUB_RETRIES = RetryPolicy(attempts=MAX_ATTEMPTS, first_delay_s=1.0, max_delay_s=10.0, max_asked_s=MAX_RETRY_AFTER_S)
 _COMMIT_DIGITS = 40
 _HTTP_OK_BELOW = 400
+_NO_SPACE = "no space left on device"
+"""What an error of `hf_xet` says, which has no number."""
 
 T = TypeVar("T")
 
@@ -162,10 +164,16 @@ def hub_failures() -> tuple[type[BaseException], ...]:
     """Return the errors that a request to the Hub may raise.
 
     The HTTP library under `huggingface_hub` differs between its versions; its errors' root is a base of the Hub's own.
+    `hf_xet`, through which it moves large files, raises plain `RuntimeError` too.
     """
     errors = hub().errors
-    xet = getattr(errors, "XetDownloadError", OSError)
-    return (OSError, xet, errors.EntryNotFoundError, errors.HFValidationError, *errors.HfHubHTTPError.__bases__)
+    return (
+        OSError,
+        RuntimeError,
+        errors.EntryNotFoundError,
+        errors.HFValidationError,
+        *errors.HfHubHTTPError.__bases__,
+    )
 
 
 def repeated(request: Callable[[], T], policy: RetryPolicy) -> T:
@@ -197,15 +205,20 @@ def hub_error(error: BaseException, place: str) -> InvalidInput | ModelUnavailab
     if isinstance(error, errors.RevisionNotFoundError):
         return InvalidInput(f"{place}: the repository has no such revision", place=place)
     status = getattr(getattr(error, "response", None), "status_code", 0)
+    if isinstance(error, PermissionError) and error.errno is None:  # hf_xet's, without an answer of the Hub's
+        status = 401
     if status >= _HTTP_OK_BELOW:
         return _refusal(error, status, place)
-    if isinstance(error, OSError) and error.errno is not None:
-        obstacle = obstacle_of(error)
-        if obstacle is Obstacle.FULL:
-            cache = hub().constants.HF_HUB_CACHE
-            text = f"no room for {place} in the Hub's cache, {cache}: {reason_of(error)}"
-            return ModelUnavailable(f"{text}; free some, or name another place in HF_HOME", place=place, is_full=True)
+    if _is_of_a_full_disk(error):
+        text = f"no room for {place} in the Hub's cache, {hub().constants.HF_HUB_CACHE}: {reason}"
+        return ModelUnavailable(f"{text}; free some, or name another place in HF_HOME", place=place, is_full=True)
     return ModelUnavailable(f"{place}: the Hub, {hub().constants.ENDPOINT}, does not answer: {reason}", place=place)
+
+
+def _is_of_a_full_disk(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return obstacle_of(error) is Obstacle.FULL
+    return isinstance(error, OSError | RuntimeError) and _NO_SPACE in str(error).lower()
 
 
 def _refusal(error: Any, status: int, place: str) -> InvalidInput | ModelUnavailable:

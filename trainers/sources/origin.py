@@ -36,20 +36,23 @@ def with_origin(config: Mapping[str, Any], origin: Origin | None, commit_of: Cal
         commit_of: returns the commit of a repository that holds a file of this name.
     """
     found = {key: value for key, value in config.items() if key != COMMIT_KEY}
-    if origin is None:
-        return found
-    found |= {REPOSITORY_KEY: origin.repo_id, COMMIT_KEY: origin.commit}
+    if origin is not None:
+        found |= {REPOSITORY_KEY: origin.repo_id, COMMIT_KEY: origin.commit}
     code = config.get(CODE_KEY)
     if not isinstance(code, dict):
         return found
-    code = {name: _in_repository(value, origin.repo_id) for name, value in code.items()}
-    found[CODE_KEY] = code
-    references = [code.get(name) for name in MODEL_CLASSES]
-    repositories = {str(one).partition(_OF)[0] for one in references if one is not None}
-    if len(repositories) == 1 and None not in references:
+    if origin is not None:
+        code = {name: _in_repository(value, origin.repo_id) for name, value in code.items()}
+        found[CODE_KEY] = code
+    references = [str(code.get(name, "")) for name in MODEL_CLASSES]
+    repositories = {reference.partition(_OF)[0] if _OF in reference else "" for reference in references}
+    if len(repositories) == 1 and "" not in repositories and (origin is not None or CODE_COMMIT_KEY not in found):
         (repo_id,) = repositories
-        module = str(references[-1]).partition(_OF)[2].partition(".")[0]
-        found[CODE_COMMIT_KEY] = origin.commit if repo_id == origin.repo_id else commit_of(repo_id, f"{module}.py")
+        module = references[-1].partition(_OF)[2].partition(".")[0]
+        if origin is not None and repo_id == origin.repo_id:
+            found[CODE_COMMIT_KEY] = origin.commit
+        else:
+            found[CODE_COMMIT_KEY] = commit_of(repo_id, f"{module}.py")
     return found
 
 

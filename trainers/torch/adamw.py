@@ -23,7 +23,7 @@ Norm = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the common L2 norm of gradients on one device."""
-    found: torch.Tensor = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    found: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
     return found
 
 

@@ -14,14 +14,23 @@ FLASH_PACKAGE = "flash_attn"
 
 def check_available(options: TorchOptions) -> None:
     """Raise `InvalidInput` unless this machine can compute as the options say; the message names the option."""
-    device = Placement.of(options).device
+    placement = Placement.of(options)
+    device = placement.device
     if options.precision == "bf16" and not torch.amp.autocast_mode.is_autocast_available(device.type):
         raise InvalidInput(f"--precision bf16: torch has no autocast on {device}; allowed there: auto, float32")
-    if options.attention != FLASH_ATTENTION:
-        return
-    missing = [f"a CUDA device, and the device is {device}"] if device.type != "cuda" else []
-    if find_spec(FLASH_PACKAGE) is None:
-        missing.append("the package flash-attn, which is not installed")
+    missing = flash_needs(placement) if options.attention == FLASH_ATTENTION else []
     if missing:
         allowed = ", ".join(name for name in ATTENTIONS if name != FLASH_ATTENTION)
         raise InvalidInput(f"--attention {FLASH_ATTENTION} needs {' and '.join(missing)}; allowed here: {allowed}")
+
+
+def flash_needs(placement: Placement) -> list[str]:
+    """Return what flash attention lacks at a placement and on this machine, for a message."""
+    missing = []
+    if placement.device.type != "cuda":
+        missing.append(f"a CUDA device, and the device is {placement.device}")
+    elif placement.autocast_type is None:
+        missing.append("--precision bf16, and the device would compute in float32")
+    if find_spec(FLASH_PACKAGE) is None:
+        missing.append("the package flash-attn, which is not installed")
+    return missing

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -165,6 +166,9 @@ def _remote_config(hf: Mapping[str, Any]) -> Any:
             '`auto_map = { AutoConfig = "ORG/NAME--module.Class", AutoModelForCausalLM = … }` with code on the Hub'
         )
         raise _wrong(f"{CONFIG_PLACE}.{REPOSITORY_KEY}", None, allowed)
+    if commit is None and (any("--" in auto_map[name] for name in MODEL_CLASSES) or not Path(source).is_dir()):
+        allowed = "the commit of the repository that holds the model's code, so that all clients open the same files"
+        raise _wrong(f"{CONFIG_PLACE}.{CODE_COMMIT_KEY}", None, allowed)
     try:
         with quiet():
             classes = [

@@ -52,12 +52,14 @@ def check_devices(options: TorchOptions, process_count: int) -> bool:
 
 
 def device_of(options: TorchOptions, process: int, process_count: int) -> torch.device:
-    """Return the device of a process of the mesh, and make it torch's current one. Raises as `check_devices`."""
-    if not check_devices(options, process_count):
-        return torch.device("cpu")
-    device = torch.device("cuda", process)
-    torch.cuda.set_device(device)
-    return device
+    """Return the device of a process of the mesh. Raises as `check_devices`."""
+    return torch.device("cuda", process) if check_devices(options, process_count) else torch.device("cpu")
+
+
+def use_device(device: torch.device) -> None:
+    """Make a CUDA device the calling thread's current one, which `fully_shard` takes; each begins with cuda:0."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def device_mesh(device_type: str, grid: Sequence[Sequence[int]], timeout_s: float) -> DeviceMesh:

@@ -132,5 +132,8 @@ def test_code_in_another_repository_is_pinned_to_a_commit_of_that_one(hub: FakeH
     found = with_origin({"auto_map": elsewhere}, Origin("weights/only", "d" * 40), commit_of)
     assert found["auto_map"] == elsewhere
     assert found["code_revision"] == COMMIT
+    assert with_origin({"auto_map": elsewhere}, None, commit_of)["code_revision"] == COMMIT, "of a local folder"
+    chosen = {"auto_map": elsewhere, "code_revision": "e" * 40}
+    assert with_origin(chosen, None, commit_of) == chosen
     with pytest.raises(InvalidInput, match=r"hf://org/model has no absent\.py, which a config names as its code"):
         commit_of(REPOSITORY, "absent.py")

@@ -17,7 +17,7 @@ from tests.support.heavy import need_module
 from tests.support.hub_server import COMMIT, REPOSITORY, FakeHub, Wrong, fake_hub, point_at
 from tests.support.model_files import CONFIG, safetensors_bytes, write_model
 from trainers.sources.folder_source import FolderSource
-from trainers.sources.hub import MAX_ATTEMPTS, HubFolder
+from trainers.sources.hub import MAX_ATTEMPTS, HubFolder, hub_error
 from trainers.sources.opening import open_source, parse_source
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -173,6 +173,19 @@ def test_repository_in_another_format_is_refused_by_name(hub: FakeHub) -> None:
 def test_name_that_no_repository_can_have_is_refused(hub: FakeHub, text: str) -> None:
     with pytest.raises(InvalidInput, match="hf://"):
         parse_source(text).config()
+
+
+def test_errors_of_the_librarys_transfers_are_named() -> None:
+    denied = hub_error(PermissionError("401 from the store of large files"), "hf://org/model")
+    assert isinstance(denied, InvalidInput)
+    assert "HF_TOKEN" in denied.message
+    full = hub_error(RuntimeError("Data processing error: No space left on device (os error 28)"), "hf://org/model")
+    assert isinstance(full, ModelUnavailable)
+    assert (full.context["is_full"], "HF_HOME" in full.message) == (True, True)
+    broken = hub_error(RuntimeError("Data processing error: connection reset"), "hf://org/model")
+    assert isinstance(broken, ModelUnavailable)
+    assert "connection reset" in broken.message
+    assert "is_full" not in broken.context
 
 
 def test_cache_without_room_is_named(hub: FakeHub, tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def test_code_that_comes_with_a_config_is_refused_unless_it_is_trusted(
     assert open_model(own).initial_parameters(SEED).keys() == open_model(spec_of()).shapes.keys()
     with pytest.raises(Unsupported, match="_name_or_path is missing; allowed: a folder with the model"):
         open_model(spec_of(model_type="own-llama", auto_map=auto_map))
+    elsewhere = {name: f"org/model--{value}" for name, value in auto_map.items()}
+    for unpinned in ({"auto_map": elsewhere}, {"auto_map": auto_map, "_name_or_path": "org/model"}):
+        with pytest.raises(Unsupported, match="code_revision is missing; allowed: the commit"):
+            open_model(spec_of(model_type="own-llama", **unpinned))
 
 
 BERT = {"model_type": "bert", "num_key_value_heads": None}
