@@ -52,7 +52,7 @@ NEAREST = (
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
     f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
-    "and the two codecs that come nearest to it, and a single one without outer momentum, far worse with each. "
+    "and the two codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse. "
     "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
@@ -73,8 +73,8 @@ class Row:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """One without outer momentum, which is far worse with every codec; one more for the best two codecs."""
-        if self.setting.outer_momentum == 0:
+        """One for dense codecs without outer momentum, which are far worse; one more for the best two codecs."""
+        if self.setting.outer_momentum == 0 and not self.setting.codec.startswith("sparse"):
             return SEEDS[:1]
         return MORE_SEEDS if self.setting in NEAREST else SEEDS
 
@@ -104,7 +104,7 @@ def plots() -> dict[str, str]:
     """Return the plot of the page: each codec's losses beside those of float32, seed by seed."""
     ratios = {}
     for setting in SETTINGS:
-        if setting.outer_momentum > 0 and setting.codec != "float32":
+        if len(Row(setting).seeds) > 1 and setting.codec != "float32":
             row = Row(setting)
             pairs = zip(row.losses, _beside(setting).losses, strict=False)
             ratios[_short_name(setting)] = [loss / exact for loss, exact in pairs]
@@ -121,20 +121,19 @@ def _figure(setting: Setting) -> Figure:
     exact = default.losses[: len(row.seeds)]
     beside = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
     if setting.outer_momentum == 0:
-        beside += f"; float32 without momentum {_shown(Row(PLAIN).losses)}"
+        beside += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
     return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), beside, DIGITS)
 
 
 def _name(setting: Setting) -> str:
-    size = f"{bytes_a_parameter(setting.codec):.4g} bytes a parameter"
-    outer = f"outer rate {setting.outer_lr:g} and momentum {setting.outer_momentum:g}"
-    return f"{_short_name(setting)}, {size}, {outer}"
+    return f"{_short_name(setting)}, {bytes_a_parameter(setting.codec):.4g} bytes a parameter"
 
 
 def _short_name(setting: Setting) -> str:
     feedback = ", error feedback" if setting.error_feedback else ""
     mean = f", mean over {setting.mean}" if setting.codec.startswith("sparse") else ""
-    return f"H = {setting.local_steps}: {setting.codec}{feedback}{mean}"
+    outer = f", outer {setting.outer_lr:g} / {setting.outer_momentum:g}"
+    return f"H = {setting.local_steps}: {setting.codec}{feedback}{mean}{outer}"
 
 
 def _shown(losses: list[float]) -> str:

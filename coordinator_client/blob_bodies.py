@@ -39,8 +39,12 @@ async def append_blob(
                 waiting.append(piece)
                 waiting_bytes += len(piece)
                 if waiting_bytes >= APPENDED_BYTES:
-                    await _append(file, waiting)
-                    waiting, waiting_bytes = [], 0
+                    taken, waiting, waiting_bytes = (
+                        waiting,
+                        [],
+                        0,
+                    )  # before a wait that may be cancelled when it is over
+                    await _append(file, taken)
     finally:
         await _append(file, waiting)
 

@@ -154,7 +154,7 @@ class StoredBlobs:
 
         Raises:
             StoreRefusal: the store refuses.
-            Refused: `store-failed`: it fails, or the connection breaks.
+            Refused: `store-failed`: it fails, or the connection breaks; `range-not-satisfiable`: nothing follows `start`.
             InvalidDocument: it answers with another range.
         """
         self.is_used = True
@@ -164,6 +164,8 @@ class StoredBlobs:
         try:
             async with streamed(self._http, request) as answer:
                 skipped_bytes = start if answer.status_code == httpx.codes.OK else 0
+                if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"{_place(request)} has no bytes from {start} on")
                 if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                     raise await _refusal(answer)
                 is_part = answer.status_code == httpx.codes.PARTIAL_CONTENT

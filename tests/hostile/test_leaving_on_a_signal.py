@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from epochal.cli.shutdown import EXIT_INTERRUPTED
 from epochal.commands.client import STOP_BOUND_S
 from epochal.testnet.child_processes import Child
 from run_manager.agent import LEAVE_REFUSED_S
@@ -26,12 +27,14 @@ async def logged(run: RealRun, child: Child, event: str) -> None:
     await run.until_logged(child, event, while_answering=False)
 
 
-async def leaves(child: Child, bound_s: float, number: signal.Signals = signal.SIGINT) -> None:
+async def leaves(
+    child: Child, bound_s: float, number: signal.Signals = signal.SIGINT, codes: tuple[int, ...] = (0,)
+) -> None:
     """Send a signal, and assert that the client withdraws within the bound."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     child.process.send_signal(number)
-    assert await child.wait(BOUND_S) == 0, child.log_tail()
+    assert await child.wait(BOUND_S) in codes, child.log_tail()
     assert loop.time() - started_s < bound_s + SLACK_S
 
 
@@ -103,4 +106,4 @@ async def test_client_one_of_whose_threads_hangs_leaves_within_the_bound(tmp_pat
         client = await run.start_client("--data", str(hanging))
         await run.until(in_phase(RunState.WARMUP))
         await logged(run, client, "joined")
-        await leaves(client, STOP_BOUND_S)
+        await leaves(client, STOP_BOUND_S, codes=(0, EXIT_INTERRUPTED))  # the data may be opened yet, or not

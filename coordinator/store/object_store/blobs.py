@@ -224,8 +224,12 @@ class ObjectBlobs(ObjectReader):
             await self._drop(sender, key)
             return None
         found = await self._shown(key)
-        check_growth(found.size_bytes, size_bytes)
-        check_content(None, size_bytes, found.size_bytes, sha256)
+        try:
+            check_growth(found.size_bytes, size_bytes)
+            check_content(None, size_bytes, found.size_bytes, sha256)
+        except Refused:
+            await self._drop(sender, key)
+            raise
         try:
             await self._objects.copy(key, _key(sha256))
         except ObjectMissing:
