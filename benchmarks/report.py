@@ -17,6 +17,7 @@ MAIN = "benchmarks"
 FURTHER = {
     "benchmarks-torch": "transformers with torch",
     "benchmarks-quality": "what clients learn beside one machine",
+    "benchmarks-codecs": "what smaller results cost",
     "benchmarks-exchange": "results and checkpoints between clients",
     "benchmarks-peers": "beside other projects",
     "benchmarks-peer-training": "beside other systems that train",

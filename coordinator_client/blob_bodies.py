@@ -39,11 +39,7 @@ async def append_blob(
                 waiting.append(piece)
                 waiting_bytes += len(piece)
                 if waiting_bytes >= APPENDED_BYTES:
-                    taken, waiting, waiting_bytes = (
-                        waiting,
-                        [],
-                        0,
-                    )  # before a wait that may be cancelled when it is over
+                    taken, waiting, waiting_bytes = waiting, [], 0  # first: the wait may end cancelled
                     await _append(file, taken)
     finally:
         await _append(file, waiting)

@@ -154,7 +154,7 @@ class StoredBlobs:
 
         Raises:
             StoreRefusal: the store refuses.
-            Refused: `store-failed`: it fails, or the connection breaks; `range-not-satisfiable`: nothing follows `start`.
+            Refused: `store-failed`: it fails, or the connection breaks; `range-not-satisfiable`: nothing follows.
             InvalidDocument: it answers with another range.
         """
         self.is_used = True
