@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import httpx
 
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
-from coordinator_client.stored_blobs import FIRST_DELAY_S, MAX_STORE_REFUSALS, StoredBlobs, StoreRefusal
-from runtime.http_client import raw_body, read_whole, reason_of, streamed
+from coordinator_client.stored_blobs import FIRST_DELAY_S, MAX_STORE_REFUSALS, StoredBlobs, StoreRefusal, body_from
+from runtime.http_client import read_whole, reason_of, streamed
 from runtime.worker_thread import finished
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from state.errors import CoordinatorUnreachable, Refused
 from state.refusals import Refusal
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -103,18 +103,11 @@ async def _blob_from(
                     async for piece in pieces:
                         yield piece
                 return
-            skipped_bytes = 0
-            if answer.status_code == httpx.codes.OK:
-                skipped_bytes = start  # the whole blob again
-            elif answer.status_code != httpx.codes.PARTIAL_CONTENT:
+            if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                 raise error_of(await read_whole(answer), f"GET {path}")
-            elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                raise InvalidDocument(f"GET {path} answered with another range than the one from {start} on")
-            async for piece in raw_body(answer):
-                new = piece[skipped_bytes:]
-                skipped_bytes -= len(piece) - len(new)
-                if new:
-                    yield new
+            async with aclosing(body_from(answer, start, f"GET {path}")) as pieces:
+                async for piece in pieces:
+                    yield piece
     except httpx.HTTPError as error:
         url = str(http.base_url)
         message = f"{url} does not answer GET {path}: {reason_of(error, url)}"

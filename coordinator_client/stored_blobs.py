@@ -8,6 +8,7 @@ repeats within its bound. Tokens of the coordinator never go to a store.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Protocol
 
 import httpx
@@ -163,21 +164,29 @@ class StoredBlobs:
         request = self._http.build_request("GET", url, headers=headers, timeout=timeout)
         try:
             async with streamed(self._http, request) as answer:
-                skipped_bytes = start if answer.status_code == httpx.codes.OK else 0
                 if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                     raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"{_place(request)} has no bytes from {start} on")
                 if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                     raise await _refusal(answer)
-                is_part = answer.status_code == httpx.codes.PARTIAL_CONTENT
-                if is_part and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise InvalidDocument(f"{_place(request)} answered with another range than the one from {start} on")
-                async for piece in raw_body(answer):
-                    new = piece[skipped_bytes:]
-                    skipped_bytes -= len(piece) - len(new)
-                    if new:
-                        yield new
+                async with aclosing(body_from(answer, start, _place(request))) as pieces:
+                    async for piece in pieces:
+                        yield piece
         except httpx.HTTPError as error:
             raise _silent(request, error) from error
+
+
+async def body_from(answer: httpx.Response, start: int, place: str) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a 200 or 206 from `start` on. Raise `InvalidDocument` for a part that begins elsewhere."""
+    skipped_bytes = start
+    if answer.status_code == httpx.codes.PARTIAL_CONTENT:
+        skipped_bytes = 0
+        if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise InvalidDocument(f"{place} answered with another range than the one from {start} on")
+    async for piece in raw_body(answer):
+        new = piece[skipped_bytes:]
+        skipped_bytes -= len(piece) - len(new)
+        if new:
+            yield new
 
 
 async def _refusal(answer: httpx.Response) -> Exception:
