@@ -39,6 +39,19 @@ class UploadGrant(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class UploadProgress(WireDocument):
+    """How much of an announced blob has arrived (`GET /v1/blobs/{sha256}/upload`).
+
+    Attributes:
+        received_bytes: number of bytes that the coordinator has of this member's upload.
+        delivered: the blob was delivered and counted before.
+    """
+
+    received_bytes: Count
+    delivered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ResultCheck(WireDocument):
     """A result that is to be checked: its announced digest and size, and what its header must say.
 

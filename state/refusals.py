@@ -72,6 +72,7 @@ class Refusal(StrEnum):
     NOT_COMMITTED = "not-committed", 409, Retry.NEVER
     NOT_IN_ROSTER = "not-in-roster", 409, Retry.NEVER
     NOT_NOW = "not-now", 409, Retry.NEVER
+    OFFSET_DIFFERS = "offset-differs", 409, Retry.ANEW
     REPLICA_DIFFERS = "replica-differs", 409, Retry.NEVER
     STALE_ROUND = "stale-round", 409, Retry.NEVER
 

@@ -121,7 +121,7 @@ def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, m
     Raises:
         InvalidResult: the client's fault, do not retry the same bytes. `rule` is `size`, `header`, `dtype`, `layout`,
             `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `finite`,
-            `max_abs`, or a rule of the codec: `scale`, `zero_scale`, `code`, `padding`, `level`, `level_use`, `index`.
+            `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `padding`, `level`, `level_use`, `index`.
     """
     codec = codec_named(expected.codec)
     bound = result_size_bound(layout, expected.codec)
@@ -150,7 +150,7 @@ _BROKEN = {
     "finite": "has a value that is not finite",
     "max_abs": "has a value beyond merge.max_abs",
     "scale": "has a scale that is not a positive normal float32",
-    "zero_scale": "has a block of zeros whose scale is not 2^-126",
+    "scale_use": "has a block whose scale is not the larger of 2^-126 and its largest value by the largest code",
     "code": "has a code outside its range",
     "padding": "has padding that is not zero",
     "level": "has levels that are not positive normal float32 numbers in ascending order",

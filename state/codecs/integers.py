@@ -1,6 +1,15 @@
 """The `int8` and `int4` codecs: blocks of 256 values, each with one float32 scale and an integer for each value.
 
 A record is the scale's four bytes, little-endian, and then the codes. Value = float32(code) · scale, rounded once.
+
+**One content has one record.** The scale is a function of the values: largest magnitude ÷ largest code, rounded once,
+and at least 2⁻¹²⁶ (rule `scale_use`). So no two accepted records decode to the same values: these say the scale, and a
+normal scale has another product with every code, so that the scale and the values say the codes.
+
+A block has at least one code ±127 (±7), unless its scale is 2⁻¹²⁶. Any encoder can keep the rule: it takes *some*
+number for the largest magnitude and divides. Let x be a float32, s = x ÷ 127 rounded and normal, and m = 127 · s
+rounded and finite. Then m ÷ 127 rounds to s again, though m may differ from x by one unit in the last place; so it is
+with 7.
 """
 
 import numpy as np
@@ -28,15 +37,14 @@ class IntegerCodec(RecordCodec):
         return SCALE_BYTES + (width * self._bits + 7) // 8
 
     def encode_rows(self, rows: Float32Array, records: Bytes) -> None:
-        largest = np.float32(self._largest)
-        scales = np.maximum(np.abs(rows).max(axis=1) / largest, LEAST_SCALE)
+        scales = self._scales_for(np.abs(rows).max(axis=1))
         codes = np.rint(rows / scales[:, None])  # half to even
-        codes = np.clip(codes, -largest, largest).astype(np.int8)
+        codes = np.clip(codes, -self._largest, self._largest).astype(np.int8)
         records[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8).reshape(-1, SCALE_BYTES)
         records[:, SCALE_BYTES:] = codes.view(np.uint8) if self._bits == 8 else _packed(codes)
 
     def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | None:
-        """Return `scale`, `padding`, `code`, `zero_scale` or `max_abs`, or None."""
+        """Return `scale`, `padding`, `code`, `max_abs` or `scale_use`, or None."""
         scales = _scales(records)
         if not (np.isfinite(scales) & (scales >= LEAST_SCALE)).all():
             return "scale"
@@ -46,16 +54,21 @@ class IntegerCodec(RecordCodec):
         if codes.min() < -self._largest:
             return "code"
         magnitudes = np.maximum(codes.max(axis=1), -codes.min(axis=1))  # at most 127
-        if (scales[magnitudes == 0] != LEAST_SCALE).any():
-            return "zero_scale"
         with np.errstate(over="ignore"):
             largest = magnitudes.astype(np.float32) * scales
-        return "max_abs" if float(largest.max()) > max_abs else None
+        if float(largest.max()) > max_abs:
+            return "max_abs"
+        return None if np.array_equal(scales, self._scales_for(largest)) else "scale_use"
 
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
         codes = self._codes(records, out.shape[1])
         with np.errstate(all="ignore"):
             np.multiply(codes.astype(np.float32), _scales(records)[:, None], out=out)
+
+    def _scales_for(self, largest: Float32Array) -> Float32Array:
+        """Return the scale of each block by the largest magnitude of its values, `(blocks,)`."""
+        scales: Float32Array = np.maximum(largest / np.float32(self._largest), LEAST_SCALE)
+        return scales
 
     def _codes(self, records: Bytes, width: int) -> Codes:
         codes = records[:, SCALE_BYTES:]

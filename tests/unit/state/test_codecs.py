@@ -104,7 +104,7 @@ def test_codec_of_arbitrary_bytes_never_fails_otherwise(name: str, data: st.Data
             assert error.rule == "index"  # noqa: PT017
 
 
-@pytest.mark.parametrize("name", ["sparse-64", "sparse-1", "sparse-4096", "sparse-77"])
+@pytest.mark.parametrize("name", RECORDS)
 @given(values=tensors, data=st.data())
 def test_bytes_that_decode_alike_are_not_accepted_twice(name: str, values: Float32Array, data: st.DataObject) -> None:
     codec = codec_named(name)
