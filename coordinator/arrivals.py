@@ -6,14 +6,19 @@ is answered when the blob was counted, or after a while; the work goes on meanwh
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from coordinator.leased_checks import LeasedChecks
+from coordinator.machine.run import Run
 from coordinator.machine.views import ExpectedBlob
+from coordinator.object_looks import ObjectLooks
 from coordinator.service import CoordinatorService
 from coordinator.store.object_store.objects import SIGNED_FOR_S
-from coordinator.uploads import Uploads
+from coordinator.uploads import Uploads, announced, expectations
+from runtime.keyed_locks import KeyedLocks
 from runtime.worker_thread import Worker
 from state.blob_checks import HashedReadable, names_of
 from state.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, ResultCheck, UploadGrant
@@ -25,8 +30,23 @@ MAX_ARRIVALS = 512
 """Maximum number of blobs that are taken in at a time."""
 ARRIVAL_WAIT_S = 10.0
 """Maximum time after which a request about an arrival is answered."""
+COUNTED = "counted"
+"""Verdict on an arrival that is what was announced; others have the name of the refusal."""
 MAX_CHECKER_POLL_S = 20.0
 """Maximum time for which a request of a checker waits for work."""
+
+
+@dataclass(slots=True)
+class ArrivalCounts:
+    """Numbers since the start, for metrics.
+
+    Attributes:
+        arrivals: blobs that arrived, by verdict: "counted", or why they were refused.
+        checked_bytes: bytes of results that were checked, by "coordinator" or "checker".
+    """
+
+    arrivals: Counter[str] = field(default_factory=Counter)
+    checked_bytes: Counter[str] = field(default_factory=Counter)
 
 
 class Arrivals:
@@ -36,6 +56,10 @@ class Arrivals:
         service: the run's.
         uploads: the rules for blobs.
         worker: checks the bytes.
+
+    Attributes:
+        checks: those of results, which checkers may lease.
+        counts: of what arrived.
     """
 
     def __init__(self, service: CoordinatorService, uploads: Uploads, worker: Worker) -> None:
@@ -43,8 +67,17 @@ class Arrivals:
         self._uploads = uploads
         self._worker = worker
         self._under_way: dict[tuple[ClientId, Sha256], asyncio.Task[None]] = {}
-        self._locks: dict[Sha256, asyncio.Lock] = {}
+        self._locks: KeyedLocks[Sha256] = KeyedLocks()
+        self._granted: set[tuple[ClientId, Sha256]] = set()
+        self._looks = ObjectLooks(service.blobs)
         self.checks = LeasedChecks(service.now_s, self._signed_url)
+        self.counts = ArrivalCounts()
+        service.readers.on_change(self._end_unexpected)
+
+    @property
+    def running_count(self) -> int:
+        """Number of blobs that are being taken in."""
+        return len(self._under_way)
 
     async def grant(self, client_id: ClientId, sha256: Sha256) -> UploadGrant:
         """Return how a member delivers a blob that it announced.
@@ -61,24 +94,33 @@ class Arrivals:
             put = await self._uploads.ending_epoch_when_full(asked)
         if put is None:
             return UploadGrant(delivered=False)
+        self._granted.add((client_id, sha256))
+        self._end_grants(self._service.run)  # the run may have gone on meanwhile
         return UploadGrant(False, put.url, put.headers, put.expires_in_s)
 
-    async def url_of(self, sha256: Sha256, *, looks: bool) -> str | None:
+    async def url_of(self, sha256: Sha256, *, is_missed: bool = False, is_other: bool = False) -> str | None:
         """Return the URL of a held blob in the object store; None if the coordinator serves its bytes.
 
         Args:
             sha256: the blob.
-            looks: whether the reader did not find it there.
+            is_missed: whether the reader did not find it there.
+            is_other: whether it found other bytes there.
 
         Raises:
-            Refused: `not-found` if it has vanished, `store-failed` if the store does not answer.
+            Refused: `not-found` if it was deleted or overwritten, `store-failed` if the store does not answer, and as
+                `ObjectLooks.compare`.
         """
         with self._failures_noted():
             try:
-                return await self._service.blobs.signed_get(sha256, looks=looks)
-            except Refused:
-                self._service.lost_blobs.asked_for(sha256)
+                if is_other:
+                    await self._looks.compare(sha256)
+                elif is_missed:
+                    await self._looks.find(sha256)
+            except Refused as refusal:
+                if refusal.kind is Refusal.NOT_FOUND:
+                    self._service.lost_blobs.asked_for(sha256, refusal.message)
                 raise
+            return await self._service.blobs.signed_get(sha256)
 
     async def arrived(self, client_id: ClientId, sha256: Sha256) -> bool:
         """Take in a blob that a member has put into the store; return whether it was counted, else ask again.
@@ -119,6 +161,7 @@ class Arrivals:
 
     async def aclose(self) -> None:
         """Give up what is under way."""
+        await self._looks.aclose()
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -127,12 +170,30 @@ class Arrivals:
 
     def _ended(self, key: tuple[ClientId, Sha256], task: asyncio.Task[None]) -> None:
         del self._under_way[key]
-        if not task.cancelled():
-            task.exception()  # whoever waits for it raises it; there may be nobody
+        if task.cancelled():
+            return
+        error = task.exception()  # whoever waits for it raises it; there may be nobody
+        if error is None:
+            self._granted.discard(key)
+        self.counts.arrivals[_verdict_name(error)] += 1
+
+    def _end_unexpected(self, before: Run, run: Run) -> None:
+        """Keep no room for granted uploads that the run waits for no longer."""
+        if expectations(run) == expectations(before) and run.members is before.members:
+            return
+        self._end_grants(run)
+
+    def _end_grants(self, run: Run) -> None:
+        for client_id, sha256 in list(self._granted):
+            try:
+                announced(run, client_id, sha256)
+            except Refused:
+                self._granted.discard((client_id, sha256))
+                self._service.blobs.end_put(sha256, client_id)
 
     async def _take(self, expected: ExpectedBlob) -> None:
         with self._failures_noted():
-            async with self._alone(expected.sha256):
+            async with self._locks.of(expected.sha256):
                 data = await self._service.blobs.take_in(expected.sha256, expected.size_bytes, expected.client_id)
                 if data is None:
                     await self._uploads.take_held(expected)
@@ -174,8 +235,11 @@ class Arrivals:
         wait_s = self._service.run.state_file.blobs.checker_wait_s
         found = await self.checks.verdict_of_checker(check, wait_s)
         if found is not None:
+            self.counts.checked_bytes["checker"] += check.size_bytes
             return found
-        return await self._uploads.results.verdict_on_arrival(check, data), None
+        verdict = await self._uploads.results.verdict_on_arrival(check, data)
+        self.counts.checked_bytes["coordinator"] += check.size_bytes
+        return verdict, None
 
     async def _signed_url(self, check: ResultCheck) -> tuple[str, float]:
         with self._failures_noted():
@@ -184,17 +248,6 @@ class Arrivals:
             raise Refused(Refusal.GONE, "the run's blobs are not in an object store any more")
         return url, SIGNED_FOR_S
 
-    @contextlib.asynccontextmanager
-    async def _alone(self, sha256: Sha256) -> AsyncIterator[None]:
-        """Let one arrival of a digest be taken in at a time."""
-        lock = self._locks.setdefault(sha256, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._locks.pop(sha256, None)
-
     @contextlib.contextmanager
     def _failures_noted(self) -> Iterator[None]:
         try:
@@ -202,3 +255,10 @@ class Arrivals:
         except StoreFailed as error:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
+
+
+def _verdict_name(error: BaseException | None) -> str:
+    """Return the name of an arrival's end in metrics."""
+    if error is None:
+        return COUNTED
+    return error.kind.value if isinstance(error, Refused) else Refusal.INTERNAL.value

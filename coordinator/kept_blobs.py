@@ -69,11 +69,19 @@ class LostBlobs:
 
     def __init__(self, run_now: Callable[[], Run]) -> None:
         self._run_now = run_now
-        self._said: frozenset[Sha256] = frozenset()
+        self._said: dict[Sha256, str] = {}
 
-    def asked_for(self, sha256: Sha256) -> None:
-        """Note that a blob was asked for that is not held."""
+    def asked_for(self, sha256: Sha256, reason: str = "") -> str:
+        """Note that a blob was asked for that is not held; return why not, as far as it is known.
+
+        Args:
+            sha256: the blob.
+            reason: where it was, and what has become of it; "" if that was found out before, or never.
+        """
+        reason = reason or self._said.get(sha256) or f"there is no blob {sha256}"
         relied_on = {blob.sha256: blob for blob in blobs_kept(self._run_now())}
         if sha256 in relied_on and sha256 not in self._said:
-            self._said = self._said.intersection(relied_on) | {sha256}
-            log.error("blob_lost", extra={"sha256": sha256, "purpose": relied_on[sha256].purpose, "hint": WHAT_TO_DO})
+            self._said = {said: why for said, why in self._said.items() if said in relied_on} | {sha256: reason}
+            told = {"sha256": sha256, "purpose": relied_on[sha256].purpose, "reason": reason, "hint": WHAT_TO_DO}
+            log.error("blob_lost", extra=told)
+        return reason

@@ -146,3 +146,4 @@ class Maintenance:
                 self._swept.notify()
         if unneeded:
             log.info("blobs_swept", extra={"count": len(unneeded)})
+        await self._store.blobs.swept()

@@ -138,7 +138,7 @@ class Uploads:
             Refused: `not-committed`, `late-result`, `result-invalid` or `unauthorized`: it may deliver no such blob.
         """
         run = self._service.run
-        return None if _is_delivered(run, client_id, sha256) else _announced(run, client_id, sha256)
+        return None if is_delivered(run, client_id, sha256) else announced(run, client_id, sha256)
 
     async def take_held(self, expected: ExpectedBlob) -> None:
         """Check an announced blob that is held, and count it. Raises `Refused` and `StoreFailed` as `receive`."""
@@ -208,11 +208,11 @@ class Uploads:
 
     def _end_unexpected(self, before: Run, run: Run) -> None:
         """End the uploads that the run waits for no longer."""
-        if _expectations(run) == _expectations(before) and run.members is before.members:
+        if expectations(run) == expectations(before) and run.members is before.members:
             return
         for transfer, sha256 in self._receiving.items():
             try:
-                _announced(run, transfer.client_id, sha256)
+                announced(run, transfer.client_id, sha256)
             except Refused as refusal:
                 transfer.end(refusal)
 
@@ -316,7 +316,7 @@ def _without_claim(run: Run, client_id: ClientId) -> Run:
     return replace(run, checkpointing=replace(making, claims=claims))
 
 
-def _expectations(run: Run) -> tuple[object, ...]:
+def expectations(run: Run) -> tuple[object, ...]:
     """Return what changes whenever the run waits for other blobs, apart from new commitments and members."""
     return run.phase, run.step, run.attempt, run.checkpointing
 
@@ -326,7 +326,7 @@ def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     return bound is not None and bound.result_sha256 == sha256
 
 
-def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
+def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
     if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
         return True
@@ -338,7 +338,7 @@ def _is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     )
 
 
-def _announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
+def announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
     """Return the blob that this member announced and may deliver now. Raise `Refused` if there is none."""
     if client_id not in run.members:
         raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")

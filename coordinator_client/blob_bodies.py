@@ -1,6 +1,7 @@
 """Bodies of blobs over a general HTTP client, continued where they break off."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -8,19 +9,67 @@ from typing import TYPE_CHECKING
 import httpx
 
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
-from coordinator_client.stored_blobs import FIRST_DELAY_S, MAX_STORE_REFUSALS, StoredBlobs, StoreRefusal, body_from
+from coordinator_client.stored_blobs import (
+    FIRST_DELAY_S,
+    MAX_STORE_REFUSALS,
+    StoredBlobs,
+    StoredDownload,
+    StoreRefusal,
+    body_from,
+)
 from runtime.http_client import read_whole, reason_of, streamed
 from runtime.worker_thread import finished
-from state.errors import CoordinatorUnreachable, Refused
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.refusals import Refusal
+from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from runtime.spool_part import ReceivedBytes
 
+log = logging.getLogger(__name__)
+
 APPENDED_BYTES = 1024 * 1024
 """Bytes of a download that are hashed and written at a time."""
+LOOK_FOR_OBJECT, LOOK_AT_BYTES = "?looks=1", "?looks=2"
+"""Ask the coordinator to look whether an object is still there, and whether its bytes are the blob's."""
 INLINE_BYTES = 64 * 1024
 """So many are written on the event loop: handing them to another thread would take longer."""
+
+
+async def append_held_blob(
+    http: httpx.AsyncClient, sha256: Sha256, headers: Mapping[str, str], file: "ReceivedBytes", stored: StoredBlobs
+) -> None:
+    """Append the bytes of a coordinator's blob that the file lacks; those of an object store are compared.
+
+    If a store gives other bytes, the coordinator is asked to look at them, and the file begins anew.
+
+    Args:
+        http: sends requests to the coordinator.
+        sha256: names the blob.
+        headers: of each request.
+        file: takes the bytes.
+        stored: reads it from an object store if the coordinator leads there.
+
+    Raises:
+        Refused: `not-found`, if the coordinator finds that the object was deleted or overwritten, or the store goes on
+            giving other bytes; and as `blob_pieces`.
+        CoordinatorUnreachable, InvalidDocument: as `blob_pieces`.
+    """
+    path, problem = f"/v1/blobs/{sha256}", ""
+    for _ in range(MAX_STORE_REFUSALS):
+        download = StoredDownload(stored)
+        try:
+            await append_blob(http, f"{path}{LOOK_AT_BYTES}" if problem else path, headers, file, download)
+            if not download.place or file.sha256() == sha256:
+                return
+            problem = f"{download.place} has other bytes than blob {sha256}: they hash to {file.sha256()}"
+        except InvalidDocument as error:  # longer than the blob, or another range
+            if not download.place:
+                raise
+            problem = f"{download.place} has other bytes than blob {sha256}: {error.message}"
+        log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "reason": problem})
+        file.clear()
+    raise Refused(Refusal.NOT_FOUND, problem)
 
 
 async def append_blob(
@@ -28,7 +77,7 @@ async def append_blob(
     path: str,
     headers: Mapping[str, str],
     file: "ReceivedBytes",
-    stored: StoredBlobs | None = None,
+    stored: StoredDownload | None = None,
 ) -> None:
     """Append the bytes of a blob that the file lacks, unverified. Takes and raises the same as `blob_pieces`."""
     waiting: list[bytes] = []
@@ -50,7 +99,7 @@ async def blob_pieces(
     path: str,
     headers: Mapping[str, str],
     start: int = 0,
-    stored: StoredBlobs | None = None,
+    stored: StoredDownload | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off.
 
@@ -68,7 +117,7 @@ async def blob_pieces(
     held_bytes, refusals = start, 0
     for answer in range(1, MAX_BLOB_ANSWERS + 1):
         before_bytes = held_bytes
-        asked = f"{path}?looks=1" if refusals else path
+        asked = f"{path}{LOOK_FOR_OBJECT}" if refusals and "?" not in path else path
         try:
             async with aclosing(_blob_from(http, asked, headers, held_bytes, stored)) as pieces:
                 async for piece in pieces:
@@ -87,7 +136,7 @@ async def blob_pieces(
 
 
 async def _blob_from(
-    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int, stored: StoredBlobs | None
+    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int, stored: StoredDownload | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a blob from `start` on, as many as arrive."""
     timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)

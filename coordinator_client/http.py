@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
-from coordinator_client.blob_bodies import append_blob, blob_pieces
+from coordinator_client.blob_bodies import append_held_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
-from coordinator_client.stored_blobs import StoredBlobs
+from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
@@ -277,16 +277,20 @@ class CoordinatorClient:
         return parse_document(KeptCheckpoints, answer.content).checkpoints
 
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
-        """Append the blob's bytes to the file, unverified. A body that breaks off is continued where it broke off."""
+        """Append the blob's bytes to the file. A body that breaks off is continued where it broke off.
+
+        They are not compared with the digest unless they come from an object store.
+        """
         path = f"/v1/blobs/{sha256}"
         direct = None if self._stored.is_used else self._blobs
         if direct is None or not await direct.get(path, self._headers, file):
-            await append_blob(self._http, path, self._headers, file, self._stored)
+            await append_held_blob(self._http, sha256, self._headers, file, self._stored)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off."""
         path = f"/v1/blobs/{sha256}"
-        async with aclosing(blob_pieces(self._http, path, self._headers, start, self._stored)) as pieces:
+        stored = StoredDownload(self._stored)
+        async with aclosing(blob_pieces(self._http, path, self._headers, start, stored)) as pieces:
             async for piece in pieces:
                 yield piece
 

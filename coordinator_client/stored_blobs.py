@@ -1,13 +1,14 @@
 """Blobs between a client and an object store, by signed requests for which the coordinator gives the URLs.
 
 The rules kept here: a refusal of the store (a URL that has expired, an object that is not there) is answered by asking
-the coordinator again, `MAX_STORE_REFUSALS` times; a store that fails or is silent is `store-failed`, which the session
-repeats within its bound. Tokens of the coordinator never go to a store.
+the coordinator again, `MAX_STORE_REFUSALS` times, and so are other bytes than those that were asked for; a store that
+fails or is silent is `store-failed`, which the session repeats within its bound. Tokens of the coordinator never go to
+a store.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -30,7 +31,7 @@ MAX_ARRIVAL_ANSWERS = 360
 """Maximum number of requests about one arrival; each is answered within seconds (`coordinator/arrivals.py`)."""
 _CODE = re.compile(rb"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
-_AGAIN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BLOB_MISMATCH})
+_AGAIN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE})
 """Refusals after which the bytes are put once more: they vanished, or were overwritten."""
 
 
@@ -47,8 +48,10 @@ class PiecewiseBody(Protocol):
     def pieces(self) -> Iterable[bytes]: ...
 
 
-Ask = Callable[[str, str], Awaitable[httpx.Response]]
-"""Sends a request without a body to the coordinator, by method and path; raises as `CoordinatorClient`'s requests."""
+class Ask(Protocol):
+    """Sends a request without a body to the coordinator; raises as `CoordinatorClient`'s requests."""
+
+    def __call__(self, method: str, path: str, /, *, answer_s: float = ...) -> Awaitable[httpx.Response]: ...
 
 
 class StoredBlobs:
@@ -118,7 +121,8 @@ class StoredBlobs:
 
     async def _grant(self, sha256: Sha256) -> UploadGrant:
         try:
-            answer = await self._ask("POST", f"/v1/blobs/{sha256}/grant")
+            # the coordinator may wait for room, as it does when it takes the bytes itself
+            answer = await self._ask("POST", f"/v1/blobs/{sha256}/grant", answer_s=BLOB_TIMEOUT_S)
         except Refused as refusal:
             if refusal.kind is Refusal.NOT_FOUND:  # an older coordinator has no such route
                 return UploadGrant(delivered=False)
@@ -175,6 +179,28 @@ class StoredBlobs:
             raise _silent(request, error) from error
 
 
+class StoredDownload:
+    """The download of one blob by way of a store, if the coordinator leads there.
+
+    Args:
+        stored: reads from the store.
+
+    Attributes:
+        place: where the store was asked last, for messages; "" if it was not asked.
+    """
+
+    def __init__(self, stored: StoredBlobs) -> None:
+        self._stored = stored
+        self.place = ""
+
+    async def pieces(self, url: str, start: int) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of an object from `start` on, as `StoredBlobs.pieces`."""
+        self.place = _without_query(url)
+        async with aclosing(self._stored.pieces(url, start)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
 async def body_from(answer: httpx.Response, start: int, place: str) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a 200 or 206 from `start` on. Raise `InvalidDocument` for a part that begins elsewhere."""
     skipped_bytes = start
@@ -211,4 +237,8 @@ def _silent(request: httpx.Request, error: httpx.HTTPError) -> Refused:
 
 def _place(request: httpx.Request) -> str:
     """Return method and URL of a request, without the signature."""
-    return f"{request.method} {request.url.copy_with(query=None)}"
+    return f"{request.method} {_without_query(str(request.url))}"
+
+
+def _without_query(url: str) -> str:
+    return url.partition("?")[0]

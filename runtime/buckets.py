@@ -7,6 +7,7 @@ obstore does not have an error type for every refusal (of a listing, say): the H
 
 import os
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,22 @@ def version_of(meta: Any) -> str:
     Azure's answers quote an ETag and its listings do not; some listings have milliseconds, answers do not.
     """
     if meta["e_tag"]:
-        return str(meta["e_tag"]).removeprefix("W/").strip('"')
+        return tag_of(meta["e_tag"])
     return str(meta["last_modified"].replace(microsecond=0))
 
 
-def store_of(bucket: Bucket, timeout: str | None = None) -> Any:
+def tag_of(e_tag: str) -> str:
+    """Return an ETag as `version_of` does."""
+    return e_tag.removeprefix("W/").strip('"')
+
+
+def store_of(bucket: Bucket, timeout: str | None = None, repeated_for_s: float | None = None) -> Any:
     """Return a bucket as a store of obstore. No request is made.
 
     Args:
         bucket: the bucket.
         timeout: maximum time for one request and its answer; None for `REQUEST_TIMEOUT`.
+        repeated_for_s: seconds after which a request is not repeated any more; None for obstore's own bound.
 
     Raises:
         InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
@@ -115,7 +122,10 @@ def store_of(bucket: Bucket, timeout: str | None = None) -> Any:
         raise InvalidInput(f"{location}: {name!r} is not a valid name of a bucket", location=location)
     stores = obstore().store
     client_options: dict[str, Any] = {"timeout": timeout or REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
-    options: dict[str, Any] = {"retry_config": {"max_retries": MAX_RETRIES}}
+    retries: dict[str, Any] = {"max_retries": MAX_RETRIES}
+    if repeated_for_s is not None:
+        retries["retry_timeout"] = timedelta(seconds=repeated_for_s)
+    options: dict[str, Any] = {"retry_config": retries}
     if is_anonymous(bucket.variant):
         options["skip_signature"] = True
     endpoint = getattr(bucket, "endpoint", None)

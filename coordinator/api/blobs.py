@@ -166,10 +166,9 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         handlers.check_revealed(client_id, digest)
         size = await handlers.service.blobs.size(digest)
         if size is None:
-            handlers.service.lost_blobs.asked_for(digest)
-            raise Refused(Refusal.NOT_FOUND, f"there is no blob {digest}")
-        looks = Query(request.scope["query_string"]).whole("looks", 0) != 0
-        elsewhere = await handlers.arrivals.url_of(digest, looks=looks)
+            raise Refused(Refusal.NOT_FOUND, handlers.service.lost_blobs.asked_for(digest))
+        looks = Query(request.scope["query_string"]).whole("looks", 0)
+        elsewhere = await handlers.arrivals.url_of(digest, is_missed=looks > 0, is_other=looks > 1)
         if elsewhere is not None:
             return Response(status_code=307, headers={"Location": elsewhere, "Cache-Control": "no-store"})
         start, stop, is_part = _range(request.headers.get("range"), size)

@@ -83,6 +83,7 @@ _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait f
 _BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "string", "format": "binary"})
 _BLOB = _BLOB_BODY["content"]
 _MODEL_SPEC: Schema = {"type": "object", "required": ["architecture"], "properties": {"architecture": TEXT}}
+_LOOKS = "1: it is not where an earlier answer led; 2: it has other bytes there."
 _LOCATION = {"required": True, "schema": {"type": "string"}}
 _CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done"}
 
@@ -167,7 +168,7 @@ def _blob_operations() -> Operations:
             (SESSION, ADMIN),
             (
                 Parameter("Range", {"type": "string", "description": "One range of bytes."}, "header"),
-                Parameter("looks", {**WHOLE, "description": "1: it is not where an earlier answer led."}, default=0),
+                Parameter("looks", {**WHOLE, "description": _LOOKS}, default=0),
             ),
             {
                 200: {"description": "The whole blob", **size},

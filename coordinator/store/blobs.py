@@ -78,7 +78,7 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
         """
 
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         """Keep streamed bytes of this size durably as `receive` does, and return their digest, computed on the way.
 
         Raises:
@@ -88,15 +88,18 @@ class BlobStore(BlobReader, Protocol):
     async def delete(self, sha256: Sha256) -> None:
         """Delete the blob if it is held."""
 
-    async def signed_get(self, sha256: Sha256, /, *, looks: bool = False) -> str | None:
-        """Return a URL where anybody gets the blob for a while; None if it is read through the coordinator.
+    async def signed_get(self, sha256: Sha256, /) -> str | None:
+        """Return a URL where anybody gets a blob that is held, or was taken in; None if the coordinator serves it."""
+
+    async def look(self, sha256: Sha256, /, *, reads: bool) -> None:
+        """Look whether a held blob is still where `signed_get` leads, because somebody did not find it there.
 
         Args:
-            sha256: a blob that is held, or was taken in.
-            looks: look whether it is still there, because somebody did not find it.
+            sha256: the blob.
+            reads: read its bytes, because somebody found others, unless these were read before.
 
         Raises:
-            Refused: `not-found`: it is not there any more, and is not held from now on.
+            Refused: `not-found`: it was deleted or overwritten, and is not held from now on; the message says where.
         """
 
     async def signed_put(
@@ -107,6 +110,9 @@ class BlobStore(BlobReader, Protocol):
         Raises:
             Refused: `blobs-full`, with `spare_bytes` as for `receive`.
         """
+
+    def end_put(self, sha256: Sha256, sender: ClientId, /) -> None:
+        """Note that the run waits no longer for what `signed_put` granted: it takes no room any more."""
 
     async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId, /) -> HashedReadable | None:
         """Take what a client has put where `signed_put` said out of its reach, and return it; it is not held yet.
@@ -133,6 +139,9 @@ class BlobStore(BlobReader, Protocol):
     async def drop_unfinished(self) -> None:
         """Delete what clients have put and nobody will take in any more."""
 
+    async def swept(self) -> None:
+        """Note that unneeded blobs were deleted: a place that holds none any more, and takes no new ones, is left."""
+
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the medium answers now."""
 
@@ -143,12 +152,18 @@ class BlobStore(BlobReader, Protocol):
 class ServedBlobs:
     """The part of `BlobStore` that is the same wherever all bytes pass through the coordinator."""
 
-    async def signed_get(self, _: Sha256, *, looks: bool = False) -> None:
+    async def signed_get(self, _: Sha256) -> None:
         """Return None: the coordinator serves the bytes."""
-        del looks
+
+    async def look(self, _: Sha256, *, reads: bool) -> None:
+        """Do nothing: nobody is led elsewhere."""
+        del reads
 
     async def signed_put(self, _: Sha256, _size_bytes: int, _sender: ClientId, _spare_bytes: int = 0) -> None:
         """Return None: the coordinator takes the bytes."""
+
+    def end_put(self, _: Sha256, _sender: ClientId) -> None:
+        """Do nothing: nothing was granted."""
 
     async def settle(self, _: Sha256, _size_bytes: int, _sender: ClientId, _found: Sha256 | None) -> None:
         """Do nothing: nothing was taken in."""
@@ -159,6 +174,9 @@ class ServedBlobs:
 
     async def drop_unfinished(self) -> None:
         """Do nothing: what did not arrive whole is not kept."""
+
+    async def swept(self) -> None:
+        """Do nothing: the place stays the run's."""
 
     async def check_answers(self) -> None:
         """Do nothing: whether there is room is another question."""

@@ -9,6 +9,7 @@ from state.blob_checks import HashedReadable
 from state.wire import ClientId, Sha256
 
 R = TypeVar("R", bound=BlobReader)
+Leave = Callable[[BlobStore], Awaitable[bool]]
 
 
 class LayeredReader(Generic[R]):
@@ -57,12 +58,14 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     Args:
         first: takes new blobs.
         others: hold what was kept before.
+        leave: called once another one holds nothing any more; returns whether it is left, and used no longer.
     """
 
-    def __init__(self, first: BlobStore, others: Sequence[BlobStore]) -> None:
+    def __init__(self, first: BlobStore, others: Sequence[BlobStore], leave: Leave | None = None) -> None:
         super().__init__(lambda: (first, *others))
         self._first = first
-        self._others = others
+        self._others = tuple(others)
+        self._leave = leave or _stay
 
     @property
     def total_bytes(self) -> int:
@@ -79,8 +82,8 @@ class LayeredBlobs(LayeredReader[BlobStore]):
                 return
         await self._first.receive(sha256, size_bytes, body, spare_bytes + self._other_bytes)
 
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
-        return await self._first.add(size_bytes, body)
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
+        return await self._first.add(size_bytes, body, spare_bytes + self._other_bytes)
 
     async def delete(self, sha256: Sha256) -> None:
         await self._each(lambda layer: layer.delete(sha256))
@@ -88,16 +91,22 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     async def held(self) -> frozenset[Sha256]:
         return frozenset().union(*[await layer.held() for layer in self._layers])
 
-    async def signed_get(self, sha256: Sha256, *, looks: bool = False) -> str | None:
+    async def signed_get(self, sha256: Sha256) -> str | None:
         for layer in self._layers:
             if await layer.size(sha256) is not None:
-                return await layer.signed_get(sha256, looks=looks)
-        return await self._first.signed_get(sha256, looks=looks)
+                return await layer.signed_get(sha256)
+        return await self._first.signed_get(sha256)
+
+    async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        await (await self._holder(sha256)).look(sha256, reads=reads)
 
     async def signed_put(
         self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
     ) -> SignedPut | None:
         return await self._first.signed_put(sha256, size_bytes, sender, spare_bytes + self._other_bytes)
+
+    def end_put(self, sha256: Sha256, sender: ClientId) -> None:
+        self._first.end_put(sha256, sender)
 
     async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> HashedReadable | None:
         for layer in self._others:
@@ -111,9 +120,19 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     async def drop_unfinished(self) -> None:
         await self._each(lambda layer: layer.drop_unfinished())
 
+    async def swept(self) -> None:
+        for layer in self._others:
+            if not await layer.held() and await self._leave(layer):
+                self._others = tuple(other for other in self._others if other is not layer)
+                self._opened_layers = (self._first, *self._others)
+
     async def check_answers(self) -> None:
         await self._each(lambda layer: layer.check_answers())
 
     async def _each(self, work: Callable[[BlobStore], Awaitable[None]]) -> None:
         for layer in self._layers:
             await work(layer)
+
+
+async def _stay(_: BlobStore) -> bool:
+    return False

@@ -92,8 +92,8 @@ class MemoryBlobs(ServedBlobs):
             received_bytes += len(piece)
             check_growth(received_bytes, size_bytes)
 
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
-        return await self._receive(None, size_bytes, body, 0)
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
+        return await self._receive(None, size_bytes, body, spare_bytes)
 
     async def _receive(
         self, wanted: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int

@@ -108,8 +108,8 @@ class DirectoryBlobs(ServedBlobs):
             return
         await self._keep(sha256, size_bytes, body, spare_bytes)
 
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
-        return await self._keep(None, size_bytes, body, 0)
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
+        return await self._keep(None, size_bytes, body, spare_bytes)
 
     async def _keep(
         self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int

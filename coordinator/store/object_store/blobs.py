@@ -6,88 +6,39 @@ FOLDER/RUN_ID/blobs/SHA256              the blobs
 FOLDER/RUN_ID/incoming/SHA256.CLIENT    what clients put, until it is taken in
 ```
 
-The rule kept here: only the coordinator's own credentials write to `blobs/`. A signed URL writes to `incoming/`, and
+The rules kept here: only the coordinator's own credentials write to `blobs/`. A signed URL writes to `incoming/`, and
 what arrives there is copied before it is checked, so that nobody changes what was checked. The original is deleted
-last: as long as there is one, nobody knows that the copy was checked.
+last: as long as there is one, nobody knows that the copy was checked. One digest is taken in, received or deleted at a
+time.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-import mmap
 import os
-import tempfile
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from coordinator.store.blobs import (
-    STREAM_BYTES,
-    OpenBlob,
-    SignedPut,
-    blob_not_found,
-    check_content,
-    check_growth,
-    check_room,
-)
-from coordinator.store.object_store.objects import SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
+from coordinator.store.blobs import SignedPut, blob_not_found, check_content, check_growth, check_room
+from coordinator.store.object_store.granted_puts import GrantedPuts
+from coordinator.store.object_store.objects import OWNER, SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
+from coordinator.store.object_store.reading import BLOBS, ObjectReader, OpenObject, key_of
 from coordinator.store.object_store.signing import bound_put
-from runtime.windows import WINDOW_BYTES, Windows
+from runtime.keyed_locks import KeyedLocks
 from state.errors import Refused, StoreBlocked
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 
-BLOBS, INCOMING = "blobs", "incoming"
+INCOMING = "incoming"
 SHOWN_WITHIN_S = 5.0
 """Time in which a store shows an object that was put into it."""
 LOOK_EVERY_S = 0.25
-TAKEN_WITHIN_S = 900.0
-"""Time from a signed PUT to the end of its upload; what has not been taken in by then is deleted."""
 FORGOTTEN_AFTER_S = 3600.0
 """Age at which an object in `incoming/` is deleted that no client was told to put there by this process."""
-MAX_PUTS_PER_CLIENT = 4
-"""Maximum number of announced uploads of one client that count as held before they are taken in."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """An upload that a client was told to begin: its key, its size, and until when it may end."""
-
-    key: str
-    size_bytes: int
-    until_s: float
-
-
-class ObjectReader:
-    """The `BlobReader` protocol over a folder of a bucket, in which a coordinator may write meanwhile."""
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-
-    async def size(self, sha256: Sha256) -> int | None:
-        try:
-            return (await self._objects.head(_key(sha256))).size_bytes
-        except ObjectMissing:
-            return None
-
-    async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        for first in range(start, stop, WINDOW_BYTES):
-            try:
-                window = await self._objects.read(_key(sha256), first, min(first + WINDOW_BYTES, stop))
-            except ObjectMissing:
-                raise blob_not_found(sha256) from None
-            for offset in range(0, len(window), STREAM_BYTES):
-                yield window[offset : offset + STREAM_BYTES]
-
-    @contextlib.asynccontextmanager
-    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
-        size_bytes = await self.size(sha256)
-        if size_bytes is None:
-            raise blob_not_found(sha256)
-        yield OpenObject(self._objects, sha256, size_bytes)
 
 
 class ObjectBlobs(ObjectReader):
@@ -97,7 +48,12 @@ class ObjectBlobs(ObjectReader):
         super().__init__(objects)
         self._max_total_bytes = max_total_bytes
         self._sizes = {Sha256(item.key.rpartition("/")[2]): item.size_bytes for item in found}
-        self._puts: dict[ClientId, list[_Put]] = {}
+        self._versions: dict[Sha256, str] = {}
+        """Of held objects: the version whose bytes this process has read, and which are the blob's."""
+        self._taken: dict[Sha256, OpenObject] = {}
+        """What was taken in and is not settled yet; the digest's lock is held meanwhile."""
+        self._locks: KeyedLocks[Sha256] = KeyedLocks()
+        self._puts = GrantedPuts()
         self._arriving_bytes = 0
 
     @classmethod
@@ -127,8 +83,20 @@ class ObjectBlobs(ObjectReader):
 
     @property
     def total_bytes(self) -> int:
-        put_bytes = sum(put.size_bytes for puts in self._puts.values() for put in puts)
-        return sum(self._sizes.values()) + self._arriving_bytes + put_bytes
+        return sum(self._sizes.values()) + self._arriving_bytes + self._puts.total_bytes
+
+    def _hold(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
+        self._sizes[sha256] = size_bytes
+        if version is None:
+            self._versions.pop(sha256, None)
+        else:
+            self._versions[sha256] = version
+
+    def _let_go(self, sha256: Sha256) -> None:
+        self._sizes.pop(sha256, None)
+        self._versions.pop(sha256, None)
+
+    # Bytes that pass through the coordinator
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         if sha256 in self._sizes:
@@ -137,23 +105,39 @@ class ObjectBlobs(ObjectReader):
                 received += len(piece)
                 check_growth(received, size_bytes)
             return
-        await self._put(_key(sha256), sha256, size_bytes, body, spare_bytes)
-        self._sizes[sha256] = size_bytes
+        _, version = await self._put(key_of(sha256), sha256, size_bytes, body, spare_bytes)
+        async with self._locks.of(sha256):  # somebody who has put other bytes into the store may have overwritten these
+            if sha256 not in self._sizes:
+                await self._check_kept(sha256, size_bytes, version)
 
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes]) -> Sha256:
+    async def _check_kept(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
+        """Hold what was put under a blob's name, if it is still there. Raise `Refused` (`body-incomplete`) if not."""
+        key = key_of(sha256)
+        try:
+            found = await self._objects.head(key)
+            if found.version != version:
+                data = OpenObject(self._objects, sha256, size_bytes)
+                check_content(sha256, size_bytes, found.size_bytes, await asyncio.to_thread(data.sha256))
+        except (ObjectMissing, Refused) as error:
+            place = self._objects.place_of(key)
+            raise Refused(Refusal.BODY_INCOMPLETE, f"{place} was overwritten or deleted meanwhile") from error
+        self._hold(sha256, size_bytes, found.version)
+
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         key = f"{INCOMING}/{os.urandom(16).hex()}"
         try:
-            sha256 = await self._put(key, None, size_bytes, body, 0)
-            await self._objects.copy(key, _key(sha256))
+            sha256, _ = await self._put(key, None, size_bytes, body, spare_bytes)
+            async with self._locks.of(sha256):
+                await self._objects.copy(key, key_of(sha256))
+                self._hold(sha256, size_bytes, None)
         finally:
             await self._objects.delete(key)
-        self._sizes[sha256] = size_bytes
         return sha256
 
     async def _put(
         self, key: str, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int
-    ) -> Sha256:
-        """Keep the bytes as an object if they are what was announced, else nothing; return their digest."""
+    ) -> tuple[Sha256, str | None]:
+        """Keep the bytes as an object if they are what was announced, else nothing; return digest and version."""
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         digest, received_bytes = hashlib.sha256(), 0
 
@@ -169,168 +153,154 @@ class ObjectBlobs(ObjectReader):
             check_content(sha256, size_bytes, received_bytes, Sha256(digest.hexdigest()))
 
         try:
-            await self._objects.put(key, checked())
+            version = await self._objects.put(key, checked())
         finally:
             self._arriving_bytes -= received_bytes
-        return Sha256(digest.hexdigest())
+        return Sha256(digest.hexdigest()), version
 
     async def size(self, sha256: Sha256) -> int | None:
         return self._sizes.get(sha256)
 
     async def delete(self, sha256: Sha256) -> None:
-        if sha256 in self._sizes:
-            await self._objects.delete(_key(sha256))
-            self._sizes.pop(sha256, None)
+        async with self._locks.of(sha256):
+            if sha256 in self._sizes:
+                await self._objects.delete(key_of(sha256))
+                self._let_go(sha256)
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._sizes)
 
     # Signed requests
 
-    async def signed_get(self, sha256: Sha256, *, looks: bool = False) -> str:
-        if looks:
-            await self._look(sha256)
-        return await self._objects.signed("GET", _key(sha256))
+    async def signed_get(self, sha256: Sha256) -> str:
+        return await self._objects.signed("GET", key_of(sha256))
 
-    async def _look(self, sha256: Sha256) -> None:
-        """Hold a blob no longer whose object is gone or has another size. Raise `Refused` (`not-found`) then."""
-        expected_bytes = self._sizes.get(sha256)
+    async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        size_bytes = self._sizes.get(sha256)
+        if size_bytes is None:
+            raise blob_not_found(sha256)
         try:
-            found_bytes: int | None = (await self._objects.head(_key(sha256))).size_bytes
+            found = await self._shown(key_of(sha256))
         except ObjectMissing:
-            found_bytes = None
-        if found_bytes == expected_bytes is not None:
-            return
-        self._sizes.pop(sha256, None)
-        state = "is not there any more" if found_bytes is None else f"was overwritten: it has {found_bytes} bytes"
-        raise Refused(Refusal.NOT_FOUND, f"{self._objects.place_of(_key(sha256))} {state}")
+            state = "is not there any more"
+        else:
+            state = f"was overwritten: it has {found.size_bytes} bytes, not {size_bytes}"
+            if found.size_bytes == size_bytes:
+                if not reads or found.version == self._versions.get(sha256):
+                    return
+                data = OpenObject(self._objects, sha256, size_bytes)
+                digest = await asyncio.to_thread(data.sha256)
+                if sha256 not in self._sizes:
+                    raise blob_not_found(sha256)
+                if digest == sha256:
+                    self._hold(sha256, size_bytes, data.version)
+                    return
+                state = f"was overwritten: its bytes hash to {digest}"
+        self._let_go(sha256)
+        raise Refused(Refusal.NOT_FOUND, f"{self._objects.place_of(key_of(sha256))} {state}")
 
     async def signed_put(
         self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
     ) -> SignedPut | None:
         key = _incoming_key(sha256, sender)
-        others = [put for put in self._puts.get(sender, []) if put.key != key][1 - MAX_PUTS_PER_CLIENT :]
-        self._puts[sender] = others
+        self._puts.make_way(key, sender)
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        self._puts[sender] = [*others, _Put(key, size_bytes, _now_s() + TAKEN_WITHIN_S)]
+        self._puts.grant(key, sender, size_bytes)
         url = await self._objects.signed("PUT", key)
         return bound_put(url, os.environ, sha256, size_bytes, SIGNED_FOR_S) or SignedPut(
             url, self._objects.put_headers, SIGNED_FOR_S
         )
 
-    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> "OpenObject | None":
+    def end_put(self, sha256: Sha256, sender: ClientId) -> None:
+        self._puts.end(_incoming_key(sha256, sender))
+
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> OpenObject | None:
+        await self._locks.acquire(sha256)
+        try:
+            data = await self._take_in(sha256, size_bytes, sender)
+            if data is not None:
+                self._taken[sha256] = data
+        except BaseException:
+            self._locks.release(sha256)
+            raise
+        if data is None:
+            self._locks.release(sha256)
+        return data
+
+    async def _take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> OpenObject | None:
         key = _incoming_key(sha256, sender)
         if sha256 in self._sizes:
-            await self._drop(sender, key)
+            await self._drop(key)
             return None
-        found = await self._shown(key)
         try:
-            check_growth(found.size_bytes, size_bytes)
-            check_content(None, size_bytes, found.size_bytes, sha256)
-        except Refused:
-            await self._drop(sender, key)
-            raise
+            found = await self._shown(key)
+        except ObjectMissing:
+            raise _not_there(self._objects.place_of(key)) from None
+        if found.size_bytes != size_bytes:
+            await self._drop(key)
+            kind = Refusal.BLOB_TOO_LARGE if found.size_bytes > size_bytes else Refusal.BLOB_MISMATCH
+            place = self._objects.place_of(key)
+            raise Refused(kind, f"{place} has {found.size_bytes} bytes; {size_bytes} were announced")
         try:
-            await self._objects.copy(key, _key(sha256))
+            await self._objects.copy(key, key_of(sha256))
         except ObjectMissing:
             raise _not_there(self._objects.place_of(key)) from None
         return OpenObject(self._objects, sha256, size_bytes)
 
     async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
-        if found == sha256:
-            self._sizes[sha256] = size_bytes
-        else:
-            await self._objects.delete(_key(sha256))
-        await self._drop(sender, _incoming_key(sha256, sender))
+        taken = self._taken.pop(sha256)
+        try:
+            if found == sha256:
+                self._hold(sha256, size_bytes, taken.version)
+            else:
+                await self._objects.delete(key_of(sha256))
+            await self._drop(_incoming_key(sha256, sender))
+        finally:
+            self._locks.release(sha256)
         check_content(sha256, size_bytes, size_bytes, found or sha256)
 
-    async def _drop(self, sender: ClientId, key: str) -> None:
+    async def _drop(self, key: str) -> None:
         """Delete what a client has put, which marks the blob as unchecked; if that fails now, a sweep does it."""
-        self._forget(sender, key)
+        self._puts.end(key)
         with contextlib.suppress(StoreBlocked):
             await self._objects.delete(key)
 
     async def _shown(self, key: str) -> StoredObject:
-        """Return an object that a store may show a little late. Raise `Refused` (`body-incomplete`) if it does not."""
-        until_s = _now_s() + SHOWN_WITHIN_S
+        """Return an object that a store may show a little late. Raise `ObjectMissing` if it does not."""
+        until_s = time.monotonic() + SHOWN_WITHIN_S
         while True:
             try:
                 return await self._objects.head(key)
             except ObjectMissing:
-                if _now_s() > until_s:
-                    raise _not_there(self._objects.place_of(key)) from None
+                if time.monotonic() > until_s:
+                    raise
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _forget(self, sender: ClientId, key: str) -> None:
-        left = [put for put in self._puts.get(sender, []) if put.key != key]
-        if left:
-            self._puts[sender] = left
-        else:
-            self._puts.pop(sender, None)
+    # Upkeep
 
     async def drop_unfinished(self) -> None:
-        for sender, puts in list(self._puts.items()):
-            for put in puts:
-                if put.until_s < _now_s():
-                    self._forget(sender, put.key)
-        expected = {put.key for puts in self._puts.values() for put in puts}
         oldest = datetime.now(UTC) - timedelta(seconds=FORGOTTEN_AFTER_S)
         for found in await self._objects.listed(INCOMING):
-            if found.key not in expected and found.written_at < oldest:
+            if found.written_at < oldest and found.key not in self._puts.keys:
                 await self._objects.delete(found.key)
+
+    async def swept(self) -> None:
+        """Do nothing: the folder stays the run's."""
+
+    async def abandon(self) -> None:
+        """Delete what clients have put, and the owner's name: the run uses the folder no longer.
+
+        A store that refuses, fails or does not answer keeps them.
+        """
+        try:
+            for found in await self._objects.listed(INCOMING):
+                await self._objects.delete(found.key)
+            await self._objects.delete(OWNER)
+        except StoreBlocked as error:
+            log.warning("left_overs_not_deleted", extra={"place": self.location, "reason": str(error)})
 
     async def check_answers(self) -> None:
         await self._objects.check_answers()
-
-
-class OpenObject:
-    """The `OpenBlob` protocol over an object, read a window at a time.
-
-    Reading raises `Refused(Refusal.NOT_FOUND)`, which names the object, if it is gone or changes while it is read.
-    """
-
-    descriptor = None
-
-    def __init__(self, objects: Objects, sha256: Sha256, size_bytes: int) -> None:
-        self._objects = objects
-        self._key = _key(sha256)
-        self._version: str | None = None
-        self._windows = Windows(size_bytes, self._fetch)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, part: slice) -> bytes:
-        return self._windows[part]
-
-    def sha256(self) -> Sha256:
-        """Return the digest of the bytes that were read, and of the rest, which is read now."""
-        return self._windows.sha256()
-
-    def _fetch(self, start: int, stop: int) -> bytes:
-        place = self._objects.place_of(self._key)
-        try:
-            data, version = self._objects.read_now(self._key, start, stop)
-        except ObjectMissing:
-            raise Refused(Refusal.NOT_FOUND, f"{place} is not there any more") from None
-        if len(data) != stop - start or version != (self._version or version):
-            raise Refused(Refusal.NOT_FOUND, f"{place} was overwritten while it was read")
-        self._version = version
-        return data
-
-    def view(self) -> memoryview:
-        size_bytes = len(self)
-        if not size_bytes:
-            return memoryview(b"")
-        with tempfile.TemporaryFile() as file:
-            for start in range(0, size_bytes, WINDOW_BYTES):
-                file.write(self[start : min(start + WINDOW_BYTES, size_bytes)])
-            file.flush()
-            return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ))
-
-
-def _key(sha256: Sha256) -> str:
-    return f"{BLOBS}/{sha256}"
 
 
 def _incoming_key(sha256: Sha256, sender: ClientId) -> str:
@@ -339,7 +309,3 @@ def _incoming_key(sha256: Sha256, sender: ClientId) -> str:
 
 def _not_there(place: str) -> Refused:
     return Refused(Refusal.BODY_INCOMPLETE, f"{place} is not there: it did not arrive, or somebody has deleted it")
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from runtime.buckets import is_anonymous, location_of, obstore, store_failures, store_of, version_of
+from runtime.buckets import is_anonymous, location_of, obstore, status_of, store_failures, store_of, tag_of, version_of
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput, StoreBlocked
 
@@ -19,6 +19,10 @@ REQUEST_TIMEOUT = "30s"
 """Maximum time for one request of a few megabytes, and its answer."""
 ANSWER_WITHIN_S = 60.0
 """Maximum time for such a request with its repetitions."""
+REPEATED_FOR_S = 30.0
+"""A request is not repeated any more after this time, so that each ends within `ANSWER_WITHIN_S`."""
+SIGNED_WITHIN_S = 15.0
+"""Maximum time to sign a URL: a role of the machine may have to be asked for its key."""
 COPY_TIMEOUT = "600s"
 COPY_WITHIN_S = 600.0
 """Maximum time in which a store copies one object."""
@@ -29,6 +33,9 @@ MAX_OBJECTS = 100_000
 """Maximum number of objects in a run's folder."""
 SIGNED_FOR_S = 300.0
 """Seconds within which a signed request must begin."""
+RANGE_NOT_SATISFIABLE = 416
+OWNER = "owner"
+"""The object that names the run directory whose folder it is."""
 
 
 class ObjectMissing(Exception):
@@ -69,7 +76,7 @@ class Objects:
             )
         self.location = f"{location_of(bucket)}/{below}"
         self._prefix = "/".join(part for part in (place.folder, below) if part)
-        self._store = store_of(bucket, REQUEST_TIMEOUT)
+        self._store = store_of(bucket, REQUEST_TIMEOUT, REPEATED_FOR_S)
         self._patient_store = store_of(bucket, COPY_TIMEOUT)
         self.put_headers = {"x-ms-blob-type": "BlockBlob"} if bucket.variant == "Azure" else {}
         """Headers that a signed PUT needs."""
@@ -78,8 +85,11 @@ class Objects:
         """Return the object's URL, for messages."""
         return f"{self.location}/{key}"
 
-    async def put(self, key: str, pieces: AsyncIterator[bytes]) -> None:
-        """Keep an object, whole or not at all; what `pieces` raises passes through."""
+    async def put(self, key: str, pieces: AsyncIterator[bytes]) -> str | None:
+        """Keep an object, whole or not at all, and return its version if the store says it.
+
+        What `pieces` raises passes through.
+        """
         broken: Exception | None = None
 
         async def watched() -> AsyncIterator[bytes]:
@@ -94,11 +104,12 @@ class Objects:
         options = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_A_TIME}
         try:
             with self._named(key):
-                await obstore().put_async(self._store, self._path(key), watched(), **options)
+                kept = await obstore().put_async(self._store, self._path(key), watched(), **options)
         except Exception:
             if broken is not None:  # it may be an `OSError`, as the store's own are
                 raise broken from None
             raise
+        return tag_of(kept["e_tag"]) if kept["e_tag"] else None
 
     async def create(self, key: str, content: bytes) -> bool:
         """Keep a small object; return False, and change nothing, if there is one of this name."""
@@ -126,10 +137,18 @@ class Objects:
             return bytes(await obstore().get_range_async(self._store, path, start=start, end=stop))
 
     def read_now(self, key: str, start: int, stop: int) -> tuple[bytes, str]:
-        """Return a few megabytes of an object, and its version. It blocks. Raise `ObjectMissing` if there is none."""
-        with self._named(key):
-            answer = obstore().get(self._store, self._path(key), options={"range": (start, stop)})
-            return bytes(answer.bytes()), version_of(answer.meta)
+        """Return a few megabytes of an object, and its version. It blocks.
+
+        Fewer bytes, or none, are returned where the object ends before `stop`. Raise `ObjectMissing` if there is none.
+        """
+        try:
+            with self._named(key):
+                answer = obstore().get(self._store, self._path(key), options={"range": (start, stop)})
+                return bytes(answer.bytes()), version_of(answer.meta)
+        except StoreBlocked as error:
+            if isinstance(error.__cause__, Exception) and status_of(error.__cause__) == RANGE_NOT_SATISFIABLE:
+                return b"", ""
+            raise
 
     async def copy(self, key: str, to: str) -> None:
         """Copy an object within the store. Raise `ObjectMissing` if there is none."""
@@ -164,13 +183,13 @@ class Objects:
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the store answers, whatever is in it."""
         try:
-            await self.head("owner")
+            await self.head(OWNER)
         except ObjectMissing:
             return
 
     async def signed(self, method: str, key: str) -> str:
         """Return a URL for one request on an object, valid for `SIGNED_FOR_S`; obstore binds nothing more."""
-        async with self._bounded(key):
+        async with self._bounded(key, SIGNED_WITHIN_S):
             life = timedelta(seconds=SIGNED_FOR_S)
             return str(await obstore().sign_async(self._store, method, self._path(key), life))
 

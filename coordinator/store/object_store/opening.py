@@ -2,12 +2,17 @@
 
 `RUN_DIR/object-stores.json` lists them, and holds a random name by which the run directory is known in each. So a run
 moves by an edit of its state file, in any direction, and two run directories never share a folder, in which each
-would delete the other's blobs.
+would delete the other's blobs. Each folder has a random name too, in the object that names its owner: so one that is
+reached under another address (`endpoint`, `region`) is known to be the same. One that holds nothing any more is left.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +20,17 @@ from pydantic import Field, ValidationError
 
 from coordinator.store.blobs import BlobReader, BlobStore
 from coordinator.store.layered_blobs import LayeredBlobs, LayeredReader
-from coordinator.store.object_store.blobs import ObjectBlobs, ObjectReader
-from coordinator.store.object_store.objects import ObjectMissing, Objects
+from coordinator.store.object_store.blobs import ObjectBlobs
+from coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
+from coordinator.store.object_store.reading import ObjectReader
 from runtime.durable_files import PRIVATE_MODE, replace_file
 from state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
 from state.config.schema import Section, TaggedEnum
 from state.errors import StoreFailed
 
+log = logging.getLogger(__name__)
+
 NOTE_FILE = "object-stores.json"
-OWNER = "owner"
 
 
 class StoresNote(Section):
@@ -33,11 +40,29 @@ class StoresNote(Section):
         owner: a random name of the run directory.
         run_id: names its folder in each.
         stores: those that may hold blobs, the newest first.
+        folders: the random name of the folder in each of them, by which it is known under another address.
     """
 
     owner: str
     run_id: str
     stores: Annotated[tuple[Annotated[S3Blobs | GcsBlobs | AzureBlobs, TaggedEnum()], ...], Field(strict=False)]
+    folders: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    def without(self, folder: str) -> "StoresNote":
+        """Return the note without the store of this folder."""
+        kept = [(place, name) for place, name in zip(self.stores, self.folders, strict=False) if name != folder]
+        return self.model_copy(
+            update={"stores": tuple(place for place, _ in kept), "folders": tuple(name for _, name in kept)}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An object store of the run directory, the name of its folder there, and the blobs in it."""
+
+    place: BlobPlace
+    folder: str
+    blobs: ObjectBlobs
 
 
 async def with_object_stores(
@@ -60,19 +85,43 @@ async def with_object_stores(
     note = await asyncio.to_thread(_read_note, run_dir)
     if wanted is None and note is None:
         return own
-    owner = os.urandom(16).hex() if note is None else note.owner
-    earlier = () if note is None else tuple(place for place in note.stores if place != wanted)
-    places = earlier if wanted is None else (wanted, *earlier)
     if note is None:  # its name is kept before any store learns it
-        await asyncio.to_thread(_write_note, run_dir, StoresNote(owner=owner, run_id=run_id, stores=()))
-    opened = [(place, await _opened(place, run_id, owner, max_total_bytes, run_dir)) for place in places]
-    left = [(place, blobs) for place, blobs in opened if place == wanted or blobs.total_bytes]
-    kept = tuple(place for place, _ in left)
-    await asyncio.to_thread(_write_note, run_dir, StoresNote(owner=owner, run_id=run_id, stores=kept))
-    stores = [blobs for _, blobs in left]
+        note = StoresNote(owner=os.urandom(16).hex(), run_id=run_id, stores=())
+        await asyncio.to_thread(_write_note, run_dir, note)
+    opened = [] if wanted is None else [await _opened(wanted, run_id, note.owner, max_total_bytes, run_dir)]
+    for place, folder in zip_longest(note.stores, note.folders[: len(note.stores)]):
+        if place == wanted or folder in {found.folder for found in opened}:
+            continue  # it is opened, perhaps under another address
+        found = await _opened(place, run_id, note.owner, max_total_bytes, run_dir)
+        if found.folder not in {other.folder for other in opened}:
+            opened.append(found)
+    kept = [found for found in opened if found.place == wanted or await found.blobs.held()]
+    await asyncio.to_thread(_write_note, run_dir, _noted(note, run_id, kept))
+    for found in opened:
+        if found not in kept:
+            await found.blobs.abandon()
+    stores, leave = [found.blobs for found in kept], partial(_leave, run_dir, kept)
     if wanted is None:
-        return LayeredBlobs(own, stores) if stores else own
-    return LayeredBlobs(stores[0], (*stores[1:], own))
+        return LayeredBlobs(own, stores, leave) if stores else own
+    return LayeredBlobs(stores[0], (*stores[1:], own), leave)
+
+
+def _noted(note: StoresNote, run_id: str, kept: Sequence[_Opened]) -> StoresNote:
+    places, folders = tuple(found.place for found in kept), tuple(found.folder for found in kept)
+    return note.model_copy(update={"run_id": run_id, "stores": places, "folders": folders})
+
+
+async def _leave(run_dir: Path, kept: Sequence[_Opened], left: BlobStore) -> bool:
+    """Forget an object store that holds nothing any more; return False for the disk, which is not left."""
+    found = next((store for store in kept if store.blobs is left), None)
+    if found is None:
+        return False
+    note = await asyncio.to_thread(_read_note, run_dir)
+    if note is not None:
+        await asyncio.to_thread(_write_note, run_dir, note.without(found.folder))
+    log.info("object_store_left", extra={"place": found.blobs.location})
+    await found.blobs.abandon()
+    return True
 
 
 def reader_with_object_stores(run_dir: Path, own: BlobReader) -> BlobReader:
@@ -90,22 +139,24 @@ def reader_with_object_stores(run_dir: Path, own: BlobReader) -> BlobReader:
     return LayeredReader(layers)
 
 
-async def _opened(place: BlobPlace, run_id: str, owner: str, max_total_bytes: int, run_dir: Path) -> ObjectBlobs:
+async def _opened(place: BlobPlace, run_id: str, owner: str, max_total_bytes: int, run_dir: Path) -> _Opened:
     objects = Objects(place, run_id)
     found = await _owner_of(objects)
     if found is None:
-        await objects.create(OWNER, owner.encode())
+        await objects.create(OWNER, f"{owner}\n{os.urandom(16).hex()}".encode())
         found = await _owner_of(objects)
-    if found != owner:
+    found_owner, _, folder = (found or "").partition("\n")
+    if found_owner != owner:
         raise StoreFailed(
             f"{objects.location} holds the blobs of another run directory than {run_dir}, which would delete them. "
             f"Name another `folder` in [blobs] store; or delete {objects.place_of(OWNER)} if nobody serves that run "
             "any more: its blobs that this run does not need are deleted then"
         )
-    return await ObjectBlobs.open(objects, max_total_bytes)
+    return _Opened(place, folder or objects.location, await ObjectBlobs.open(objects, max_total_bytes))
 
 
 async def _owner_of(objects: Objects) -> str | None:
+    """Return the names of a folder's run directory and of the folder, a line each; None before it has any."""
     try:
         return (await objects.get(OWNER)).decode(errors="replace")
     except ObjectMissing:

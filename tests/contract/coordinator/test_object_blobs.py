@@ -1,13 +1,15 @@
 """A bucket's blobs beyond what every blob store does: uploads under way, left-overs, a store that is silent."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from coordinator.store.object_store import blobs as object_blobs
 from coordinator.store.object_store import objects as bucket_objects
-from coordinator.store.object_store.blobs import MAX_PUTS_PER_CLIENT, ObjectBlobs
+from coordinator.store.object_store.blobs import ObjectBlobs
+from coordinator.store.object_store.granted_puts import MAX_PUTS_PER_CLIENT
 from coordinator.store.object_store.objects import Objects
 from state.errors import Refused, StoreBlocked
 from state.wire import ClientId, Sha256, sha256_hex
@@ -79,8 +81,7 @@ async def test_sweep_deletes_what_nobody_takes_in(
     monkeypatch.setattr(object_blobs, "FORGOTTEN_AFTER_S", -60.0)
     await blobs.drop_unfinished()
     assert await keys(bucket, "incoming") == [f"{SHA256}.{SENDER}"]
-    late_s = asyncio.get_running_loop().time() + object_blobs.TAKEN_WITHIN_S + 1
-    monkeypatch.setattr(object_blobs, "_now_s", lambda: late_s)
+    blobs.end_put(SHA256, SENDER)
     await blobs.drop_unfinished()
     assert await keys(bucket, "incoming") == []
     assert blobs.total_bytes == 0
@@ -96,6 +97,114 @@ async def test_object_overwritten_while_it_is_read_is_named(door: S3Door, bucket
         await keep(bucket, f"blobs/{sha256}", bytes(len(large) - 1) + b"x")
         with pytest.raises(Refused, match="was overwritten while it was read"):
             await asyncio.to_thread(lambda: data[-3:])
+
+
+OTHER_BYTES = b"no resul"
+assert len(OTHER_BYTES) == len(DATA)
+
+
+async def held_object(blobs: ObjectBlobs, bucket: Any) -> None:
+    """Puts `DATA` into the store as a client does, and has it taken in."""
+    await blobs.signed_put(SHA256, len(DATA), SENDER)
+    await keep(bucket, f"incoming/{SHA256}.{SENDER}")
+    data = await blobs.take_in(SHA256, len(DATA), SENDER)
+    assert data is not None
+    await blobs.settle(SHA256, len(DATA), SENDER, await asyncio.to_thread(data.sha256))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (OTHER_BYTES, f"its bytes hash to {sha256_hex(OTHER_BYTES)}"),
+        (b"less", "it has 4 bytes, not 8"),
+        (b"", "it has 0"),
+    ],
+)
+async def test_object_that_was_overwritten_is_held_no_longer(
+    blobs: ObjectBlobs, bucket: Any, wrong: bytes, found: str
+) -> None:
+    await held_object(blobs, bucket)
+    await keep(bucket, f"blobs/{SHA256}", wrong)
+    with pytest.raises(Refused, match=rf"s3://tokens/{PREFIX}/blobs/{SHA256} was overwritten: {found}") as refused:
+        await blobs.look(SHA256, reads=True)
+    assert refused.value.kind == "not-found"
+    assert (await blobs.size(SHA256), blobs.total_bytes) == (None, 0)
+
+
+async def test_object_is_read_once_for_each_version_however_often_it_is_doubted(
+    blobs: ObjectBlobs, bucket: Any, door: S3Door
+) -> None:
+    await held_object(blobs, bucket)
+
+    def reads() -> int:
+        return sum(request.method == "GET" and request.path.endswith(f"blobs/{SHA256}") for request in door.requests)
+
+    assert reads() == 1
+    for _ in range(3):
+        await blobs.look(SHA256, reads=True)
+    assert reads() == 1, "these bytes were read when they were taken in"
+    opened = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+    for _ in range(3):
+        await opened.look(SHA256, reads=True)
+    assert reads() == 2, "another process has not read them yet"
+
+
+async def test_object_that_shows_late_is_not_given_up(blobs: ObjectBlobs, bucket: Any, door: S3Door) -> None:
+    await held_object(blobs, bucket)
+    hidden = [2]
+
+    def late(request: DoorRequest) -> HttpReply | None:
+        if request.method != "HEAD" or not hidden[0]:
+            return None
+        hidden[0] -= 1
+        return HttpReply(404)
+
+    door.fault = late
+    await blobs.look(SHA256, reads=False)
+    assert (hidden, await blobs.size(SHA256)) == ([0], len(DATA))
+
+
+async def test_object_overwritten_by_a_shorter_one_is_named_where_it_is_read(door: S3Door, bucket: Any) -> None:
+    large = bytes(9 * 1024 * 1024)
+    sha256 = sha256_hex(large)
+    await keep(bucket, f"blobs/{sha256}", large)
+    opened = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), len(large))
+    async with opened.opened(sha256) as data:
+        await keep(bucket, f"blobs/{sha256}", b"short")
+        with pytest.raises(Refused, match="was overwritten while it was read"):
+            await asyncio.to_thread(lambda: data[-3:])
+
+
+async def test_bytes_put_by_hand_are_not_lost_to_other_bytes_that_arrive(blobs: ObjectBlobs, bucket: Any) -> None:
+    import obstore
+
+    async def body() -> AsyncIterator[bytes]:
+        yield DATA
+
+    await blobs.signed_put(SHA256, len(DATA), SENDER)
+    await keep(bucket, f"incoming/{SHA256}.{SENDER}", OTHER_BYTES)
+    data = await blobs.take_in(SHA256, len(DATA), SENDER)
+    assert data is not None
+    async with asyncio.TaskGroup() as tasks:
+        receiving = tasks.create_task(received(blobs, body()))
+        while bytes(await (await obstore.get_async(bucket, f"{PREFIX}/blobs/{SHA256}")).bytes_async()) != DATA:
+            continue
+        assert await blobs.size(SHA256) is None, "they lie where the check reads"
+        with pytest.raises(Refused, match=f"hashes to {sha256_hex(OTHER_BYTES)}"):
+            await blobs.settle(SHA256, len(DATA), SENDER, sha256_hex(OTHER_BYTES))
+        assert await receiving == "body-incomplete"
+    assert await blobs.size(SHA256) is None
+    assert await received(blobs, body()) == ""
+    await blobs.look(SHA256, reads=True)
+
+
+async def received(blobs: ObjectBlobs, body: AsyncIterator[bytes]) -> str:
+    """Receives `DATA` as the coordinator does; returns why it is refused."""
+    try:
+        await blobs.receive(SHA256, len(DATA), body)
+    except Refused as refusal:
+        return refusal.kind
+    return ""
 
 
 async def test_store_that_hangs_is_named_within_a_bound(

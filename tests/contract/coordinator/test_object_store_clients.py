@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 
 from coordinator_client.stored_blobs import MAX_STORE_REFUSALS
+from runtime.spool import Spool
+from runtime.spool_part import ReceivedFile
 from state.errors import Refused
 from state.wire import sha256_hex
 from tests.support.data_http import HttpReply
 from tests.support.object_blobs import PREFIX
 from tests.support.s3_door import DoorRequest, S3Door, s3_error
+from tests.support.s3_server import BUCKET
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, training
-from tests.support.spooled import spooled
+from tests.support.spooled import SPOOL_PARENT, spooled
 
 
 @pytest.fixture
@@ -125,8 +128,12 @@ async def test_body_that_breaks_off_is_continued_where_it_broke(client: WireClie
     assert door.signed("GET")[-1].headers["range"] == "bytes=11-"
 
 
-async def test_client_is_told_that_an_object_has_vanished(client: WireClient, bucket: Any) -> None:
+async def test_client_is_told_that_an_object_has_vanished(
+    client: WireClient, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import obstore
+
+    monkeypatch.setattr("coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
 
     data = client.result(REPLICA, DIFFERENCE)
     await client.commit(data)
@@ -135,3 +142,64 @@ async def test_client_is_told_that_an_object_has_vanished(client: WireClient, bu
     with pytest.raises(Refused, match="is not there any more") as refused:
         await fetched(client, data)
     assert refused.value.kind == "not-found"
+
+
+async def delivered(client: WireClient) -> bytes:
+    """Delivers a result by way of the store; returns it."""
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+    await client.api.put_blob(sha256_hex(data), spooled(data))
+    return data
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("change", [flipped, lambda data: data + b"x", lambda data: data[:-1], lambda _: b""])
+async def test_client_is_told_that_an_object_was_overwritten(
+    client: WireClient, bucket: Any, change: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    import obstore
+
+    data = await delivered(client)
+    key = f"{PREFIX}/blobs/{sha256_hex(data)}"
+    await obstore.put_async(bucket, key, change(data))
+    for _ in range(2):  # a later reader is told the same at once
+        file = ReceivedFile(Spool(SPOOL_PARENT).file(), len(data))
+        with pytest.raises(Refused, match=f"s3://{BUCKET}/{key} was overwritten: it") as refused:
+            await client.api.get_blob(sha256_hex(data), file)
+        assert refused.value.kind == "not-found"
+    (lost,) = [record for record in caplog.records if record.getMessage() == "blob_lost"]
+    assert f"{key} was overwritten" in lost.reason  # type: ignore[attr-defined]
+
+
+async def test_other_bytes_on_the_way_are_asked_for_again(client: WireClient, door: S3Door) -> None:
+    data = await delivered(client)
+    door.fault = first_ones(1, HttpReply(200, flipped(data)), "GET")
+    assert await fetched(client, data) == data
+    door.fault = first_ones(1, HttpReply(200, data + b"x"), "GET")
+    file = ReceivedFile(Spool(SPOOL_PARENT).file(), len(data))
+    await client.api.get_blob(sha256_hex(data), file)
+    assert file.sha256() == sha256_hex(data)
+
+
+async def test_way_that_always_changes_bytes_costs_one_reader_the_blob(
+    client: WireClient, run: Served, door: S3Door
+) -> None:
+    data = await delivered(client)
+    door.fault = first_ones(100, HttpReply(200, flipped(data)), "GET")
+    with pytest.raises(Refused, match=f"{door.url}/.*{sha256_hex(data)} has other bytes than blob") as refused:
+        await fetched(client, data)
+    assert (refused.value.kind, len(door.signed("GET"))) == ("not-found", MAX_STORE_REFUSALS)
+    assert "Signature" not in str(refused.value)
+    assert await run.service.blobs.size(sha256_hex(data)) == len(data), "the coordinator finds its bytes"
+
+
+async def test_reader_that_holds_half_of_an_overwritten_object_is_told(client: WireClient, bucket: Any) -> None:
+    import obstore
+
+    data = await delivered(client)
+    await obstore.put_async(bucket, f"{PREFIX}/blobs/{sha256_hex(data)}", flipped(data))
+    with pytest.raises(Refused, match="was overwritten: its bytes hash to"):
+        await fetched(client, data, data[:9])

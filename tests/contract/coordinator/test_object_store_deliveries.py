@@ -8,12 +8,14 @@ import pytest
 
 from coordinator.store.object_store.blobs import ObjectBlobs
 from coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
+from state.messages import FailureReport
 from state.wire import Sha256, sha256_hex
 from tests.support.data_http import HttpReply
 from tests.support.object_blobs import PREFIX, RUN_ID, s3_place
 from tests.support.s3_door import DoorRequest, S3Door, s3_error
 from tests.support.s3_server import BUCKET
 from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, training
+from tests.support.spooled import spooled
 from tests.support.stored_blobs import blob_bytes
 from tests.support.stored_run import LIMIT
 
@@ -148,6 +150,18 @@ async def test_other_bytes_in_the_store_are_refused_and_may_be_put_again(run: Se
     assert (await arrive(client, data)).status_code == 201
 
 
+async def test_granted_upload_takes_room_until_its_round_is_over(run: Served) -> None:
+    client, other = await training(run)
+    held_bytes = run.service.blobs.total_bytes
+    data = client.result(REPLICA, DIFFERENCE)
+    await granted(client, data)
+    assert run.service.blobs.total_bytes == held_bytes + len(data)
+    for member in (client, other):
+        assert (await member.send("POST", "/failures", FailureReport(1, 0, "trainer", "broken"))).status_code == 200
+    assert run.service.blobs.total_bytes == held_bytes
+    assert problem(await arrive(client, data)) == "not-committed"
+
+
 @pytest.mark.parametrize(("difference", "kind"), [(b"more", "blob-too-large"), (None, "blob-mismatch")])
 async def test_object_of_another_size_is_refused(run: Served, bucket: Any, difference: bytes | None, kind: str) -> None:
     import obstore
@@ -157,7 +171,12 @@ async def test_object_of_another_size_is_refused(run: Served, bucket: Any, diffe
     await granted(client, data)
     wrong = data[:-1] if difference is None else data + difference
     await obstore.put_async(bucket, f"{PREFIX}/incoming/{sha256_hex(data)}.{client.client_id}", wrong)
-    assert problem(await arrive(client, data)) == kind
+    refused = await arrive(client, data)
+    assert problem(refused) == kind
+    place = f"s3://{BUCKET}/{PREFIX}/incoming/{sha256_hex(data)}.{client.client_id}"
+    assert refused.json()["detail"] == f"{place} has {len(wrong)} bytes; {len(data)} were announced"
+    assert await objects(run) == []
+    await client.api.put_blob(sha256_hex(data), spooled(data))
 
 
 async def test_object_that_never_arrived_is_named(run: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +222,11 @@ async def test_store_that_fails_holds_the_run_which_goes_on(run: Served, door: S
 
 
 async def test_object_that_vanished_is_named_once_somebody_misses_it(
-    run: Served, bucket: Any, caplog: pytest.LogCaptureFixture
+    run: Served, bucket: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import obstore
 
+    monkeypatch.setattr("coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
     client, _ = await training(run)
     data = client.result(REPLICA, DIFFERENCE)
     await deliver(client, data)

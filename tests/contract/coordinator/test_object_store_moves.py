@@ -1,18 +1,25 @@
 """A run's blobs move between its disk and object stores by an edit of the state file, against a real S3 API."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from coordinator.machine.run import new_run
+from coordinator.maintenance import Maintenance
 from coordinator.store.blobs import BlobReader
 from coordinator.store.journal import Snapshot
 from coordinator.store.object_store.opening import NOTE_FILE
 from coordinator.store.open import Store, open_store, open_store_reader
 from state.config.blob_place import BlobPlace
-from state.errors import InvalidInput, StoreFailed
+from state.errors import InvalidInput, Refused, StoreFailed
 from state.wire import Sha256, sha256_hex
 from tests.support.object_blobs import RUN_ID, s3_place
+from tests.support.s3_door import s3_door
+from tests.support.s3_server import BUCKET, s3_server
+from tests.support.states import state_file
 from tests.support.stored_blobs import blob_bytes
 
 LIMIT = 1_000_000
@@ -111,3 +118,63 @@ async def test_damaged_note_of_the_stores_is_named(tmp_path: Path) -> None:
     (tmp_path / NOTE_FILE).write_text("{")
     with pytest.raises(StoreFailed, match=NOTE_FILE):
         await start_and_keep(tmp_path, None)
+
+
+async def test_folder_under_another_address_is_the_same_one(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    with s3_door(s3_url) as door:
+        await start_and_keep(tmp_path, s3_place(door.url), PIECES[0])
+    for place in (s3_place(s3_url), s3_place(s3_url).model_copy(update={"region": "eu-west-1"})):  # the door is gone
+        store = await open_store(str(tmp_path), LIMIT, place, RUN_ID)
+        assert store.blobs.total_bytes == len(PIECES[0])
+        await assert_reads(store.blobs, PIECES[0])
+        await store.aclose()
+    assert (tmp_path / NOTE_FILE).read_text().count(s3_url) == 1
+    await assert_reads(open_store_reader(str(tmp_path)).blobs, PIECES[0])
+
+
+async def test_folder_of_the_same_name_on_another_server_is_another(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[0])
+    with s3_server() as other_url:
+        async with httpx.AsyncClient() as http:
+            assert (await http.put(f"{other_url}/{BUCKET}")).status_code == 200
+        for piece in PIECES[1:]:
+            held = await start_and_keep(tmp_path, s3_place(other_url), piece)
+        assert held == {sha256_hex(piece) for piece in PIECES}
+        await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES)
+
+
+async def test_bucket_is_left_once_a_sweep_has_emptied_it(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    import obstore
+
+    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[1])
+    await obstore.put_async(bucket, f"training/{RUN_ID}/incoming/left", b"by a client")
+    store = await open_store(str(tmp_path), LIMIT, None, RUN_ID)
+    run = new_run(state_file(), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
+    failures: list[StoreFailed] = []
+    maintenance = Maintenance(store, lambda: run, failures.append)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(maintenance.run())
+        maintenance.sweep()
+        async with asyncio.timeout(20):
+            while s3_url in await asyncio.to_thread((tmp_path / NOTE_FILE).read_text) or await keys_of(bucket):
+                continue
+        running.cancel()
+    async with httpx.AsyncClient() as http:
+        (await http.delete(f"{s3_url}/{BUCKET}")).raise_for_status()
+    await store.blobs.check_answers()
+    await store.blobs.drop_unfinished()
+    assert failures == []
+    await store.aclose()
+    assert await start_and_keep(tmp_path, None) == frozenset()
+
+
+async def test_blobs_of_all_places_count_where_a_checkpoint_is_added(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+    await start_and_keep(tmp_path, None, b"x" * (LIMIT - 10))
+    store = await open_store(str(tmp_path), LIMIT, s3_place(s3_url), RUN_ID)
+
+    async def body() -> Any:
+        yield b"y" * 11
+
+    with pytest.raises(Refused, match="max_total_bytes"):
+        await store.blobs.add(11, body())
+    await store.aclose()

@@ -1,0 +1,99 @@
+"""Blobs as objects that are read, a window at a time, whoever may overwrite them meanwhile."""
+
+import contextlib
+import mmap
+import tempfile
+from collections.abc import AsyncIterator
+
+from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found
+from coordinator.store.object_store.objects import ObjectMissing, Objects
+from runtime.windows import WINDOW_BYTES, Windows
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import Sha256
+
+BLOBS = "blobs"
+"""The folder of a run's blobs."""
+
+
+def key_of(sha256: Sha256) -> str:
+    """Return the key of a blob's object."""
+    return f"{BLOBS}/{sha256}"
+
+
+class ObjectReader:
+    """The `BlobReader` protocol over a folder of a bucket, in which a coordinator may write meanwhile."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    async def size(self, sha256: Sha256) -> int | None:
+        try:
+            return (await self._objects.head(key_of(sha256))).size_bytes
+        except ObjectMissing:
+            return None
+
+    async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
+        for first in range(start, stop, WINDOW_BYTES):
+            try:
+                window = await self._objects.read(key_of(sha256), first, min(first + WINDOW_BYTES, stop))
+            except ObjectMissing:
+                raise blob_not_found(sha256) from None
+            for offset in range(0, len(window), STREAM_BYTES):
+                yield window[offset : offset + STREAM_BYTES]
+
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        size_bytes = await self.size(sha256)
+        if size_bytes is None:
+            raise blob_not_found(sha256)
+        yield OpenObject(self._objects, sha256, size_bytes)
+
+
+class OpenObject:
+    """The `OpenBlob` protocol over an object, read a window at a time.
+
+    Reading raises `Refused(Refusal.NOT_FOUND)`, which names the object, if it is gone or changes while it is read.
+
+    Attributes:
+        version: of the object that was read (`StoredObject.version`); None before anything was.
+    """
+
+    descriptor = None
+
+    def __init__(self, objects: Objects, sha256: Sha256, size_bytes: int) -> None:
+        self._objects = objects
+        self._key = key_of(sha256)
+        self.version: str | None = None
+        self._windows = Windows(size_bytes, self._fetch)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, part: slice) -> bytes:
+        return self._windows[part]
+
+    def sha256(self) -> Sha256:
+        """Return the digest of the bytes that were read, and of the rest, which is read now."""
+        return self._windows.sha256()
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        place = self._objects.place_of(self._key)
+        try:
+            data, version = self._objects.read_now(self._key, start, stop)
+        except ObjectMissing:
+            raise Refused(Refusal.NOT_FOUND, f"{place} is not there any more") from None
+        if len(data) != stop - start or version != (self.version or version):
+            raise Refused(Refusal.NOT_FOUND, f"{place} was overwritten while it was read")
+        self.version = version
+        return data
+
+    def view(self) -> memoryview:
+        size_bytes = len(self)
+        if not size_bytes:
+            return memoryview(b"")
+        with tempfile.TemporaryFile() as file:
+            for start in range(0, size_bytes, WINDOW_BYTES):
+                file.write(self[start : min(start + WINDOW_BYTES, size_bytes)])
+            file.flush()
+            return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ))
