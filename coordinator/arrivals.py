@@ -91,7 +91,7 @@ class Arrivals:
         with self._failures_noted():
             spare_bytes = await self._uploads.make_room(expected)
             asked = self._service.blobs.signed_put(sha256, expected.size_bytes, client_id, spare_bytes)
-            put = await self._uploads.ending_epoch_when_full(asked)
+            put = await self._uploads.ending_epoch_when_full(expected, asked)
         if put is None:
             return UploadGrant(delivered=False)
         self._granted.add((client_id, sha256))

@@ -8,6 +8,7 @@ and its place are those of `coordinator/transfers.py`.
 """
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,10 +19,7 @@ from typing import TypeVar
 from coordinator.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
 from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
-from coordinator.machine.stimuli import (
-    CheckpointHeld,
-    CheckpointRejected,
-)
+from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs, expected_blob
 from coordinator.result_checks import ResultChecks, delete_unless_needed
 from coordinator.service import CoordinatorService
@@ -220,7 +218,7 @@ class Uploads:
         """Receive the bytes."""
         spare_bytes = await self.make_room(expected)
         with_room = self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
-        await self.ending_epoch_when_full(with_room)
+        await self.ending_epoch_when_full(expected, with_room)
 
     async def make_room(self, expected: ExpectedBlob) -> int:
         """Wait for room if a sweep makes some; return how much must stay free beside the blob.
@@ -231,12 +229,19 @@ class Uploads:
         await self._service.maintenance.wait_for_room(expected.size_bytes + spare_bytes)
         return spare_bytes
 
-    async def ending_epoch_when_full(self, step: Awaitable[T]) -> T:
-        """Return what a step returns that needs room. If it finds none, the epoch ends early, and it raises."""
+    async def ending_epoch_when_full(self, expected: ExpectedBlob, step: Awaitable[T]) -> T:
+        """Return what a step returns that needs room for a blob.
+
+        If it finds none, the epoch ends early, its sender is not blamed, and what it raises passes through.
+        """
         try:
             return await step
         except Refused as refusal:
             if refusal.kind == Refusal.BLOBS_FULL:
+                if expected.kind == "result":
+                    sender, step_number, attempt = expected.client_id, expected.step, expected.attempt
+                    with contextlib.suppress(Refused):  # the round is over: nobody is blamed any more
+                        await self._service.submit(ResultFoundNoRoom(sender, step_number, attempt, expected.sha256))
                 await self._service.note_blobs_near_bound()
             raise
 

@@ -96,6 +96,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return reports.verify_result(run, stimulus)
         case stimuli.ResultRejected():
             return reports.reject_result(run, stimulus)
+        case stimuli.ResultFoundNoRoom():
+            return reports.note_no_room(run, stimulus)
         case stimuli.AttestationReceived():
             return reports.attest(run, stimulus)
         case stimuli.StepFailed():

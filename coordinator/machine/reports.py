@@ -10,7 +10,14 @@ from typing import Any
 from coordinator.machine.pace import is_late, with_delivery
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
-from coordinator.machine.stimuli import AttestationReceived, ResultCommitted, ResultRejected, ResultVerified, StepFailed
+from coordinator.machine.stimuli import (
+    AttestationReceived,
+    ResultCommitted,
+    ResultFoundNoRoom,
+    ResultRejected,
+    ResultVerified,
+    StepFailed,
+)
 from state.errors import Refused
 from state.messages import Attestation
 from state.phases import ROUND_PHASES, RunState
@@ -76,6 +83,18 @@ def reject_result(run: Run, event: ResultRejected) -> Handled:
         rejected={**current.rejected, event.client_id: event.rule},
         pending=current.pending - {event.client_id},
     )
+
+
+def note_no_room(run: Run, event: ResultFoundNoRoom) -> Handled:
+    """Record that the coordinator has no room for a committed result: its client is not to blame if it is missing.
+
+    Raises:
+        Refused: `late-result`, `not-in-roster` or `not-committed`.
+    """
+    current = _round_of_commitment(run, event)
+    if event.client_id in current.verified or event.client_id in current.without_room:
+        return run, ()
+    return _with(run, current, without_room=current.without_room | {event.client_id})
 
 
 def attest(run: Run, event: AttestationReceived) -> Handled:
@@ -147,7 +166,7 @@ def _training_round(run: Run, step: int, attempt: int, client_id: ClientId, what
     return current
 
 
-def _round_of_commitment(run: Run, event: ResultVerified | ResultRejected) -> Round:
+def _round_of_commitment(run: Run, event: ResultVerified | ResultRejected | ResultFoundNoRoom) -> Round:
     current = _training_round(run, event.step, event.attempt, event.client_id, "result")
     before = current.commitments.get(event.client_id)
     if before is None or before.result_sha256 != event.result_sha256:

@@ -51,6 +51,7 @@ class Round:
         attestations: each witness's latest attestation, its bits limited to verified results.
         closing: the witnesses that attested in RoundWitness, when no further result can come.
         failures: the reports of clients that could not take the step.
+        without_room: clients whose results the coordinator refused for want of room.
         late: the clients whose results arrived so late that more work might not have arrived in time.
         delivered_batches: number of the electorate's batches over which verified results are.
         mostly_in_s, last_in_s: seconds from the round's start to the result that completed most of the electorate's
@@ -80,6 +81,7 @@ class Round:
     attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
     closing: frozenset[ClientId] = frozenset()
     failures: Mapping[ClientId, FailureReport] = field(default_factory=dict)
+    without_room: frozenset[ClientId] = frozenset()
     late: frozenset[ClientId] = frozenset()
     delivered_batches: int = 0
     mostly_in_s: float | None = None

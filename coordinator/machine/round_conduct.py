@@ -79,6 +79,8 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | Non
     if held is not None:
         other = reference is not None and held != reference
         return "its result was trained from another replica than the others hold" if other else None
+    if client_id in current.without_room and client_id not in current.rejected:
+        return None  # the coordinator had no room for it
     failure = current.failures.get(client_id)
     if failure is not None:
         return f"it reported a failure, {failure.kind}: {failure.message}"

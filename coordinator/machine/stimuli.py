@@ -147,6 +147,17 @@ class ResultRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultFoundNoRoom:
+    """The coordinator has no room for the bytes of a committed result, and has refused them."""
+
+    client_id: ClientId
+    step: int
+    attempt: int
+    result_sha256: Sha256
+    type: Literal["result_found_no_room"] = "result_found_no_room"
+
+
+@dataclass(frozen=True, slots=True)
 class AttestationReceived:
     """A witness attested which results it holds."""
 
@@ -283,7 +294,7 @@ Stimulus: TypeAlias = (
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound
-    | ConfigChanged | EvaluationReported | JournalCompacted
+    | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom
 )
 # fmt: on
 

@@ -1,5 +1,6 @@
 """Blobs that clients put into an object store and read there: a real coordinator, a real S3 API behind a door."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -160,6 +161,23 @@ async def test_granted_upload_takes_room_until_its_round_is_over(run: Served) ->
         assert (await member.send("POST", "/failures", FailureReport(1, 0, "trainer", "broken"))).status_code == 200
     assert run.service.blobs.total_bytes == held_bytes
     assert problem(await arrive(client, data)) == "not-committed"
+
+
+async def test_client_is_not_blamed_for_a_result_without_room(run: Served) -> None:
+    clients = await training(run)
+    filling = bytes(LIMIT - run.service.blobs.total_bytes)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield filling
+
+    await run.service.blobs.receive(sha256_hex(filling), len(filling), body())
+    by_store, by_coordinator = (client.result(REPLICA, DIFFERENCE) for client in clients)
+    await clients[0].commit(by_store)
+    assert problem(await clients[0].send("POST", f"/v1/blobs/{sha256_hex(by_store)}/grant")) == "blobs-full"
+    await clients[1].commit(by_coordinator)
+    assert problem(await clients[1].put_blob(by_coordinator)) == "blobs-full"
+    assert run.service.run.round is not None
+    assert run.service.run.round.without_room == {client.client_id for client in clients}
 
 
 @pytest.mark.parametrize(("difference", "kind"), [(b"more", "blob-too-large"), (None, "blob-mismatch")])
