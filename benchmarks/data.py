@@ -25,7 +25,8 @@ from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import SourceFile
 from state.config.data_location import S3
 from state.intervals import DataIds
-from tests.support.nginx import free_port, nginx
+from tests.support.nginx import nginx
+from tests.support.ports import free_port
 
 LENGTH = 2048
 FILES = 4

@@ -28,7 +28,7 @@ from epochal.testnet.demo_data import write_demo_data
 from runtime.retry import RetryPolicy
 from state.errors import DataError, EpochalError
 from tests.support.hand_client import HandClient
-from tests.support.nginx import free_port
+from tests.support.ports import free_port
 
 HONEST_CLIENTS = 3
 HONEST_HANDSHAKES = 50

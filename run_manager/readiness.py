@@ -44,19 +44,27 @@ class Readiness:
         """Note that the coordinator no longer considers this client ready."""
         self._reported_session = None
 
-    def loses_run_data(self, document: RunDocument) -> bool:
+    def loses_run_data(self, document: RunDocument, *, is_new_round: bool) -> bool:
         """Whether the run was on this client's data and, with this document, is so no longer.
 
         Another report is then owed: its refusal says how the data differ.
+
+        Args:
+            document: the run's newest.
+            is_new_round: whether the client has seen no document of its round before. If it has, it may be in the
+                roster, in which case it reports only after the round: then it warns with the fingerprints alone.
         """
         mine = self._provider.fingerprint
         was_on_my_data, self._is_on_my_data = self._is_on_my_data, document.data_fingerprint == mine
         if not was_on_my_data or self._is_on_my_data:
             return False
         self.owe()
-        if document.run_state in ROUND_PHASES:  # it is in the roster, and reports after the round
+        if document.run_state in ROUND_PHASES and not is_new_round:
             now = document.data_fingerprint or "none yet"
-            self._warn(f"the client's dataset has fingerprint {mine}, the run's now has {now}")
+            self._warn(
+                f"the client's dataset has fingerprint {mine}, the run's now has {now}; "
+                "how they differ is said after the round"
+            )
         return True
 
     async def ensure(self, step: int) -> None:

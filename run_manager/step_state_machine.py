@@ -56,7 +56,9 @@ class StepStateMachine:
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
         await self._checkpoint.follow(self.context, document)
-        reports_again = self.context.readiness.loses_run_data(document) and due.name is StepName.WARMUP
+        is_new_round = document.round != self._last_round
+        has_lost_data = self.context.readiness.loses_run_data(document, is_new_round=is_new_round)
+        reports_again = has_lost_data and due.name is StepName.WARMUP
         if goes_on(self._due, due) and not reports_again:
             return
         self._due = due

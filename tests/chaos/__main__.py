@@ -21,7 +21,8 @@ from tests.chaos.machines import Site
 from tests.chaos.network import FillableDisk, Network
 from tests.chaos.progress import Progress
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
+"""Seconds within which a new run must apply two rounds; on two idle cores it takes five."""
 RECOVERY_TIMEOUT_S = 180.0
 """Seconds within which the healed run must apply `ROUNDS_AFTER` rounds."""
 ROUNDS_AFTER = 6

@@ -11,11 +11,14 @@ import pytest
 from coordinator import long_polls, publication
 from coordinator.long_polls import Pool, ReaderKind
 from runtime import http_server
-from tests.support.processes import BOUND_S
+from tests.support.bounds import BOUND_S
 from tests.support.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
 from tests.support.states import state_file
 
 STRANGERS = 40
+LONG = {"config__client_timeout_s": 3 * BOUND_S}
+POLL_S = BOUND_S
+"""No poll of these runs ends by itself: its time is at most a third of `client_timeout_s`."""
 SMALL = {
     ReaderKind.MEMBER: Pool(total=4, each=4),
     ReaderKind.DATA_SERVER: Pool(total=2, each=2),
@@ -28,7 +31,7 @@ async def strangers_waiting(run: Served, version: int) -> AsyncIterator[list[asy
     """Let as many strangers wait for news as there is room for, over connections of their own."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=run.http.base_url, limits=limits, timeout=BOUND_S) as http:
-        url = f"{run.run_url}?wait_s=5&after={version}"
+        url = f"{run.run_url}?wait_s={POLL_S}&after={version}"
         polls = [asyncio.create_task(http.get(url)) for _ in range(STRANGERS)]
         while (
             f"epochal_coordinator_stranger_long_polls_waiting {STRANGERS}.0"
@@ -45,7 +48,7 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
 ) -> None:
     monkeypatch.setattr(long_polls, "POOLS", SMALL)
     monkeypatch.setattr(long_polls, "MAX_MORE_HOLD_S", 0.1)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2, **LONG) as run:
         member, second = WireClient(run, 1), WireClient(run, 2)
         await member.join()
         server = run.handlers.data_server_token().token
@@ -54,7 +57,7 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
             refused = await run.http.get(f"{run.run_url}?wait_s=0.1&after={version}")
             assert problem(refused) == "overloaded"
             told = [
-                asyncio.create_task(member.send("GET", f"?wait_s=5&after={version}", token=token))
+                asyncio.create_task(member.send("GET", f"?wait_s={POLL_S}&after={version}", token=token))
                 for token in (member.token, server)
             ]
             await second.join()
@@ -70,8 +73,8 @@ async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
         http = await stack.enter_async_context(
             httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=BOUND_S)
         )
-        run = await stack.enter_async_context(served_over_sockets(tmp_path))
-        url = f"{run.http.base_url}{run.run_url}?wait_s=20&after={run.service.published.version}"
+        run = await stack.enter_async_context(served_over_sockets(tmp_path, **LONG))
+        url = f"{run.http.base_url}{run.run_url}?wait_s={POLL_S}&after={run.service.published.version}"
         polls = [asyncio.create_task(http.get(url)) for _ in range(STRANGERS + 1)]  # one of them has no place
         while (
             f'epochal_http_connections{{peer="reader"}} {STRANGERS + 2}.0' not in (await run.http.get("/metrics")).text
@@ -84,13 +87,13 @@ async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
 async def test_many_strangers_are_told_later_than_a_data_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publication, "STRANGERS_TOLD_PER_S", 1.0)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+    monkeypatch.setattr(publication, "STRANGERS_TOLD_PER_S", STRANGERS / (2 * BOUND_S))
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, **LONG) as run:
         members = await training(run)
         version = run.service.published.version
         async with strangers_waiting(run, version) as later:
             server = run.handlers.data_server_token().token
-            news = asyncio.create_task(members[0].send("GET", f"?wait_s=5&after={version}", token=server))
+            news = asyncio.create_task(members[0].send("GET", f"?wait_s={POLL_S}&after={version}", token=server))
             for member in members:
                 assert (await member.send("DELETE", "/clients/me")).status_code == 204
             told = await news

@@ -11,8 +11,9 @@ import pytest
 from epochal.cli.main import EXIT_STORE_LOST
 from state.errors import Refused
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import joined_by_hand
-from tests.support.processes import BOUND_S, RealRun, in_phase, real_run
+from tests.support.processes import RealRun, in_phase, real_run
 
 
 def break_store(run: RealRun) -> None:

@@ -15,6 +15,7 @@ from data_providers.tcp.sending import SEND_PIECE_BYTES
 from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
 from state.intervals import DataIds
 from state.wire import ClientId
+from tests.support.bounds import BOUND_S
 from tests.support.data_server import HOST, open_client, serving
 
 SPEC = DatasetSpec(2, 2**20)
@@ -61,7 +62,10 @@ async def until_none(server: DataServer) -> None:
 async def test_answers_that_nobody_reads_hold_bounded_memory_and_end() -> None:
     limits = ServerLimits(max_answer_bytes=ROOM_FOR_TWO, slow_after_s=0.3, shutdown_timeout_s=0.2)
     events: list[DataServerEvent] = []
-    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
+    ):
         server.watch(events.append)
         with contextlib.ExitStack() as open_sockets:
             for number in range(READERS):
@@ -76,7 +80,10 @@ async def test_slow_readers_give_way_to_a_client_that_waits_for_memory() -> None
     limits = ServerLimits(
         max_answer_bytes=ROOM_FOR_TWO, slow_after_s=60, slow_after_when_full_s=0.2, shutdown_timeout_s=0.2
     )
-    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
+    ):
         with await asking(address, "1" * 32), await asking(address, "2" * 32):
             while server.memory.held_bytes < ROOM_FOR_TWO:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
@@ -89,7 +96,10 @@ async def test_request_that_finds_no_memory_is_told_to_come_again() -> None:
     limits = ServerLimits(
         max_answer_bytes=ANSWER_BYTES, slow_after_when_full_s=60, answer_wait_s=0.05, shutdown_timeout_s=0.2
     )
-    async with asyncio.timeout(30), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address):
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
+    ):
         with await asking(address, "a" * 32):
             while not server.memory.held_bytes:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)

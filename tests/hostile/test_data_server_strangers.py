@@ -15,6 +15,7 @@ from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
 from state.intervals import DataIds
 from state.wire import ClientId
+from tests.support.bounds import BOUND_S
 from tests.support.data_files import SPEC
 from tests.support.data_server import HOST, open_client, serving
 
@@ -59,7 +60,7 @@ async def until_full(server: DataServer, count: int) -> None:
 
 
 async def test_no_honest_handshake_is_lost_to_strangers_of_its_own_address() -> None:
-    async with asyncio.timeout(60), besieged(LIMITS) as (server, address, events):
+    async with asyncio.timeout(BOUND_S), besieged(LIMITS) as (server, address, events):
         await until_full(server, LIMITS.max_strangers_per_address)
         clients: list[TcpDataProvider] = []
         for _ in range(HONEST):
@@ -77,7 +78,7 @@ async def test_no_honest_handshake_is_lost_to_strangers_of_its_own_address() -> 
 async def test_strangers_that_say_nothing_are_closed_in_time_and_counted() -> None:
     limits = ServerLimits(handshake_timeout_s=0.05, shutdown_timeout_s=0.2)
     events: list[DataServerEvent] = []
-    async with asyncio.timeout(20), serving(DummyDataProvider(SPEC), limits=limits) as (server, address):
+    async with asyncio.timeout(BOUND_S), serving(DummyDataProvider(SPEC), limits=limits) as (server, address):
         server.watch(events.append)
         reader, writer = await asyncio.open_connection(HOST, address.port)
         writer.write(HALF_HELLO)
@@ -107,7 +108,7 @@ class RoundsGate:
 async def test_fresh_keys_lock_no_client_of_a_round_out(do_ask: bool) -> None:
     places = FEW_PLACES.max_connections
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(BOUND_S),
         serving(DummyDataProvider(SPEC), RoundsGate(), FEW_PLACES) as (server, address),
         contextlib.AsyncExitStack() as stack,
         asyncio.TaskGroup() as tasks,
@@ -131,7 +132,7 @@ async def test_fresh_keys_lock_no_client_of_a_round_out(do_ask: bool) -> None:
 
 async def test_fresh_keys_displace_each_other_and_no_client_of_a_round() -> None:
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(BOUND_S),
         serving(DummyDataProvider(SPEC), RoundsGate(), FEW_PLACES) as (server, address),
         contextlib.AsyncExitStack() as stack,
     ):
@@ -147,7 +148,7 @@ async def test_fresh_keys_displace_each_other_and_no_client_of_a_round() -> None
 
 async def test_refused_handshakes_write_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with asyncio.timeout(60), serving(DummyDataProvider(SPEC), RoundsGate()) as (_, address):
+    async with asyncio.timeout(BOUND_S), serving(DummyDataProvider(SPEC), RoundsGate()) as (_, address):
         for _ in range(20):
             with pytest.raises(Rejected):
                 await open_client(address, "bad")

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from tests.support.nginx import free_port
-from tests.support.processes import BOUND_S, prepared_run, real_run, run_command
+from tests.support.bounds import BOUND_S
+from tests.support.ports import free_port
+from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import write_served_tokens
 
 LONG = {"config__total_steps": 100_000}

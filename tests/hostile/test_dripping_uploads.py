@@ -9,9 +9,9 @@ import pytest
 
 from coordinator import transfers, uploads
 from state.wire import sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, served_over_sockets, training
 
-BOUND_S = 20.0
 UPLOADS_EACH = uploads.MAX_UPLOADS_PER_CLIENT
 SYBILS = 2
 
@@ -59,13 +59,17 @@ class Drip:
         self._writer.close()
 
 
-async def dripping(run: Served, sybils: list[WireClient]) -> list[Drip]:
-    """Let each member commit to a result, and begin as many uploads of it as it may; return them when all run."""
-    drips = []
-    for sybil in sybils:
-        data = sybil.result(REPLICA, DIFFERENCE)
+async def begun(run: Served, sybils: list[WireClient]) -> list[Drip]:
+    """Let each member commit to a result, and begin as many uploads of it as it may; the first may have ended."""
+    results = [(sybil, sybil.result(REPLICA, DIFFERENCE)) for sybil in sybils]
+    for sybil, data in results:
         assert (await sybil.commit(data)).status_code == 200
-        drips += [await Drip.begin(run, sybil, data) for _ in range(UPLOADS_EACH)]
+    return [await Drip.begin(run, sybil, data) for sybil, data in results for _ in range(UPLOADS_EACH)]
+
+
+async def dripping(run: Served, sybils: list[WireClient]) -> list[Drip]:
+    """Return uploads as `begun`, when all of them run."""
+    drips = await begun(run, sybils)
     while run.handlers.uploads.running_count < len(drips):
         await run.http.get("/healthz")
     return drips
@@ -89,9 +93,9 @@ async def test_uploads_of_members_that_withdraw_end_at_once(tmp_path: Path) -> N
 
 
 async def test_uploads_end_with_their_round(tmp_path: Path) -> None:
-    async with attacked(tmp_path, config__max_round_train_time=1) as run:
+    async with attacked(tmp_path, config__max_round_train_time=3) as run:
         *sybils, _ = await training(run, SYBILS + 1)
-        drips = await dripping(run, sybils)
+        drips = await begun(run, sybils)
         assert {await drip.answer() for drip in drips} <= {(409, "late-result"), (409, "not-committed")}
 
 
@@ -115,7 +119,7 @@ async def test_uploads_that_drip_end_and_promise_nothing(tmp_path: Path, monkeyp
     async with attacked(tmp_path) as run:
         *sybils, _ = await training(run, SYBILS + 1)
         held_bytes = run.service.blobs.total_bytes
-        drips = await dripping(run, sybils)
+        drips = await begun(run, sybils)
         assert run.service.blobs.total_bytes <= held_bytes + len(drips)
         assert [await drip.answer() for drip in drips] == [(408, "body-timeout")] * len(drips)
         assert run.service.blobs.total_bytes == held_bytes

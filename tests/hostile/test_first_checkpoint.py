@@ -14,8 +14,9 @@ from state.messages import CheckpointReport
 from state.phases import RunState
 from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
 from state.wire import Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import ByHand, joined_by_hand
-from tests.support.processes import BOUND_S, SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
+from tests.support.processes import SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
 from tests.support.spooled import spooled
 from tests.support.states import state_file
 from trainers.genesis import make_first_model

@@ -13,8 +13,9 @@ from epochal.testnet.child_processes import Child
 from state.errors import Refused
 from state.phases import RunState
 from state.wire import ClientId
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import ByHand, all_by_hand
-from tests.support.processes import BOUND_S, RealRun, at_round, in_phase, in_training, real_run
+from tests.support.processes import RealRun, at_round, in_phase, in_training, real_run
 
 HONEST = 3
 ROUND_S = 1.5

@@ -4,12 +4,10 @@ import asyncio
 import signal
 from pathlib import Path
 
-from coordinator.liveness import KEY_FREE_AFTER_S
 from epochal.testnet.child_processes import Child
-from tests.support.processes import BOUND_S, RealRun, in_training, real_run
+from tests.support.bounds import BOUND_S
+from tests.support.processes import RealRun, in_training, real_run
 
-SLACK_S = 5.0
-"""Seconds for the start of a process on a busy machine."""
 LONG = {"config__total_steps": 100_000}
 
 
@@ -34,16 +32,13 @@ async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_
 
 
 async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 2, config__client_timeout_s=30, **LONG) as run:
+    async with real_run(tmp_path, 2, config__client_timeout_s=4 * BOUND_S, **LONG) as run:
         killed = run.clients[0]
         await run.until(in_training(2))
         killed.kill()
         await killed.wait(BOUND_S)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
         returned = await run.start_client("--key", str(tmp_path / "client-1.key"))
-        await joined(run, returned)
-        assert loop.time() - started_s < KEY_FREE_AFTER_S + SLACK_S
+        await joined(run, returned)  # long before the killed one would count as silent
 
 
 async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None:
@@ -58,7 +53,7 @@ async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None
 
 
 async def test_suspended_process_that_wakes_up_ends_with_words(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__client_timeout_s=3, **LONG) as run:
+    async with real_run(tmp_path, 1, config__client_timeout_s=9, **LONG) as run:
         key = str(tmp_path / "suspended.key")
         (tmp_path / "suspended.key").write_bytes(bytes(32))
         suspended = await run.start_client("--key", key, "--reconnect", "2")

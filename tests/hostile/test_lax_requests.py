@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.serve import ServeOptions, serving
 from runtime.http_server import Endpoint
+from tests.support.bounds import BOUND_S
 from tests.support.states import state_file
 
 RUN = "/v1/runs/test-run"
@@ -26,7 +27,7 @@ async def raw(url: str, request: bytes) -> bytes:
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BOUND_S):
         answer = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", answer)
         answer += await reader.readexactly(int(length[1])) if length else b""

@@ -11,12 +11,13 @@ from epochal.testnet.child_processes import Child
 from run_manager.agent import LEAVE_REFUSED_S
 from state.phases import RunState
 from tests.integration.test_full_disk import TORN_BYTES, fill_disk
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import hold_in, joined_by_hand
-from tests.support.nginx import free_port
-from tests.support.processes import BOUND_S, RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.ports import free_port
+from tests.support.processes import RealRun, in_phase, in_training, prepared_run, real_run
 
-SLACK_S = 5.0
-"""Seconds that the end of a process takes on a busy machine."""
+SLACK_S = 20.0
+"""Seconds that the end of a process takes on a very busy machine: less than one that does not obey waits."""
 LONG = {"config__total_steps": 100_000}
 LEAVE_WITHIN_S = 3.0
 QUICK_LEAVE = ("--leave-within", str(LEAVE_WITHIN_S))

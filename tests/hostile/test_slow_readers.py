@@ -14,6 +14,7 @@ import runtime.http_server
 from coordinator.serve import ServeOptions, serving
 from runtime.connections import MAX_CONNECTIONS_PER_MEMBER, ConnectionLimits, Peer, ServerConnections, Shed
 from runtime.http_server import MAX_PIPELINED_REQUESTS, Endpoint, serving_app
+from tests.support.bounds import BOUND_S
 from tests.support.served import Served, WireClient
 from tests.support.states import state_file
 
@@ -21,7 +22,6 @@ PIECE = b"x" * 256 * 1024
 ANSWER_PIECES = 64
 """An answer of 16 MiB: more than the sockets of a connection hold."""
 ASK = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
-BOUND_S = 20.0
 
 
 async def large_answer(scope: Any, receive: Any, send: Any) -> None:

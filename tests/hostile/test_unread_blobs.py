@@ -11,9 +11,9 @@ import pytest
 from coordinator import downloads, transfers
 from coordinator.downloads import MAX_DOWNLOADS_PER_CLIENT
 from state.wire import Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.served import Served, WireClient, served_over_sockets
 
-BOUND_S = 20.0
 BLOB = bytes(range(256)) * 64 * 1024
 """16 MiB: more than the system's buffers between two sockets take."""
 

@@ -11,8 +11,9 @@ from coordinator_client.wrong_address import mistake_in
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable
 from tests.integration.test_access import self_signed
-from tests.support.nginx import free_port
-from tests.support.processes import BOUND_S, prepared_run, real_run, run_command
+from tests.support.bounds import BOUND_S
+from tests.support.ports import free_port
+from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import write_served_tokens
 
 PATIENT = ("--reconnect", "3600", "--trainer", "null")

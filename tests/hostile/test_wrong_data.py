@@ -7,7 +7,8 @@ import numpy as np
 import tomli_w
 
 from state.phases import RunState
-from tests.support.processes import BOUND_S, prepared_run, real_run, run_command
+from tests.support.bounds import BOUND_S
+from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import SEQ_LEN, write_served_tokens, write_tokens
 
 FOREIGN = "token 42749 at position 0; the model's vocabulary allows 0 to 255"

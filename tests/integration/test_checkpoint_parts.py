@@ -5,8 +5,9 @@ from pathlib import Path
 from epochal.export.folder import read_note
 from runtime.spool import FOLDER_PREFIX
 from state.phases import ROUND_PHASES
+from tests.support.bounds import BOUND_S
 from tests.support.nginx import nginx
-from tests.support.processes import BOUND_S, in_training, real_run
+from tests.support.processes import in_training, real_run
 
 LARGE = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256}}
 """A model whose checkpoint is 1.2 MB."""

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from runtime.spool import FOLDER_PREFIX
-from tests.support.processes import BOUND_S, in_training, real_run
+from tests.support.bounds import BOUND_S
+from tests.support.processes import in_training, real_run
 
 LARGE = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256}}
 """A model whose results do not stay in memory: 0.6 MB."""

@@ -1,18 +1,19 @@
 """The coordinator is killed or stopped, and started again, in any phase; a second one for the same run is refused."""
 
+import asyncio
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from coordinator.audit import audit_store
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
 from tests.support.processes import RealRun, in_phase, in_training, prepared_run, real_run
 
-CLIENT_TIMEOUT_S = 1.5
+CLIENT_TIMEOUT_S = 5.0
 STARTS = 5
 """Enough starts to hit a gap between the line and the signal handler, if there is one."""
 
@@ -87,19 +88,18 @@ async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
 
 async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:
     limits = {
-        "config__warmup_time": 1,
-        "config__max_round_train_time": 1,
-        "config__round_witness_time": 1,
-        "config__cooldown_time": 1,
+        "config__warmup_time": CLIENT_TIMEOUT_S,
+        "config__max_round_train_time": CLIENT_TIMEOUT_S,
+        "config__round_witness_time": CLIENT_TIMEOUT_S,
+        "config__cooldown_time": CLIENT_TIMEOUT_S,
         "config__client_timeout_s": CLIENT_TIMEOUT_S,
     }
     async with real_run(tmp_path, **limits, config__init_min_clients=2, config__total_steps=40) as run:
         clients = [await run.start_client() for _ in range(2)]
         await run.until(in_training(3))
         await run.kill_coordinator()
-        killed_s = time.monotonic()
-        while time.monotonic() - killed_s <= 2 * CLIENT_TIMEOUT_S:
-            assert (await audit_store(str(run.run_dir), recompute=True)).passed
+        assert (await audit_store(str(run.run_dir), recompute=True)).passed
+        await asyncio.sleep(2 * CLIENT_TIMEOUT_S)
         await run.start_coordinator()
         await run.until(in_phase(RunState.FINISHED))
         assert dropped(run) == []
@@ -124,7 +124,7 @@ async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path:
         await run.start_coordinator()
         assert (await run.finish()).rounds == 60
         run.coordinator.process.send_signal(signal.SIGTERM)
-        assert await run.coordinator.wait(10) == 0
+        assert await run.coordinator.wait(BOUND_S) == 0
 
 
 async def test_coordinator_terminated_as_soon_as_it_listens_ends_in_order(tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ async def test_coordinator_terminated_as_soon_as_it_listens_ends_in_order(tmp_pa
         for _ in range(STARTS):
             await run.start_coordinator()
             run.coordinator.process.send_signal(signal.SIGTERM)
-            assert await run.coordinator.wait(10) == 0, run.coordinator.log_tail()
+            assert await run.coordinator.wait(BOUND_S) == 0, run.coordinator.log_tail()

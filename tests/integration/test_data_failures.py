@@ -12,9 +12,11 @@ from coordinator_client.http import MAX_CONNECTIONS
 from data_providers.tcp.limits import ServerLimits
 from state.intervals import BatchId
 from state.phases import RunState
-from tests.support.processes import BOUND_S, in_phase, in_training, real_run
+from tests.support.bounds import BOUND_S
+from tests.support.processes import in_phase, in_training, real_run
 from tests.support.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
 
+POLL_S = 30.0
 LAST_SEQUENCES = 3
 BAD_INDEX = 29
 FEW_FILES = 1024
@@ -24,16 +26,16 @@ FEW_FILES = 1024
 async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}
-    overrides = {"config__total_steps": 30, "model__LLM__data_location": location}
+    overrides = {"config__total_steps": 60, "model__LLM__data_location": location}
     async with real_run(tmp_path / "run", 2, **overrides) as run:
         server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
         await run.until(in_training(3))
         server.kill()
         assert await server.wait(BOUND_S) == -signal.SIGKILL
-        assert (await run.status()).step < 30, "it died in the middle of the run"
+        assert (await run.status()).step < 60, "it died in the middle of the run"
         server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
         report = await run.finish()
-        assert report.rounds == 30
+        assert report.rounds == 60
         assert report.quarantined == 0, "unavailable data are not bad data"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
@@ -94,7 +96,7 @@ async def test_requests_that_a_failed_step_cancels_cost_no_connections(tmp_path:
         for turns in range(8):  # of the event loop, until the requests are cancelled
             async with asyncio.TaskGroup() as group:
                 asking = [
-                    group.create_task(run.watch.api.run_document(mark, BOUND_S)) for _ in range(3 * MAX_CONNECTIONS)
+                    group.create_task(run.watch.api.run_document(mark, POLL_S)) for _ in range(3 * MAX_CONNECTIONS)
                 ]
                 for _ in range(turns):
                     await asyncio.sleep(0)

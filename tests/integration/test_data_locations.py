@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tests.support.heavy import need_module
-from tests.support.nginx import free_port, nginx
+from tests.support.nginx import nginx
+from tests.support.ports import free_port
 from tests.support.processes import in_training, real_run
 
 SEQ_LEN = 16

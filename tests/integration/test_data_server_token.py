@@ -7,7 +7,8 @@ from pathlib import Path
 from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from state.wire import ClientId
-from tests.support.processes import BOUND_S, real_run
+from tests.support.bounds import BOUND_S
+from tests.support.processes import real_run
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
 WAITS = "epochal_coordinator_data_server_long_polls_waiting 1.0\n"

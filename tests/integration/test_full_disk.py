@@ -9,6 +9,7 @@ import pytest
 
 from state.errors import Refused
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.processes import RealRun, real_run
 from tests.support.spooled import spooled
@@ -40,7 +41,7 @@ def bearer(hand: ByHand) -> dict[str, str]:
 
 
 async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -> None:
-    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "config__client_timeout_s": 3}
+    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5}
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
@@ -137,12 +138,15 @@ async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp
 
 
 async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {"blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4, "config__max_round_train_time": 60}
+    limits: dict[str, Any] = {
+        "blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4,
+        "config__max_round_train_time": 3 * BOUND_S,
+    }
     limits |= FLOAT32
     async with real_run(tmp_path, **limits, config__init_min_clients=6, config__total_steps=3) as run:
         for _ in range(6):
             await run.start_client(trainer="null")
-        report = await run.finish()  # in half the time that one round may take
+        report = await run.finish()  # in a part of the time that one round may take
         failed = [line for client in run.clients for line in run.events(client, "step_failed")]
         assert failed, "everything fitted"
         assert {line["kind"] for line in failed} == {"unavailable"}

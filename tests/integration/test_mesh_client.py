@@ -45,7 +45,7 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
 
 async def test_lost_mesh_process_costs_a_round_a_killed_agent_leaves_none(tmp_path: Path) -> None:
     need_module("torch")
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 400}
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 100_000}
     async with real_run(tmp_path, **overrides) as run:
         mesh = await run.start_client(*MESH)
         await run.start_client()

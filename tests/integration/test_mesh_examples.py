@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mesh"
-BOUND_S = 110
 ROWS = 21
 
 

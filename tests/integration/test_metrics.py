@@ -7,7 +7,8 @@ import numpy as np
 import tomli_w
 
 from state.phases import RunState
-from tests.support.processes import BOUND_S, RealRun, in_phase, in_training, prepared_run
+from tests.support.bounds import BOUND_S
+from tests.support.processes import RealRun, in_phase, in_training, prepared_run
 from tests.support.scraping import Scrape, scrape
 
 SEQ_LEN = 16
@@ -52,7 +53,7 @@ async def test_numbers_of_coordinator_data_server_and_clients_agree(tmp_path: Pa
             child = await run.start_client("--data", location, *ANY_PORT)
             client_urls.append((await run.line_of(child, METRICS_LINE)).removeprefix(METRICS_LINE))
         await run.until(in_training(5))
-        await run.command("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        await run.command_here("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         document = await run.until(in_phase(RunState.PAUSED))
         coordinator, clients = await settled(f"{run.url}/metrics", client_urls)
         data_server = await scrape(data_url)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import BOUND_S
 from tests.support.processes import RealRun, in_training, prepared_run, real_run
 
 TOKEN = "EPOCHAL_TRAINER_TOKEN"
@@ -48,7 +49,7 @@ async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Pat
         await run.until(in_training(3))
         (service,) = (child for child in run.children.started if child.name == "service-1")
         service.kill()
-        await service.wait(10)
+        await service.wait(BOUND_S)
         await start_service(run, "service-2", url.rpartition(":")[2])
         report = await run.finish()
         assert (report.rounds, report.quarantined) == (14, 0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from epochal.testnet.child_processes import Children
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 
 ROOT = Path(__file__).parents[2]
-BOUND_S = 90
 
 
 async def test_example_learns_through_the_sdk_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

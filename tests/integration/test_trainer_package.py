@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
-from tests.support.processes import BOUND_S, prepared_run, run_command
+from tests.support.processes import prepared_run, run_command
 from tests.support.wheels import built_wheel
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "trainer_package"
@@ -38,7 +39,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-@pytest.mark.timeout(240)
 async def test_run_of_the_packages_trainer_learns_the_digits(
     installed: str, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

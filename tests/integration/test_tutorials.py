@@ -1,32 +1,27 @@
 """The tutorials: what a page says is what happens, on two machines that are two folders."""
 
 import re
-import socket
 from pathlib import Path
 
-import pytest
-
 from tests.support.heavy import need_module, need_program
+from tests.support.ports import free_port
 from tests.support.tutorial import Tutorial, steps_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "first-model.md"
-TIMEOUT_S = 400
-"""Seconds for a whole page; on two idle cores it takes half a minute."""
 KNOWS_NOTHING = 6.24
 """Loss of a model that gives each of 512 tokens the same probability, in nats."""
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
-@pytest.mark.timeout(TIMEOUT_S)
 async def test_first_model_does_what_the_page_says(tmp_path: Path) -> None:
     for module in ("torch", "transformers"):
         need_module(module)
     need_program("openssl")
-    here = {"machine-a.example": "localhost", "0.0.0.0": "127.0.0.1", "8000": free_port(), "39405": free_port()}
+    here = {
+        "machine-a.example": "localhost",
+        "0.0.0.0": "127.0.0.1",
+        "8000": str(free_port()),
+        "39405": str(free_port()),
+    }
     async with Tutorial.open(tmp_path) as tutorial:
         for step in steps_of(PAGE, here):
             await tutorial.take(step)

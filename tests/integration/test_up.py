@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
-from tests.support.processes import BOUND_S, run_command
+from tests.support.processes import run_command
 
-UP_BOUND_S = 90.0
-"""Seconds for `epochal up`, which starts five processes one after the other, prepares data, and audits."""
-TORCH_BOUND_S = 240.0
-"""Seconds for `epochal up --trainer torch`, in which four processes import PyTorch; on two idle cores it takes 20."""
 REPORT_FIELDS = {
     *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
     *("quarantined", "unapplied", "replay_identical", "wall_s"),
@@ -26,7 +23,7 @@ REPORT_FIELDS = {
 async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"
     arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
-    ran = await run_command("up", *arguments, bound_s=UP_BOUND_S)
+    ran = await run_command("up", *arguments)
     ran.expect(0, "all checks passed", "was killed without warning")
     report = json.loads(report_path.read_text())
     assert report.keys() >= REPORT_FIELDS
@@ -43,13 +40,12 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(1, "is not empty")
 
 
-@pytest.mark.timeout(TORCH_BOUND_S + 20)
 async def test_up_with_torch_trains_a_llama_that_transformers_loads(tmp_path: Path) -> None:
     need_module("torch")
     need_module("transformers")
     report_path = tmp_path / "report.json"
     arguments = ("--trainer", "torch", "--rounds", "2", "--clients", "1", "--no-chaos", "--report", str(report_path))
-    ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"), bound_s=TORCH_BOUND_S)
+    ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"))
     ran.expect(0, "all checks passed", f"epochal export {tmp_path / 'run'} --out DIR")
     report = json.loads(report_path.read_text())
     assert (report["rounds"], report["clients"], report["problems"]) == (2, 1, [])
@@ -60,7 +56,7 @@ async def test_up_with_torch_trains_a_llama_that_transformers_loads(tmp_path: Pa
 
 async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:
     arguments = ("--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
-    ran = await run_command("up", *arguments, bound_s=UP_BOUND_S)
+    ran = await run_command("up", *arguments)
     ran.expect(1, "did not finish within 1 s")
 
 
@@ -70,7 +66,7 @@ async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE, env=environment)
     assert process.stdout is not None
-    async with asyncio.timeout(UP_BOUND_S):
+    async with asyncio.timeout(BOUND_S):
         while b"RoundTrain" not in (line := await process.stdout.readline()):
             assert line, "it ended"
     return process, int((run / "coordinator" / "lock").read_text().split()[0])

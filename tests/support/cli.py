@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from epochal.cli.main import main
+from tests.support.bounds import BOUND_S
 
 PLAIN_OUTPUT = {"COLUMNS": "200", "NO_COLOR": "1"}
 """Variables with which a command prints long lines without colours."""
@@ -80,6 +81,6 @@ def heavy_imports_of(code: str) -> set[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=BOUND_S,
     )
     return set(HEAVY).intersection(ran.stdout.splitlines())

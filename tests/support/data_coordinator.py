@@ -17,6 +17,8 @@ from state.wire import ClientId, Sha256, canonical_json, document_digest, to_pla
 from tests.support.data_http import HttpReply, HttpRequest, json_reply
 from tests.support.documents import round_head, run_document
 
+CROWDED_RETRY_S = 5
+"""What a refused request is asked to wait."""
 CLIENTS = tuple(ClientId(f"{number:032x}") for number in range(3))
 
 
@@ -73,7 +75,9 @@ class PublishedRun:
         waits = float(request.query.get("wait_s", "0")) > 0
         if self.crowded and waits:
             problem = {"type": PROBLEM_TYPE_PREFIX + Refusal.OVERLOADED, "detail": "too many requests are waiting"}
-            return HttpReply(503, canonical_json(problem), {"Content-Type": PROBLEM_JSON, "Retry-After": "5"})
+            return HttpReply(
+                503, canonical_json(problem), {"Content-Type": PROBLEM_JSON, "Retry-After": f"{CROWDED_RETRY_S}"}
+            )
         if "after" in request.query and ((self.silent and waits) or self._is_known(request)):
             try:
                 async with asyncio.timeout(float(request.query["wait_s"])):

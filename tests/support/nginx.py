@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_program
-
-START_TIMEOUT_S = 10.0
+from tests.support.ports import free_port
 
 CONFIG = """
 {user}
@@ -55,20 +55,13 @@ class Nginx:
         waited for in the log, which one process writes in order."""
         marker = f"/denied/marker-{time.monotonic_ns()}"
         with contextlib.suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(self.url + marker, timeout=START_TIMEOUT_S).close()
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+            urllib.request.urlopen(self.url + marker, timeout=BOUND_S).close()
+        deadline_s = time.monotonic() + BOUND_S
         while time.monotonic() < deadline_s:
             lines = self.log_path.read_text().splitlines()
             if any(line.startswith(marker + " ") for line in lines):
                 return [line for line in lines if not line.startswith("/denied/marker-")]
         raise RuntimeError("nginx does not log what it answers")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -90,11 +83,11 @@ def nginx(prefix: Path, root: Path, port: int | None = None) -> Iterator[Nginx]:
         yield Nginx(f"http://127.0.0.1:{port}", process, prefix / "access.log")
     finally:
         process.terminate()
-        process.wait(START_TIMEOUT_S)
+        process.wait(BOUND_S)
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], prefix: Path) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
+    deadline_s = time.monotonic() + BOUND_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise RuntimeError(f"nginx ended: {(prefix / 'error.log').read_text()}")

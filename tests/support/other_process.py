@@ -7,7 +7,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-BOUND_S = 60.0
+from tests.support.bounds import BOUND_S
+
 T = TypeVar("T")
 
 

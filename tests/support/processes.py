@@ -30,12 +30,12 @@ from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
 from state.phases import RunState
 from state.wire import ClientId, parse_document
+from tests.support.bounds import BOUND_S
 from tests.support.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
+from tests.support.ports import free_port
 from tests.support.states import state_text
 from tests.support.watched_file import writes_to
 
-BOUND_S = 30.0
-"""Maximum seconds of a single wait; on an idle machine each takes well under a second."""
 LONG_POLL_S = 2.0
 FIRST_CLIENT_KEY = 100
 """A real client's key is 32 bytes of this number or a following one; keys of clients by hand have smaller numbers."""
@@ -48,16 +48,17 @@ SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}
 QUICK = {
     "config__waiting_for_members_extra_time": 0.05,
     "config__init_min_clients": 1,
+    "config__client_timeout_s": BOUND_S,
     "model__LLM__ngram": SMALL_MODEL,
 }
-"""State file of a run whose phases take no longer than its clients need."""
+"""State file of a run whose phases take no longer than its clients need, and in which silence drops nobody."""
 
 Condition = Callable[[RunDocument], bool]
 
 
-def retry_policy(bound_s: float = BOUND_S) -> RetryPolicy:
+def retry_policy() -> RetryPolicy:
     """Return a policy that repeats attempts until the bound."""
-    return RetryPolicy(bound_s=bound_s)
+    return RetryPolicy(bound_s=BOUND_S)
 
 
 def in_phase(*phases: RunState) -> Condition:
@@ -81,12 +82,11 @@ class DocumentWatch:
 
     api: CoordinatorClient
     seen: list[RunDocument] = field(default_factory=list)
-    bound_s: float = BOUND_S
 
     async def until(self, condition: Condition) -> RunDocument:
         """Return the first document that meets the condition, beginning with the last one seen."""
         try:
-            async with asyncio.timeout(self.bound_s):
+            async with asyncio.timeout(BOUND_S):
                 if self.seen and condition(self.seen[-1]):
                     return self.seen[-1]
                 while True:
@@ -114,14 +114,9 @@ class DocumentWatch:
 
 
 class RealRun:
-    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory.
+    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory."""
 
-    Attributes:
-        bound_s: longest wait for anything that a test waits for.
-    """
-
-    def __init__(self, folder: Path, children: Children, bound_s: float = BOUND_S) -> None:
-        self.bound_s = bound_s
+    def __init__(self, folder: Path, children: Children) -> None:
         self.folder = folder
         self.children = children
         self.run_dir = folder / "coordinator"
@@ -143,7 +138,7 @@ class RealRun:
 
     async def start_coordinator(self, *arguments: str, verify: str | None = None) -> None:
         """Start the coordinator, at the first start on a free port, later on the same one."""
-        port = self.url.rpartition(":")[2] or "0"
+        port = self.url.rpartition(":")[2] or str(free_port())
         self._starts += 1
         self.coordinator, address = await self.start_server(
             f"coordinator-{self._starts}",
@@ -153,11 +148,11 @@ class RealRun:
             self.url = address
             trusted = ssl.create_default_context(cafile=verify)
             self.http = await self._stack.enter_async_context(
-                httpx.AsyncClient(base_url=address, timeout=self.bound_s, verify=trusted)
+                httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
             )
             api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
             self._stack.push_async_callback(api.aclose)
-            self.watch = DocumentWatch(api, bound_s=self.bound_s)
+            self.watch = DocumentWatch(api)
         for line in self.printed:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
@@ -178,7 +173,7 @@ class RealRun:
     async def line_of(self, child: Child, text: str) -> str:
         """Return the first line with this text that the child prints."""
         assert child.process.stdout is not None
-        async with asyncio.timeout(self.bound_s):
+        async with asyncio.timeout(BOUND_S):
             while line := (await child.process.stdout.readline()).decode().strip():
                 self.printed.append(line)
                 if text in line:
@@ -212,12 +207,12 @@ class RealRun:
     async def kill_coordinator(self) -> None:
         """Kill the coordinator and wait until it has ended."""
         self.coordinator.kill()
-        assert await self.coordinator.wait(self.bound_s) == -signal.SIGKILL
+        assert await self.coordinator.wait(BOUND_S) == -signal.SIGKILL
 
     async def stop_coordinator(self) -> None:
         """Interrupt the coordinator and wait until it has ended with 0."""
         self.coordinator.process.send_signal(signal.SIGINT)
-        assert await self.coordinator.wait(self.bound_s) == 0, self.coordinator.log_tail()
+        assert await self.coordinator.wait(BOUND_S) == 0, self.coordinator.log_tail()
 
     async def until(self, condition: Condition) -> RunDocument:
         """Return `DocumentWatch.until`; a failure shows the processes' logs."""
@@ -233,12 +228,12 @@ class RealRun:
 
     async def command(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command to its end, in a process of its own."""
-        return await run_command(*arguments, bound_s=self.bound_s, **environment)
+        return await run_command(*arguments, **environment)
 
     async def command_here(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command that handles no signals to its end, in a thread of this process."""
         assert arguments[0] not in LASTING_COMMANDS, "its signals need a process"
-        async with asyncio.timeout(self.bound_s):
+        async with asyncio.timeout(BOUND_S):
             return await run_main_in_thread(*arguments, environment=environment)
 
     async def finish(self, *, without: tuple[Child, ...] = ()) -> AuditReport:
@@ -246,7 +241,7 @@ class RealRun:
         await self.until(in_phase(RunState.FINISHED))
         for child in self.clients:
             if child not in without:
-                assert await child.wait(self.bound_s) == 0, f"{child.name}:\n{child.log_tail()}"
+                assert await child.wait(BOUND_S) == 0, f"{child.name}:\n{child.log_tail()}"
         return await self.prove()
 
     async def prove(self) -> AuditReport:
@@ -266,7 +261,7 @@ class RealRun:
 
     async def until_logged(self, child: Child, event: str, *, while_answering: bool = True) -> dict[str, Any]:
         """Return the first line of this event that a child logs; meanwhile the coordinator must answer, or need not."""
-        async with asyncio.timeout(self.bound_s):
+        async with asyncio.timeout(BOUND_S):
             with writes_to(child.log_path) as written:
                 while not (found := self.events(child, event)):
                     assert not while_answering or (await self.http.get("/healthz")).status_code == 200
@@ -286,13 +281,11 @@ class RealRun:
 
 
 @contextlib.asynccontextmanager
-async def real_run(
-    folder: Path, clients: int = 0, bound_s: float = BOUND_S, /, **overrides: Any
-) -> AsyncIterator[RealRun]:
+async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run whose coordinator, and number of clients, are started; it waits for these clients."""
     if clients:
         overrides = {"config__init_min_clients": clients} | overrides
-    async with prepared_run(folder, bound_s, **overrides) as run:
+    async with prepared_run(folder, **overrides) as run:
         await run.start_coordinator()
         for _ in range(clients):
             await run.start_client()
@@ -300,10 +293,10 @@ async def real_run(
 
 
 @contextlib.asynccontextmanager
-async def prepared_run(folder: Path, bound_s: float = BOUND_S, /, **overrides: Any) -> AsyncIterator[RealRun]:
+async def prepared_run(folder: Path, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run that is not started, with `QUICK` and these replacements in its state file."""
     async with Children(folder / "logs") as children:
-        run = RealRun(folder, children, bound_s)
+        run = RealRun(folder, children)
         run.write_state(**overrides)
         try:
             yield run
@@ -327,7 +320,7 @@ async def gone(pid: int) -> None:
         os.close(process)
 
 
-async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: str) -> Ran:
+async def run_command(*arguments: str, **environment: str) -> Ran:
     """Run `epochal ARGUMENTS…` to its end within the bound, with these variables in its environment."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "epochal", *arguments),
@@ -338,7 +331,7 @@ async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: 
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(bound_s):
+        async with asyncio.timeout(BOUND_S):
             out, err = await process.communicate()
     except TimeoutError:
         _kill_with_children(process)

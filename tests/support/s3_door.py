@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx
 
+from tests.support.bounds import BOUND_S
 from tests.support.data_http import HttpReply
 from tests.support.s3_server import AWS
 
@@ -131,7 +132,7 @@ def s3_door(store_url: str) -> Iterator[S3Door]:
 
     async def serve_until_closed() -> None:
         loops.append(asyncio.get_running_loop())
-        async with httpx.AsyncClient(timeout=30) as http:
+        async with httpx.AsyncClient(timeout=BOUND_S) as http:
 
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 try:
@@ -150,12 +151,12 @@ def s3_door(store_url: str) -> Iterator[S3Door]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve_until_closed()), daemon=True)
     thread.start()
-    assert opened.wait(10)
+    assert opened.wait(BOUND_S)
     try:
         yield door
     finally:
         loops[0].call_soon_threadsafe(closing.set)
-        thread.join(10)
+        thread.join(BOUND_S)
 
 
 async def _answer_one(

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
+from tests.support.ports import free_port
 
-START_TIMEOUT_S = 30.0
 BUCKET = "tokens"
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
@@ -23,9 +24,7 @@ def s3_server() -> Iterator[str]:
     """Yield the server's URL."""
     need_module("obstore")
     need_module("moto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -33,7 +32,7 @@ def s3_server() -> Iterator[str]:
         env=os.environ | AWS,
     )
     try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + BOUND_S
         while time.monotonic() < deadline_s and process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=0.2).close()

@@ -38,13 +38,13 @@ from state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from state.replica import Replica, replica_digest
 from state.tensors import TensorLayout, Tensors
 from state.wire import Sha256, canonical_json, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.contract import check_described
 from tests.support.hand_client import HandClient
 from tests.support.states import state_file
 
 ADMIN = "the admin token"
 REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})
-REQUEST_TIMEOUT_S = 20.0
 DIFFERENCE = {"w": np.full((2, 3), 0.5, np.float32)}
 
 
@@ -113,7 +113,7 @@ async def served_over_sockets(folder: Path, **overrides: Any) -> AsyncIterator[S
     state = state_file(config__waiting_for_members_extra_time=0.001, **overrides)
     async with (
         serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=GENESIS)) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as http,
+        httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
     ):
         yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
 
@@ -165,7 +165,7 @@ def problem(answer: httpx.Response) -> str:
 
 
 async def phase(coordinator: Served, wanted: RunState) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         version = -1
         while coordinator.service.run.phase is not wanted:
             published = await coordinator.service.readers.wait_published(version, None, 1.0)

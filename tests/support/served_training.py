@@ -18,6 +18,7 @@ from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, WorkerThread
 from state.config.model import Architecture, ModelSpec, NgramConfig
 from state.tensors import Tensors
+from tests.support.bounds import BOUND_S
 from tests.support.local_training import ADAMW, plan_of
 from trainers.architectures import open_model
 from trainers.learner_trainer import LearnerTrainer
@@ -31,7 +32,6 @@ from training_service.service import TrainingServiceOptions
 SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM, ngram=NgramConfig(context=3, embedding=4, hidden=6))
 MODEL = open_model(SPEC)
 START = MODEL.initial_parameters(bytes(32))
-BOUND_S = 20.0
 FEW = ServiceLimits(items=4, size=10_000, wire_bytes=100_000)
 
 Samples: TypeAlias = Sequence[tuple[Any, Any]]

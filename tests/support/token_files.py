@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from tests.support.nginx import free_port
+from tests.support.ports import free_port
 
 SEQ_LEN = 16
 SEQUENCES = 400

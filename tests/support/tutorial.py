@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.support.bounds import BOUND_S
+
 STEP = re.compile(r"^<!-- machine ([AB])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^```\w+$", re.MULTILINE)
-START_BOUND_S = 100.0
-"""Seconds until a command that goes on has printed its text."""
-END_BOUND_S = 200.0
-"""Seconds for a command to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class Tutorial:
     async def _serve(self, step: Step, text: str) -> None:
         process = self.lasting[step.text] = await self._start(step)
         assert process.stdout is not None
-        async with asyncio.timeout(START_BOUND_S):
+        async with asyncio.timeout(BOUND_S):
             while line := (await process.stdout.readline()).decode():
                 self.printed.append(line)
                 if text in line:
@@ -119,7 +117,7 @@ class Tutorial:
 
     async def _end(self, process: Process) -> None:
         try:
-            async with asyncio.timeout(END_BOUND_S):
+            async with asyncio.timeout(BOUND_S):
                 out, err = await process.communicate()
         except TimeoutError:
             process.kill()

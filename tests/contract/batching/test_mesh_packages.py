@@ -14,8 +14,6 @@ from state.errors import InvalidInput
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
 
-BOUND_S = 60.0
-
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[OtherProcess]:

@@ -13,6 +13,7 @@ from state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkLis
 from state.messages import ResultCommitment, ResultMetrics
 from state.phases import RunState
 from state.wire import Sha256, parse_document, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, phase, problem, training
 
 
@@ -45,7 +46,7 @@ async def test_run_document_waits_for_news_and_answers_304_without(coordinator: 
     nothing = await coordinator.http.get(coordinator.run_url, params={"after": version, "wait_s": 0.01})
     assert nothing.status_code == 304
     assert nothing.headers["etag"] == first.headers["etag"]
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
         news = {"after": version, "wait_s": 5, "lineage": first.json()["lineage"]}
         waiting = tasks.create_task(coordinator.http.get(coordinator.run_url, params=news))
         for number in (1, 2):
@@ -56,7 +57,7 @@ async def test_run_document_waits_for_news_and_answers_304_without(coordinator: 
 
 async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer(coordinator: Served) -> None:
     known = (await coordinator.http.get(coordinator.run_url)).json()["version"] + 100
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(coordinator.http.get(coordinator.run_url, params={"after": known, "wait_s": 5}))
         for _ in range(50):  # until it waits
             await asyncio.sleep(0)
@@ -69,7 +70,7 @@ async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer
 
 async def test_run_document_of_another_lineage_is_answered_at_once(coordinator: Served) -> None:
     params: dict[str, int | str] = {"after": 10**9, "wait_s": 60, "lineage": "of a backup"}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(BOUND_S):
         answer = await coordinator.http.get(coordinator.run_url, params=params)
     assert answer.status_code == 200
 

@@ -4,6 +4,7 @@ import asyncio
 
 from state.messages import FailureReport
 from state.wire import sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, training
 
 
@@ -32,7 +33,7 @@ async def read(client: WireClient, data: bytes, token: str | None = None) -> str
 async def stepped(coordinator: Served, step: int) -> None:
     """Wait until the run has come to this step."""
     version = -1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         while coordinator.service.run.step < step:
             published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version

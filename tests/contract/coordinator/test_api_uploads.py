@@ -12,6 +12,7 @@ from coordinator.uploads import MAX_UPLOADS_PER_CLIENT
 from runtime.worker_thread import InlineWorker
 from state.phases import RunState
 from state.wire import sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, phase, problem, served, training
 from tests.support.states import state_file
 from tests.support.stored_blobs import blob_bytes
@@ -59,7 +60,7 @@ async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinato
 
 async def wait_until_step(coordinator: Served, step: int) -> None:
     version = -1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         while coordinator.service.published.document.step < step:
             published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
@@ -132,7 +133,7 @@ async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(
         answer = await coordinator.http.put(f"/v1/blobs/{sha256_hex(data)}", content=never_ending(), headers=headers)
         return None if answer.is_success else problem(answer)
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
         uploads = [tasks.create_task(upload()) for _ in range(3 * MAX_UPLOADS_PER_CLIENT)]
         for _ in range(MAX_UPLOADS_PER_CLIENT):
             await begun.acquire()

@@ -14,6 +14,7 @@ from coordinator_client.plain_blobs import MAX_BLOB_ANSWERS, PlainBlobs
 from runtime.spool import MAX_IN_MEMORY_BYTES, Spool
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused, SpoolFull
 from state.wire import sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.spooled import fetched
 
@@ -182,7 +183,7 @@ async def test_cancelled_download_has_ended_and_leaves_what_arrived(way: str, tm
     async with client_of(hang, way) as client:
         file = Spool(tmp_path).file()
         task = asyncio.get_running_loop().create_task(client.get_blob(SHA256, file))
-        await asyncio.wait_for(sent.wait(), 10)
+        await asyncio.wait_for(sent.wait(), BOUND_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -18,6 +18,7 @@ from coordinator.store.directory.run_directory import RunDirectory
 from runtime.clock import SystemClock
 from state.errors import Refused, StoreFailed
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.recording_disk import FailingDisk
 from tests.support.states import state_file
 
@@ -44,7 +45,7 @@ async def service_on(folder: Path, failing: FailingDisk) -> AsyncIterator[Coordi
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.__getitem__)
 async def test_service_holds_and_goes_on_by_itself(tmp_path: Path, code: int) -> None:
     failing = FailingDisk()
-    async with service_on(tmp_path, failing) as service, asyncio.timeout(20):
+    async with service_on(tmp_path, failing) as service, asyncio.timeout(BOUND_S):
         failing.write_errno = code
         for _ in range(2):
             with pytest.raises(Refused, match="goes on by itself") as caught:
@@ -67,7 +68,7 @@ async def test_service_holds_and_goes_on_by_itself(tmp_path: Path, code: int) ->
 
 async def test_service_does_not_hold_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = FailingDisk()
-    async with service_on(tmp_path, failing) as service, asyncio.timeout(20):
+    async with service_on(tmp_path, failing) as service, asyncio.timeout(BOUND_S):
         monkeypatch.setattr(coordinator.store_health, "MAX_HOLD_S", 0.05)
         failing.write_errno = errno.ENOSPC
         with pytest.raises(Refused):
@@ -81,7 +82,7 @@ async def test_service_does_not_hold_for_ever(tmp_path: Path, monkeypatch: pytes
 
 async def test_record_is_kept_whose_segments_end_is_blocked(tmp_path: Path) -> None:
     failing = FailingDisk()
-    async with service_on(tmp_path, failing) as service, asyncio.timeout(20):
+    async with service_on(tmp_path, failing) as service, asyncio.timeout(BOUND_S):
         service._journal._is_segment_due = True
         failing.sync_errno, failing.after_calls = errno.ENOSPC, 1
         await service.submit(PauseRequested())

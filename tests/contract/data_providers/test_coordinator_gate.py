@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from state.assignment import assign_data_for_state
 from state.documents import WorkList
 from state.intervals import BatchId, DataIds
 from state.wire import ClientId
-from tests.support.data_coordinator import CLIENTS, PublishedRun
+from tests.support.bounds import BOUND_S
+from tests.support.data_coordinator import CLIENTS, CROWDED_RETRY_S, PublishedRun
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_http import http_server
 from tests.support.data_server import serving
@@ -41,10 +42,17 @@ def run() -> PublishedRun:
     return PublishedRun(state_file(config__data_indices_per_batch=BATCH))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusals come at once; news still has its chance."""
-    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.3)
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Let the gate refuse after a moment what it must refuse; it waits for news as long as it takes elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", BOUND_S)
 
 
 @asynccontextmanager
@@ -101,7 +109,7 @@ async def test_gate_rejects_every_other_ticket(name: str, run: PublishedRun) -> 
             await gate.admit(run_id, ticket)
 
 
-async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: PublishedRun, impatient: None) -> None:
+async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: PublishedRun) -> None:
     run.publish(1, WORK)
     async with following(run) as gate:
         for client_id in CLIENTS:
@@ -116,7 +124,7 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
             (first, DataIds(0, 400)),
             (ClientId("f" * 32), part),
         ]:
-            with pytest.raises(Rejected, match="not assigned"):
+            with impatient(), pytest.raises(Rejected, match="not assigned"):
                 await gate.allow(client_id, data_ids)
 
 
@@ -131,7 +139,7 @@ async def test_gate_knows_who_is_in_the_rounds(run: PublishedRun) -> None:
 
 async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun) -> None:
     later = (BatchId(200, 211),)
-    async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(5):
+    async with following(run) as gate, asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
         await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
         asking = group.create_task(gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0]))
         await asyncio.sleep(0)
@@ -143,7 +151,7 @@ async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun
 async def test_gate_asks_for_a_round_of_which_its_long_poll_is_not_told(run: PublishedRun) -> None:
     run.silent = True
     later = (BatchId(200, 211),)
-    async with following(run) as gate, asyncio.timeout(5):
+    async with following(run) as gate, asyncio.timeout(BOUND_S):
         await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
         run.publish(1, later)
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
@@ -152,13 +160,16 @@ async def test_gate_asks_for_a_round_of_which_its_long_poll_is_not_told(run: Pub
 async def test_gate_whose_long_polls_are_refused_goes_on_round_after_round(run: PublishedRun) -> None:
     run.crowded = True
     works = [(BatchId(12 * number, 12 * number + 11),) for number in range(3)]
-    async with following(run) as gate, asyncio.timeout(5):
+    async with (
+        following(run) as gate,
+        asyncio.timeout((len(works) - 1) * CROWDED_RETRY_S),
+    ):  # for which it does not wait
         for number, work in enumerate(works):
             run.publish(number + 1, work)
             await gate.allow(CLIENTS[0], data_of(CLIENTS[0], work)[0])
 
 
-async def test_gate_keeps_the_round_before_and_forgets_the_one_before_that(run: PublishedRun, impatient: None) -> None:
+async def test_gate_keeps_the_round_before_and_forgets_the_one_before_that(run: PublishedRun) -> None:
     client = CLIENTS[0]
     works = [(BatchId(12 * number, 12 * number + 11),) for number in range(3)]
     async with following(run) as gate:
@@ -166,20 +177,20 @@ async def test_gate_keeps_the_round_before_and_forgets_the_one_before_that(run: 
             run.publish(number + 1, work)
             await gate.allow(client, data_of(client, work)[0])
         await gate.allow(client, data_of(client, works[1])[0])
-        with pytest.raises(Rejected):
+        with impatient(), pytest.raises(Rejected):
             await gate.allow(client, data_of(client, works[0])[0])
 
 
 async def test_gate_follows_a_run_restored_to_an_older_version(run: PublishedRun) -> None:
     run.publish(9, WORK)
     restored = (BatchId(50, 61),)
-    async with following(run) as gate, asyncio.timeout(5):
+    async with following(run) as gate, asyncio.timeout(BOUND_S):
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
         run.publish(2, restored, lineage="cd" * 8)
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0], restored)[0])
 
 
-async def test_gate_without_its_coordinator_serves_what_it_knows(run: PublishedRun, impatient: None) -> None:
+async def test_gate_without_its_coordinator_serves_what_it_knows(run: PublishedRun) -> None:
     run.publish(1, WORK)
     async with following(run) as gate:
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
@@ -187,40 +198,35 @@ async def test_gate_without_its_coordinator_serves_what_it_knows(run: PublishedR
         run.announce(run.document)
         later = (BatchId(200, 211),)
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
-        with pytest.raises(SourceUnavailable, match="cannot reach"):
+        async with asyncio.timeout(BOUND_S):
+            while not gate.lag_s:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        with impatient(), pytest.raises(SourceUnavailable, match="cannot reach"):
             await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
         run.away = False
         run.publish(2, later)
-        async with asyncio.timeout(5):
-            while True:
-                try:
-                    await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
-                    break
-                except SourceUnavailable:
-                    continue
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
 
 
-async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: PublishedRun, impatient: None) -> None:
+async def test_gate_that_never_heard_its_coordinator_is_unavailable(run: PublishedRun) -> None:
     run.away = True
     async with following(run) as gate:
-        with pytest.raises(SourceUnavailable):
+        with impatient(), pytest.raises(SourceUnavailable):
             await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
-        with pytest.raises(SourceUnavailable):
+        with impatient(), pytest.raises(SourceUnavailable):
             await gate.allow(CLIENTS[0], DataIds(0, 0))
 
 
-async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRun, impatient: None) -> None:
+async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRun) -> None:
     run.publish(1, WORK)
     assert run.document.round is not None
     run.documents[run.document.round.roster_sha256] = {"clients": [{"client_id": CLIENTS[0], "share": 9}]}
     async with following(run) as gate:
-        with pytest.raises(SourceUnavailable):
+        with impatient(), pytest.raises(SourceUnavailable):
             await gate.allow(CLIENTS[0], DataIds(0, 0))
 
 
-async def test_data_server_of_a_run_serves_each_client_its_own_data(
-    run: PublishedRun, impatient: None, tmp_path: Path
-) -> None:
+async def test_data_server_of_a_run_serves_each_client_its_own_data(run: PublishedRun, tmp_path: Path) -> None:
     source = LocalDataProvider.open(write_dataset(tmp_path), DatasetSpec(2, SPEC.sequence_length))
     run.publish(1, WORK)
     async with following(run) as gate, serving(source, gate, spec=source.order.spec) as (_, served):
@@ -231,7 +237,7 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(
             for part in data_of(client_id):
                 found = await client.get_samples(part)
                 assert found.input_ids.tobytes() == (await source.get_samples(part)).input_ids.tobytes()
-        with pytest.raises(Rejected, match="not assigned"):
+        with impatient(), pytest.raises(Rejected, match="not assigned"):
             await clients[0].get_samples(data_of(CLIENTS[1])[0])
         for client in clients:
             await client.aclose()

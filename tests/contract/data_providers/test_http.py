@@ -10,11 +10,12 @@ import pytest
 
 import data_providers.sources.http.answers
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
+from data_providers.sources.http.answers import ANSWER_TIMEOUT_S, MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, read
 from state.errors import DataError
 from state.intervals import DataIds
+from tests.support.bounds import BOUND_S
 from tests.support.data_files import SEED
 from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
 from tests.support.data_http_client import ONE_TRY, TOKENS, Faulty, open_url, opened, with_header
@@ -152,7 +153,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
         active -= 1
         return await files(request)
 
-    async with opened(answer, spec) as provider, asyncio.timeout(20):
+    async with opened(answer, spec) as provider, asyncio.timeout(BOUND_S):
         batch = await provider.get_samples(DataIds(0, provider.sequence_count - 1))
         assert np.array_equal(batch.input_ids, tokens)
     assert len(files.requests) == 1 + 10
@@ -182,7 +183,7 @@ async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch:
             return HttpReply(403)
         return HttpReply(206, announced_bytes=128, hangs=True)
 
-    async with opened(answer) as provider, asyncio.timeout(5):
+    async with opened(answer) as provider, asyncio.timeout(ANSWER_TIMEOUT_S / 2):
         with pytest.raises(Rejected):
             await provider.get_samples(DataIds(0, 4))
 
@@ -202,7 +203,7 @@ async def test_http_source_is_usable_after_many_reads_are_cancelled_at_once(fold
                     await asyncio.sleep(0)
                 for waiting in reads:
                     waiting.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             assert await read(source, "a.bin", 0, 100) == TOKENS[:50].tobytes()
         await source.aclose()
 

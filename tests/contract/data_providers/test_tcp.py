@@ -19,6 +19,7 @@ from data_providers.tcp.server import DataServerEvent, RequestEnded
 from state.errors import DataError
 from state.intervals import DataIds
 from state.wire import ClientId
+from tests.support.bounds import BOUND_S
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, HalfGate, open_client, serving
 from tests.support.open_gate import OpenGate
@@ -138,7 +139,7 @@ async def test_tcp_silent_server_is_given_up_in_bounded_time(monkeypatch: pytest
         with pytest.raises(SourceUnavailable, match="does not answer"):
             await client.get_samples(DataIds(0, 0))
         source.go.set()
-        monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", 5.0)
+        monkeypatch.setattr(data_providers.tcp.client, "ANSWER_TIMEOUT_S", BOUND_S)
         assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
         await client.aclose()
 
@@ -190,7 +191,7 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
 
     server = await asyncio.start_server(serve, HOST, 0)
     client = await open_client(DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run"))
-    async with asyncio.TaskGroup() as group, asyncio.timeout(5):
+    async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
         asking = group.create_task(client.get_samples(DataIds(0, 0)))
         before = client._connection.received_bytes
         while client._connection.received_bytes < before + len(payload) // 2:  # noqa: ASYNC110 - it has no event
@@ -206,9 +207,9 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
 
 async def test_tcp_server_closing_finishes_the_answer_under_way() -> None:
     source = Scripted()
-    async with serving(source, limits=ServerLimits(shutdown_timeout_s=30)) as (server, address):
+    async with serving(source, limits=ServerLimits(shutdown_timeout_s=2 * BOUND_S)) as (server, address):
         busy, idle = await open_client(address), await open_client(address)
-        async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+        async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
             asking = group.create_task(busy.get_samples(DataIds(0, 0)))
             await source.asked.wait()
             closing = group.create_task(server.aclose())
@@ -224,7 +225,7 @@ async def test_tcp_server_closing_gives_up_an_answer_that_does_not_end() -> None
     source = Scripted()
     async with serving(source, limits=ServerLimits(shutdown_timeout_s=0.05)) as (server, address):
         client = await open_client(address)
-        async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+        async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
             asking = group.create_task(expect_unavailable(client))
             await source.asked.wait()
             await server.aclose()
@@ -247,7 +248,7 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
 
 async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place(source: LocalDataProvider) -> None:
     limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
-    async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(10):
+    async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(BOUND_S):
         greedy = [await open_client(address, "greedy") for _ in range(2)]
         for _ in range(4):
             with pytest.raises(SourceUnavailable, match="client greedy already has 2 connections"):

@@ -11,7 +11,7 @@ import pytest
 import data_providers.tcp.client
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.client import DataServerAddress
+from data_providers.tcp.client import ANSWER_TIMEOUT_S, DataServerAddress
 from data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -26,6 +26,7 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.limits import ServerLimits
 from state.errors import InvalidDocument
 from state.intervals import DataIds
+from tests.support.bounds import BOUND_S
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, open_client, serving
 
@@ -48,7 +49,7 @@ async def exchange(address: DataServerAddress, *sent: bytes) -> bytes:
     try:
         for data in sent:
             writer.write(data)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(BOUND_S):
             return await reader.read()
     finally:
         writer.close()
@@ -144,7 +145,7 @@ BROKEN_ANSWERS = {
 
 @pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
 async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes) -> None:
-    async with listening(WELCOME, answer) as address, asyncio.timeout(5):
+    async with listening(WELCOME, answer) as address, asyncio.timeout(ANSWER_TIMEOUT_S / 2):
         client = await open_client(address)
         with pytest.raises(SourceUnavailable):
             await client.get_samples(DataIds(0, 0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.http_server import BoundedConnection, Endpoint, serving_app
+from tests.support.bounds import BOUND_S
 
 
 async def application(_scope: Any, receive: Any, send: Any) -> None:
@@ -56,6 +57,6 @@ async def test_ended_connections_are_freed_without_the_collector(sent: bytes) ->
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_S):
                 while connection_count():  # noqa: ASYNC110 - nothing tells that an object was freed
                     await asyncio.sleep(0.01)

@@ -13,6 +13,7 @@ import pytest
 from runtime.retry import RetryPolicy
 from state.config.model import P2P, Hub
 from state.errors import InvalidInput, ModelUnavailable
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 from tests.support.hub_server import COMMIT, REPOSITORY, FakeHub, Wrong, fake_hub, point_at
 from tests.support.model_files import CONFIG, safetensors_bytes, write_model
@@ -77,7 +78,7 @@ def test_environment_names_the_hub_and_the_token_of_a_private_repository(hub: Fa
         "import sys; print('torch' in sys.modules)\n"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": hub.token}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=BOUND_S)
     assert ran.stdout.split() == ["llama", "False"], ran.stderr
     with pytest.raises(
         InvalidInput, match=r"hf://org/model.*needs a token in HF_TOKEN, or there is no such repository"
@@ -203,7 +204,7 @@ def test_cache_without_room_is_named(hub: FakeHub, tmp_path: Path) -> None:
         env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=BOUND_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE_BYTES, SMALL_FILE_BYTES)),
     )
     assert "no room for hf://org/model/model.safetensors in the Hub's cache" in ran.stdout, ran.stderr

@@ -24,6 +24,7 @@ from state.config.state_file import StateFile
 from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.intervals import BatchId
 from state.tensors import Tensors
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 from tests.support.local_training import rounds
 from tests.support.states import state_file
@@ -241,7 +242,7 @@ async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(t
     assert process.stdin is not None
     await write_document(process.stdin, start)
     process.stdin.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(BOUND_S):
         assert await process.wait() == ENDED_WITH_AGENT
 
 

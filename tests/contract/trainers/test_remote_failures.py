@@ -6,9 +6,9 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.retry import RetryPolicy
 from state.errors import InvalidInput, TrainerFailed
+from tests.support.bounds import BOUND_S
 from tests.support.local_training import bytes_of
 from tests.support.served_training import (
-    BOUND_S,
     FEW,
     Faults,
     HandClock,

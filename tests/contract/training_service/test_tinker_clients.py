@@ -16,6 +16,7 @@ from epochal.commands.trainer_service import serving_training
 from runtime.http_server import Endpoint
 from state.config.model import AdamW, NgramConfig
 from state.tensors import Float32Array, Tensors
+from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 from tests.support.other_process import OtherProcess, other_process
 from trainers.ngram.adamw import AdamWState, adamw_step
@@ -24,6 +25,7 @@ from trainers.remote.wire import ServiceLimits
 from trainers.sources.local import local_source
 from training_service.service import TrainingServiceOptions
 from training_service.sessions import SessionBounds
+from training_service.tinker.requests import GAP_TIMEOUT_S
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
@@ -31,9 +33,8 @@ KEY = "tml-only-for-us"
 SEED = 7
 START = NgramModel(MODEL).initial_parameters(str(SEED).encode())
 SMALL = ServiceLimits(items=3, size=400, wire_bytes=10_000)
-BOUND_S = 60.0
-REFUSED_S = 15.0
-"""Long before a missing request is given up."""
+REFUSED_S = GAP_TIMEOUT_S / 2
+"""Before a missing request is given up."""
 
 Text: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 

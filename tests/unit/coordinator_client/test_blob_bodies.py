@@ -9,6 +9,7 @@ from starlette.responses import StreamingResponse
 
 from coordinator_client.blob_bodies import APPENDED_BYTES, append_blob
 from state.wire import Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
 
 BLOB = bytes(range(256)) * (3 * APPENDED_BYTES // 256)
 
@@ -29,7 +30,7 @@ class SlowFile:
 
     def append(self, data: bytes) -> None:
         self.is_writing.set()
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(BOUND_S)
         self.data += data
 
     def sha256(self) -> Sha256:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+import runtime.http_client
 from runtime.http_client import (
-    LEFT_REQUEST_S,
     MAX_LEFT_REQUESTS,
     LeftRequests,
     check_url,
@@ -23,6 +23,7 @@ from runtime.http_client import (
 )
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
+from tests.support.bounds import BOUND_S
 
 
 @pytest.mark.parametrize("url", ["http://host", "https://host:8000", "http://[::1]:8000", "https://proxy/behind/it"])
@@ -43,7 +44,7 @@ def test_file_without_authorities_is_the_users_mistake() -> None:
 
 async def error_at(url: str) -> httpx.HTTPError:
     """Return the error of httpx for this URL."""
-    async with open_client(url, "coordinator", True, timeout=5.0) as client:
+    async with open_client(url, "coordinator", True, timeout=BOUND_S) as client:
         with pytest.raises(httpx.HTTPError) as raised:
             await whole_answer(client, client.build_request("GET", "/"))
     return raised.value
@@ -149,7 +150,7 @@ async def slow_server(connections: int = 1) -> AsyncIterator[tuple[_SlowServer, 
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     limits = httpx.Limits(max_connections=connections)
     async with server:
-        async with open_client(url, "coordinator", True, timeout=5.0, limits=limits) as client:
+        async with open_client(url, "coordinator", True, timeout=BOUND_S, limits=limits) as client:
             yield slow, client
         slow.may_answer.set()
         await asyncio.wait(slow.connections)
@@ -170,7 +171,8 @@ async def test_request_whose_caller_is_cancelled_keeps_its_connection() -> None:
     assert len(slow.connections) == 1
 
 
-async def test_requests_that_are_left_leave_connections_to_others() -> None:
+async def test_requests_that_are_left_leave_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.http_client, "LEFT_REQUEST_S", 2 * BOUND_S)
     async with slow_server(connections=MAX_LEFT_REQUESTS + 1) as (slow, client):
         requests = LeftRequests(client)
         asking = [asyncio.create_task(requests.answer(client.build_request("GET", "/"))) for _ in range(20)]
@@ -178,20 +180,21 @@ async def test_requests_that_are_left_leave_connections_to_others() -> None:
         for task in asking:
             task.cancel()
         await asyncio.wait(asking)
-        async with asyncio.timeout(LEFT_REQUEST_S / 2):
+        async with asyncio.timeout(BOUND_S):
             answer = await requests.answer(client.build_request("GET", AT_ONCE))
         await requests.aclose()
     assert answer.content == b"ok"
 
 
-async def test_requests_that_were_left_end_with_the_client() -> None:
+async def test_requests_that_were_left_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.http_client, "LEFT_REQUEST_S", 2 * BOUND_S)
     async with slow_server() as (slow, client):
         requests = LeftRequests(client)
         asking = asyncio.create_task(requests.answer(client.build_request("GET", "/")))
         await slow.asked.wait()
         asking.cancel()
         await asyncio.wait([asking])
-        async with asyncio.timeout(1.0):  # less than a left request may take
+        async with asyncio.timeout(BOUND_S):
             await requests.aclose()
 
 

@@ -230,7 +230,7 @@ async def test_round_that_is_cancelled_stops_between_micro_batches() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await trainer.train(plan_of(20_000, 1), start, arriving(sequences_of(*[64] * 20_000), 20_000))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30):  # the whole of it takes minutes
         trained = await trainer.train(plan_of(1), start, arriving(sequences_of(8)))
     assert trained.token_count == 7
     await trainer.aclose()
