@@ -143,17 +143,25 @@ def _read(http: httpx.Client, reading: _Reading, start: int, stop: int) -> bytes
         if reading.is_over.wait(REST_S if attempt else 0):
             break
         try:
-            answer = http.get(
-                reading.url, headers={"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-            )
+            answer, data = _answer(http, reading, start, stop)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             continue
         is_part = answer.status_code == httpx.codes.PARTIAL_CONTENT
         is_it = is_part and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-{stop - 1}/")
-        if is_it and len(answer.content) == stop - start:
-            return answer.content
-        if answer.status_code == httpx.codes.OK and start == 0 and len(answer.content) == stop:
-            return answer.content
-        reason = f"the object store answered {answer.status_code}"
+        if (is_it or (answer.status_code == httpx.codes.OK and start == 0)) and len(data) == stop - start:
+            return data
+        reason = f"the object store answered {answer.status_code}, with {len(data)} bytes or more"
     raise Unreadable(f"bytes {start} to {stop}: {reason}")
+
+
+def _answer(http: httpx.Client, reading: _Reading, start: int, stop: int) -> tuple[httpx.Response, bytes]:
+    """Return the answer to a request for a range, and its body; of a longer body little more than was asked for."""
+    headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    data = bytearray()
+    with http.stream("GET", reading.url, headers=headers) as answer:
+        for piece in answer.iter_raw():
+            data += piece
+            if len(data) > stop - start or reading.is_over.is_set():
+                break
+    return answer, bytes(data)

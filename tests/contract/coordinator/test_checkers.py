@@ -16,6 +16,7 @@ from epochal.checking import checker as checking
 from epochal.checking.checker import Checker
 from runtime.retry import RetryPolicy
 from state.wire import parse_document, sha256_hex
+from tests.support.data_http import HttpReply
 from tests.support.object_blobs import PREFIX
 from tests.support.s3_door import S3Door, s3_error
 from tests.support.s3_server import BUCKET
@@ -160,12 +161,23 @@ async def test_coordinator_checks_itself_after_two_dead_checkers(
     assert [record.getMessage() for record in caplog.records].count("check_lease_ended") == 2
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(s3_error(status, "Injected") for status in (403, 404, 412, 500, 503)),
+        HttpReply(200, b"", announced_bytes=10, hangs=True),
+        HttpReply(206, b"cut o", announced_bytes=10),
+        HttpReply(200, bytes(1_000_000)),
+    ],
+    ids=lambda answer: "hangs" if answer.hangs else f"{answer.status}-{len(answer.body)}",
+)
 async def test_check_that_cannot_be_read_goes_back_to_the_coordinator(
-    run: Served, clients: list[WireClient], door: S3Door, monkeypatch: pytest.MonkeyPatch
+    run: Served, clients: list[WireClient], door: S3Door, monkeypatch: pytest.MonkeyPatch, answer: HttpReply
 ) -> None:
     monkeypatch.setattr(checking, "REST_S", 0.01)
+    monkeypatch.setattr(checking, "READ_TIMEOUT_S", 0.2)
     said: list[str] = []
-    door.fault = lambda r: s3_error(403, "AccessDenied") if r.is_signed_url and r.method == "GET" else None
+    door.fault = lambda r: answer if r.is_signed_url and r.method == "GET" else None
     async with checker(run, said):
         await deliver(clients[0], clients[0].result(REPLICA, DIFFERENCE))
     assert verdicts(run) == [("coordinator", True)]

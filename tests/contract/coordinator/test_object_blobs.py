@@ -207,6 +207,23 @@ async def received(blobs: ObjectBlobs, body: AsyncIterator[bytes]) -> str:
     return ""
 
 
+async def test_store_that_hangs_while_it_is_read_is_named_within_a_bound(
+    door: S3Door, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_objects, "REQUEST_TIMEOUT", "300ms")
+    monkeypatch.setattr(bucket_objects, "REPEATED_FOR_S", 0.1)
+    blobs = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+    await keep(bucket, f"incoming/{SHA256}.{SENDER}")
+    data = await blobs.take_in(SHA256, len(DATA), SENDER)
+    assert data is not None
+    hangs = HttpReply(200, b"", announced_bytes=10, hangs=True)
+    door.fault = lambda request: hangs if request.method == "GET" else None
+    before_count = len(door.requests)
+    with pytest.raises(StoreBlocked, match=f"s3://tokens/{PREFIX}/blobs/{SHA256}"):
+        await asyncio.to_thread(data.sha256)
+    assert len(door.requests) == before_count + 1, "a request that took all the time is not repeated"
+
+
 async def test_store_that_hangs_is_named_within_a_bound(
     blobs: ObjectBlobs, door: S3Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:

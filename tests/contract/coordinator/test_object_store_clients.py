@@ -106,17 +106,18 @@ async def test_store_that_fails_now_may_be_asked_later(
     assert await fetched(client, data) == data
 
 
+@pytest.mark.parametrize("method", ["PUT", "GET"])
 async def test_store_that_hangs_is_named_after_its_time(
-    client: WireClient, door: S3Door, monkeypatch: pytest.MonkeyPatch
+    client: WireClient, door: S3Door, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("coordinator_client.stored_blobs.BLOB_TIMEOUT_S", 0.2)
     data = client.result(REPLICA, DIFFERENCE)
     await client.commit(data)
-    door.fault = first_ones(1, HttpReply(200, b"", announced_bytes=10, hangs=True), "GET")
-    await client.api.put_blob(sha256_hex(data), spooled(data))
-    with pytest.raises(Refused, match="does not answer GET") as refused:
-        await fetched(client, data)
+    door.fault = first_ones(1, HttpReply(200, b"", announced_bytes=10, hangs=True), method)
+    with pytest.raises(Refused, match=f"does not answer {method}") as refused:
+        await both_ways(client, data)
     assert refused.value.kind == "store-failed"
+    await both_ways(client, data)
 
 
 async def test_body_that_breaks_off_is_continued_where_it_broke(client: WireClient, door: S3Door) -> None:

@@ -8,6 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
+from coordinator.arrivals import ARRIVAL_WAIT_S
+from coordinator.maintenance import MAX_ROOM_WAIT_S
+from coordinator.store.object_store.objects import SIGNED_WITHIN_S
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import connect_operator
@@ -24,6 +27,8 @@ from tests.support.simulated_client import key_of
 from tests.support.spooled import spooled
 from tests.support.virtual_time import VirtualClock, run_virtually
 
+GRANT_WAITS_S = MAX_ROOM_WAIT_S + SIGNED_WITHIN_S
+"""Time that a coordinator may take to grant an upload: it waits for room, and signs."""
 STANDING = Standing(key_of(1).client_id, True, False, 1, 0, None, False, None, False, False)
 READY = ReadyReport(0, Sha256("aa" * 32), "ff")
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -237,3 +242,21 @@ async def test_blob_is_sent_piece_by_piece_with_its_length_each_time() -> None:
     for _ in range(2):
         await CoordinatorClient(http, "test-run").put_blob(file.sha256(), file)
     assert received == [file.to_bytes()] * 2
+
+
+async def test_requests_about_an_upload_outlast_what_the_coordinator_waits_for() -> None:
+    waits: dict[str, float] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        place = request.url.path.rpartition("/")[2]
+        waits[place] = request.extensions["timeout"]["read"]
+        if place == "grant":
+            return httpx.Response(200, content=canonical_json(UploadGrant(False, "http://127.0.0.1:9/put")))
+        return httpx.Response(201)
+
+    connection = client(answer)
+    connection._stored._opened = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    await connection.put_blob(Sha256("aa" * 32), spooled(b"result"))
+    await connection.aclose()
+    assert waits["grant"] > GRANT_WAITS_S
+    assert waits["arrival"] > ARRIVAL_WAIT_S
