@@ -44,7 +44,7 @@ def create_app(
     )
     answer_errors(app)
     polls = LongPolls()
-    metrics.watch(handlers.service, polls)
+    metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     app.add_middleware(FirstRoute, route=document)
     app.add_middleware(CheckedHosts, allowed=hosts)

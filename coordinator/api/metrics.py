@@ -7,6 +7,7 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from coordinator.arrivals import Arrivals
 from coordinator.long_polls import LongPolls, ReaderKind
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
@@ -28,6 +29,7 @@ class _Seen:
     status: RunStatus
     service: CoordinatorService
     polls: LongPolls
+    arrivals: Arrivals
 
 
 _Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
@@ -52,6 +54,17 @@ _GAUGES: _Rows = (
         lambda seen: seen.service.health.problem is not None,
     ),
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
+    (
+        "coordinator_blob_arrivals_under_way",
+        "Blobs that arrived in the object store and are not counted yet.",
+        lambda seen: seen.arrivals.running_count,
+    ),
+    (
+        "coordinator_checks_waiting",
+        "Results that wait for a checker.",
+        lambda seen: seen.arrivals.checks.waiting_count,
+    ),
+    ("coordinator_checks_leased", "Results that a checker checks.", lambda seen: seen.arrivals.checks.leased_count),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
     (
@@ -68,6 +81,11 @@ _GAUGES: _Rows = (
 _COUNTERS: _Rows = (
     ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
     ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
+    (
+        "coordinator_check_leases_ended",
+        "Leases of checkers that ended without a verdict.",
+        lambda seen: seen.arrivals.checks.ended_leases,
+    ),
 )
 
 
@@ -84,6 +102,25 @@ def _evaluations(seen: _Seen | None) -> tuple[Metric, Metric]:
     return losses, steps
 
 
+def _arrivals(seen: _Seen | None) -> tuple[Metric, Metric]:
+    """Return the metrics of blobs that arrived in an object store."""
+    arrived = CounterMetricFamily(
+        "epochal_coordinator_blob_arrivals",
+        "Blobs that arrived in the object store: counted, or the refusal's type.",
+        labels=("verdict",),
+    )
+    checked = CounterMetricFamily(
+        "epochal_coordinator_checked_bytes",
+        "Bytes of results in the object store that were checked, by the coordinator or a checker.",
+        labels=("by",),
+    )
+    if seen is not None:
+        for family, counts in ((arrived, seen.arrivals.counts.arrivals), (checked, seen.arrivals.counts.checked_bytes)):
+            for label, count in sorted(counts.items()):
+                family.add_metric((label,), count)
+    return arrived, checked
+
+
 class CoordinatorMetrics:
     """A coordinator's metrics in one registry, measured from `watch` on.
 
@@ -93,7 +130,7 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self._watched: tuple[CoordinatorService, LongPolls] | None = None
+        self._watched: tuple[CoordinatorService, LongPolls, Arrivals] | None = None
         self._run: Run | None = None
         self._status: RunStatus | None = None
         registry.register(self)
@@ -130,11 +167,11 @@ class CoordinatorMetrics:
         self._phase_since_s = 0.0
         self._trained_s: float | None = None
 
-    def watch(self, service: CoordinatorService, polls: LongPolls) -> None:
+    def watch(self, service: CoordinatorService, polls: LongPolls, arrivals: Arrivals) -> None:
         """Measure this service from now on."""
         self._now_s = service.now_s
         self._phase_since_s = service.now_s()
-        self._watched = service, polls
+        self._watched = service, polls, arrivals
         service.watch(self._observe)
 
     def describe(self) -> Iterator[Metric]:
@@ -144,8 +181,8 @@ class CoordinatorMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the run with its value; nothing before `watch`."""
         if self._watched is not None:
-            service, polls = self._watched
-            yield from self._metrics(_Seen(self.status_of(service), service, polls))
+            service, polls, arrivals = self._watched
+            yield from self._metrics(_Seen(self.status_of(service), service, polls, arrivals))
 
     @staticmethod
     def _metrics(seen: _Seen | None) -> Iterator[Metric]:
@@ -155,7 +192,7 @@ class CoordinatorMetrics:
             run.add_metric((seen.status.run_id,), {})
             for state in RunState:
                 phase.add_metric((state.value,), int(state is seen.status.run_state))
-        yield from (run, phase, *_evaluations(seen))
+        yield from (run, phase, *_evaluations(seen), *_arrivals(seen))
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, read in rows:
                 yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))

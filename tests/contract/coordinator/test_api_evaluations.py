@@ -116,7 +116,7 @@ async def test_client_records_and_reads_evaluations(coordinator: Served) -> None
 
 async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) -> None:
     metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.watch(coordinator.service, LongPolls())
+    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals)
     for name, loss in (("validation", 3.0), ("test", 4.0), ("validation", 2.0)):
         await send(coordinator, name=name, loss=loss)
     read = metrics.registry.get_sample_value

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from coordinator import leased_checks
+from coordinator.api.metrics import CoordinatorMetrics
+from coordinator.long_polls import LongPolls
 from coordinator.machine.records import RecordBody
 from coordinator.machine.stimuli import STIMULI, ResultRejected, ResultVerified
 from coordinator_client.http import CoordinatorClient
@@ -199,3 +202,39 @@ async def test_token_of_a_checker_opens_nothing_else(run: Served, clients: list[
 async def test_run_whose_blobs_are_on_the_disk_has_no_work_for_checkers(coordinator: Served) -> None:
     headers = {"Authorization": f"Bearer {await token_of(coordinator)}"}
     assert problem(await coordinator.http.post(f"{coordinator.run_url}/checks", headers=headers)) == "not-now"
+
+
+async def test_metrics_say_what_arrived_and_who_checked_it(
+    run: Served, clients: list[WireClient], bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    monkeypatch.setattr(leased_checks, "LEASE_S", LEASE_S)
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    metrics.watch(run.service, LongPolls(), run.handlers.arrivals)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"epochal_coordinator_{name}", labels)
+
+    wrong, right = (client.result(REPLICA, DIFFERENCE) for client in clients)
+    await clients[0].commit(wrong)
+    await clients[0].send("POST", f"/v1/blobs/{sha256_hex(wrong)}/grant")
+    await obstore.put_async(bucket, f"{PREFIX}/incoming/{sha256_hex(wrong)}.{clients[0].client_id}", bytes(len(wrong)))
+    assert problem(await clients[0].send("POST", f"/v1/blobs/{sha256_hex(wrong)}/arrival")) == "blob-mismatch"
+    assert value("blob_arrivals_total", verdict="blob-mismatch") == 1
+    assert value("checked_bytes_total", by="coordinator") == len(wrong)
+    assert value("blob_arrivals_total", verdict="counted") is None
+
+    token, said = await token_of(run), list[str]()
+    async with asyncio.TaskGroup() as tasks:
+        dying = tasks.create_task(lease(run, token))
+        await run.handlers.arrivals.checks.asked.wait()
+        delivering = tasks.create_task(deliver(clients[1], right))
+        assert await dying
+        assert [value(name) for name in ("checks_leased", "checks_waiting", "blob_arrivals_under_way")] == [1, 0, 1]
+        async with checker(run, said):
+            await delivering
+    assert value("check_leases_ended_total") == 1
+    assert value("blob_arrivals_total", verdict="counted") == 1
+    assert value("checked_bytes_total", by="checker") == len(right)
+    assert [value(name) for name in ("checks_leased", "checks_waiting", "blob_arrivals_under_way")] == [0, 0, 0]

@@ -20,7 +20,7 @@ async def coordinator() -> AsyncIterator[Served]:
 @pytest.fixture
 def metrics(coordinator: Served) -> CoordinatorMetrics:
     metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.watch(coordinator.service, LongPolls())
+    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals)
     return metrics
 
 
