@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from state.tensors import Buffer
 
-def _write_all(file: BinaryIO, data: bytes) -> None:
+
+def _write_all(file: BinaryIO, data: Buffer) -> None:
     """Write all of the bytes: an unbuffered file may take fewer at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def _sync_data(descriptor: int) -> None:
+    """Make the bytes of a file durable, if not everything about it."""
+    if hasattr(os, "fdatasync"):  # not on macOS
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
@@ -27,9 +37,10 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 class Disk:
     """The system calls that write, sync and reserve room. All raise `OSError` when the disk is full or fails."""
 
-    write: Callable[[BinaryIO, bytes], object] = _write_all
+    write: Callable[[BinaryIO, Buffer], object] = _write_all
     sync: Callable[[int], None] = os.fsync
     allocate: Callable[[int, int], None] = _allocate
+    sync_data: Callable[[int], None] = _sync_data
 
 
 REAL_DISK = Disk()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runtime.durable_files import REAL_DISK, Disk
+from state.tensors import Buffer
 
 
 class RecordingDisk:
@@ -36,9 +37,9 @@ class FailingDisk:
 
     def __init__(self) -> None:
         self.write_errno = self.sync_errno = self.after_calls = self.call_count = 0
-        self.disk = Disk(self._write, self._sync, self._allocate)
+        self.disk = Disk(self._write, self._sync, self._allocate, self._sync)
 
-    def _write(self, file: BinaryIO, data: bytes) -> None:
+    def _write(self, file: BinaryIO, data: Buffer) -> None:
         self._fail(self.write_errno, lambda: file.write(data[: len(data) // 2]))
         REAL_DISK.write(file, data)
 

@@ -1,17 +1,14 @@
 """Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
-import asyncio
 import contextlib
-import hashlib
 import itertools
 import mmap
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
@@ -22,41 +19,14 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.directory.failures import repeated_while_passing, store_failure
-from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, open_private, sync_folder
+from coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
+from coordinator.store.directory.failures import store_failure
+from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, sync_folder
 from state.errors import StoreBlocked, StoreFailed
-from state.tensors import Buffer
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
-MAX_IN_MEMORY_BYTES = 256 * 1024
-"""A blob up to this size is written at once; a larger one is written as it arrives."""
 _PARTIAL, _NEW = "partial", "new"
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Arriving:
-    """A blob that is being received.
-
-    Attributes:
-        spare_bytes: room that must stay free when all of it has arrived.
-        received_bytes: number of bytes that have arrived.
-        digest: of the bytes before `hashed_bytes`; changed by one thread at a time, and not by the event loop.
-    """
-
-    partial: Path
-    spare_bytes: int
-    received_bytes: int = 0
-    hashed_bytes: int = 0
-    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-
-    def add(self, offset: int, data: Buffer) -> None:
-        """Add the bytes at `offset` to the digest; once, however often a write of them is repeated."""
-        if offset == self.hashed_bytes:
-            self.digest.update(data)
-            self.hashed_bytes += len(data)
 
 
 class DirectoryBlobs(ServedBlobs):
@@ -69,8 +39,8 @@ class DirectoryBlobs(ServedBlobs):
         self._numbers = itertools.count()
         self._held_bytes = held_bytes
         """Size of the blobs that have a name; changed only under `_naming`."""
-        self._arriving_bytes = 0
-        """Size of what has arrived of others; changed only on the event loop."""
+        self._arriving_bytes = self._arriving_count = 0
+        """Size of what has arrived of others, and their number; changed only on the event loop."""
         self._naming = threading.Lock()
         """Held while a blob is named, counted and deleted, which several threads do."""
 
@@ -86,7 +56,7 @@ class DirectoryBlobs(ServedBlobs):
             StoreFailed: the folder cannot be read or created.
         """
         folder = run_dir / BLOBS_FOLDER
-        held_bytes = await _in_thread(_prepare, folder, disk)
+        held_bytes = await in_thread(_prepare, folder, disk)
         return cls(folder, max_total_bytes, disk, held_bytes)
 
     @classmethod
@@ -104,7 +74,7 @@ class DirectoryBlobs(ServedBlobs):
             async for piece in body:
                 received += len(piece)
                 check_growth(received, size_bytes)
-            await _in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
+            await in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
             return
         await self._keep(sha256, size_bytes, body, spare_bytes)
 
@@ -116,60 +86,42 @@ class DirectoryBlobs(ServedBlobs):
     ) -> Sha256:
         """Keep the bytes under their digest, which is returned; it must be `sha256` if that is given."""
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        arriving = _Arriving(self._folder / _PARTIAL / f"{sha256 or _NEW}.{next(self._numbers)}", spare_bytes)
+        arriving = Arriving(self._folder / _PARTIAL / f"{sha256 or _NEW}.{next(self._numbers)}", self._disk)
+        self._arriving_count += 1
         try:
             try:
-                found = await self._receive(sha256, size_bytes, body, arriving)
+                found = await self._receive(sha256, size_bytes, body, arriving, spare_bytes)
             finally:
+                self._arriving_count -= 1
                 self._arriving_bytes -= arriving.received_bytes
-            await _in_thread(sync_folder, self._path(found).parent, self._disk)
+            await in_thread(sync_folder, self._path(found).parent, self._disk)
         except BaseException as error:
-            await _in_thread(arriving.partial.unlink, True)
+            await arriving.abandon()
             if isinstance(error, StoreBlocked):
                 error.needed_bytes = size_bytes
             raise
         return found
 
     async def _receive(
-        self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], arriving: "_Arriving"
+        self, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], arriving: Arriving, spare_bytes: int
     ) -> Sha256:
-        waiting = bytearray()
         async for piece in body:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
-            check_room(self.total_bytes + len(piece) + arriving.spare_bytes, self._max_total_bytes)
-            arriving.received_bytes += len(piece)
+            check_room(self.total_bytes + len(piece) + spare_bytes, self._max_total_bytes)
             self._arriving_bytes += len(piece)
-            waiting += piece
-            if len(waiting) > MAX_IN_MEMORY_BYTES:
-                await _in_thread(self._write, arriving, arriving.received_bytes - len(waiting), waiting)
-                waiting = bytearray()
-        if waiting:
-            await _in_thread(arriving.add, arriving.received_bytes - len(waiting), waiting)
-        found = Sha256(arriving.digest.hexdigest())
+            await arriving.add(piece, piece_bytes(self._arriving_count))
+        found = await arriving.digest()
         check_content(sha256, size_bytes, arriving.received_bytes, found)
-        await _in_thread(self._finish, found, arriving, arriving.received_bytes - len(waiting), waiting)
+        await arriving.finish(partial(self._name, found, arriving))
         return found
 
-    def _write(self, arriving: "_Arriving", offset: int, data: Buffer, *, is_last: bool = False) -> None:
-        """Write a piece of a blob at its place, so that a failed call may be repeated.
-
-        The file is open only meanwhile: however many blobs arrive, few descriptors are taken from the journal.
-        """
-        arriving.add(offset, data)
-        with open_private(arriving.partial) as file:
-            file.seek(offset)
-            self._disk.write(file, bytes(data))
-            if is_last:
-                self._disk.sync(file.fileno())
-
-    def _finish(self, sha256: Sha256, arriving: "_Arriving", offset: int, rest: Buffer) -> None:
-        """Write the rest and name the blob. The name is durable once its folder is synced."""
-        self._write(arriving, offset, rest, is_last=True)
+    def _name(self, sha256: Sha256, arriving: Arriving) -> None:
+        """Name a blob whose bytes are durable. The name is durable once its folder is synced."""
         path = self._path(sha256)
         make_folder(path.parent, self._disk, PRIVATE_FOLDER_MODE)
         with self._naming:
             is_new = not path.exists()
-            arriving.partial.replace(path)
+            arriving.path.replace(path)
             self._held_bytes += arriving.received_bytes if is_new else 0
 
     async def size(self, sha256: Sha256) -> int | None:
@@ -181,7 +133,7 @@ class DirectoryBlobs(ServedBlobs):
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
         while start < stop:
-            piece = await _in_thread(self._read, sha256, start, min(STREAM_BYTES, stop - start))
+            piece = await in_thread(self._read, sha256, start, min(STREAM_BYTES, stop - start))
             if not piece:
                 raise StoreFailed(f"blob {sha256} is shorter than {stop} bytes")
             start += len(piece)
@@ -189,7 +141,7 @@ class DirectoryBlobs(ServedBlobs):
 
     @contextlib.asynccontextmanager
     async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
-        file = await _in_thread(self._open, sha256)
+        file = await in_thread(self._open, sha256)
         try:
             yield file
         finally:
@@ -211,7 +163,7 @@ class DirectoryBlobs(ServedBlobs):
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
-        await _in_thread(self._remove, self._path(sha256))
+        await in_thread(self._remove, self._path(sha256))
 
     def _remove(self, path: Path) -> None:
         with self._naming, contextlib.suppress(FileNotFoundError):
@@ -220,7 +172,7 @@ class DirectoryBlobs(ServedBlobs):
             self._held_bytes -= size_bytes
 
     async def held(self) -> frozenset[Sha256]:
-        return frozenset(Sha256(path.name) for path in await _in_thread(_blob_paths, self._folder))
+        return frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
 
 
 class _OpenBlob:
@@ -269,18 +221,3 @@ def _prepare(folder: Path, disk: Disk) -> int:
     for stale in partial.iterdir():
         stale.unlink()
     return sum(path.stat().st_size for path in _blob_paths(folder))
-
-
-async def _in_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Return what blocking work returns, done in a thread; raise every `OSError` as `StoreFailed`.
-
-    The work is repeated for a few seconds if something passing is in the way.
-    """
-
-    async def attempt() -> T:
-        try:
-            return await asyncio.to_thread(work, *arguments)
-        except (OSError, MemoryError) as error:
-            raise store_failure("a blob could not be kept or read", error) from error
-
-    return await repeated_while_passing(attempt)

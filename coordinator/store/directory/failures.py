@@ -22,6 +22,11 @@ def store_failure(place: str, error: OSError | MemoryError) -> StoreFailed:
     return StoreBlocked(message, is_full=obstacle is Obstacle.FULL)
 
 
+def is_passing(failure: StoreFailed) -> bool:
+    """Return whether the same may succeed in a moment, without anybody's doing."""
+    return isinstance(failure, StoreBlocked) and not failure.is_full
+
+
 async def repeated_while_passing(work: Callable[[], Awaitable[T]]) -> T:
     """Return what the work returns; repeat it for up to `PASSING_S` while something passing is in the way."""
     loop = asyncio.get_running_loop()
@@ -30,6 +35,6 @@ async def repeated_while_passing(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except StoreBlocked as blocked:
-            if blocked.is_full or loop.time() >= until_s:
+            if not is_passing(blocked) or loop.time() >= until_s:
                 raise
         await asyncio.sleep(PASSING_PAUSE_S)

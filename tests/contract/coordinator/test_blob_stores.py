@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.store.blobs import BlobStore
-from coordinator.store.directory.blobs import MAX_IN_MEMORY_BYTES, DirectoryBlobs
+from coordinator.store.directory.arriving import MAX_PIECE_BYTES
+from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.layered_blobs import LayeredBlobs
 from coordinator.store.memory import MemoryBlobs
 from state.errors import Refused
@@ -15,7 +16,7 @@ from state.wire import Sha256, sha256_hex
 from tests.support.object_blobs import object_blobs
 from tests.support.stored_blobs import blob_bytes
 
-LIMIT = 5 * MAX_IN_MEMORY_BYTES
+LIMIT = 5 * MAX_PIECE_BYTES
 
 
 @pytest.fixture(params=("directory", "memory", "objects", "layers"))
@@ -39,7 +40,7 @@ async def put(blobs: BlobStore, data: bytes) -> Sha256:
     return digest
 
 
-@pytest.mark.parametrize("size", [1, 70_000, MAX_IN_MEMORY_BYTES, 2 * MAX_IN_MEMORY_BYTES + 3])
+@pytest.mark.parametrize("size", [1, 70_000, MAX_PIECE_BYTES, 2 * MAX_PIECE_BYTES + 3])
 async def test_blob_is_given_back_whole_and_in_ranges(blobs: BlobStore, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     digest = await put(blobs, data)
@@ -162,11 +163,11 @@ async def test_blob_for_which_the_room_was_taken_meanwhile_is_refused(blobs: Blo
 
 async def test_blob_whose_upload_breaks_off_leaves_nothing(blobs: BlobStore) -> None:
     async def broken() -> AsyncIterator[bytes]:
-        yield b"z" * (2 * MAX_IN_MEMORY_BYTES)
+        yield b"z" * (2 * MAX_PIECE_BYTES)
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        await blobs.receive(sha256_hex(b"z"), 3 * MAX_IN_MEMORY_BYTES, broken())
+        await blobs.receive(sha256_hex(b"z"), 3 * MAX_PIECE_BYTES, broken())
     assert blobs.total_bytes == 0
     assert await blobs.held() == frozenset()
 

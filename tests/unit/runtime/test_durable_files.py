@@ -9,13 +9,14 @@ from typing import BinaryIO
 import pytest
 
 from runtime.durable_files import PRIVATE_MODE, Disk, create_file, make_folder, replace_file
+from state.tensors import Buffer
 from tests.support.recording_disk import RecordingDisk
 
 Write = Callable[..., None]
 both_ways = pytest.mark.parametrize("write", [replace_file, create_file])
 
 
-def _full(file: BinaryIO, data: bytes) -> None:
+def _full(file: BinaryIO, data: Buffer) -> None:
     file.write(data[:1])
     raise OSError("no space left")
 
