@@ -22,6 +22,7 @@ from coordinator.machine.run import Member
 from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
+from coordinator.resumable_uploads import BlobBody
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
@@ -323,16 +324,14 @@ class Handlers:
         else:
             self._check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
 
-    async def receive_blob(
-        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None = None
-    ) -> None:
+    async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.
 
         Raises:
             Refused: `rate-limited`, and as `Uploads.receive` raises.
         """
         self.check_upload_rate(client_id, sha256)
-        await self.uploads.receive(client_id, sha256, body, length_bytes)
+        await self.uploads.receive(client_id, sha256, body)
 
     # Requests of an operator
 

@@ -132,6 +132,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     service.readers.release()
                     await arrivals.aclose()
                     await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
+                    await uploads.aclose()
                     served.cancel()
                     farewell.cancel()
                     room.cancel()

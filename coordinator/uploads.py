@@ -4,7 +4,8 @@ The rule kept here: only a member that announced a blob may deliver it, and only
 deleted unless the run needs the same ones for something else, so that no bad delivery costs another client its blob.
 
 An upload ends when the run waits for it no longer: with its round, or with its sender's membership. Its minimum rate
-and its place are those of `coordinator/transfers.py`.
+and its place are those of `coordinator/transfers.py`. One whose connection breaks waits for its rest
+(`coordinator/resumable_uploads.py`).
 """
 
 import asyncio
@@ -22,10 +23,12 @@ from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs, expected_blob
 from coordinator.result_checks import ResultChecks, delete_unless_needed
+from coordinator.resumable_uploads import BlobBody, ResumableUploads
 from coordinator.service import CoordinatorService
 from coordinator.store.blobs import OpenBlob
 from coordinator.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
 from runtime.worker_thread import Worker
+from state.blob_messages import UploadProgress
 from state.checkpoint_parts import CheckpointPart, parts_digest
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument, Refused, StoreFailed
@@ -60,6 +63,7 @@ class Uploads:
         self._reading_layout = asyncio.Lock()
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
+        self._resumable = ResumableUploads(self._keep)
         self.results = ResultChecks(service, worker, self.layout)
         self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
@@ -68,6 +72,10 @@ class Uploads:
     def running_count(self) -> int:
         """Number of blobs that are being received."""
         return self._places.running_count
+
+    async def aclose(self) -> None:
+        """End the uploads that wait for their rest."""
+        await self._resumable.aclose()
 
     async def layout(self) -> TensorLayout:
         """Return the names and shapes of the run's tensors, which every result and checkpoint must have.
@@ -93,34 +101,40 @@ class Uploads:
                     self._form = await self._worker.run(partial(checkpoint_form, data))
         return self._form
 
-    async def receive(
-        self, client_id: ClientId, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
-    ) -> None:
+    def progress(self, client_id: ClientId, sha256: Sha256) -> UploadProgress:
+        """Return how much of an announced blob has arrived from this member. A request that sends some now ends.
+
+        Raises as `expected`.
+        """
+        if self.expected(client_id, sha256) is None:
+            return UploadProgress(0, delivered=True)
+        return UploadProgress(self._resumable.received_bytes(client_id, sha256))
+
+    async def receive(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take an announced blob, check it, and count it. A blob that was delivered before is accepted unread.
 
         Args:
             client_id: a member, authenticated.
             sha256: the digest that it announced.
-            body: the bytes.
-            length_bytes: their number, if the sender announces it.
+            body: the bytes, or those that have not arrived before.
 
         Raises:
             Refused: `not-committed`, `late-result`, `blob-mismatch`, `blob-too-large`, `blobs-full`, `result-invalid`
                 (the context's `rule` says why), `body-timeout` (too slow), `overloaded`, `unauthorized` (the member has
-                left), `store-failed`, and as reading the body raises.
+                left), `store-failed`, `offset-differs` (other bytes follow), and as reading the body raises.
         """
         expected = self.expected(client_id, sha256)
         if expected is None:
             return
-        if length_bytes is not None and length_bytes != expected.size_bytes:
-            kind = Refusal.BLOB_TOO_LARGE if length_bytes > expected.size_bytes else Refusal.BLOB_MISMATCH
-            raise Refused(kind, f"the body has {length_bytes} bytes; {expected.size_bytes} were announced")
+        start = body.start_in(expected.size_bytes)
         try:
             async with self._places.place(client_id, self._needed_bytes_per_s(expected)) as transfer:
                 self._receiving[transfer] = sha256
                 try:
-                    is_held = expected.claim is not None and await self._is_held(expected)
-                    await self._keep(expected, _no_pieces() if is_held else _moved_by(transfer, body))
+                    if expected.claim is not None and await self._is_held(expected):
+                        await self._keep(expected, _no_pieces())
+                    else:
+                        await self._resumable.receive(expected, transfer, _moved_by(transfer, body.pieces), start)
                 finally:
                     del self._receiving[transfer]
             self._service.heard(client_id)
@@ -208,10 +222,11 @@ class Uploads:
         """End the uploads that the run waits for no longer."""
         if expectations(run) == expectations(before) and run.members is before.members:
             return
+        for client_id, sha256 in self._resumable.under_way():
+            if (refusal := _unexpected(run, client_id, sha256)) is not None:
+                self._resumable.end(client_id, sha256, refusal)
         for transfer, sha256 in self._receiving.items():
-            try:
-                announced(run, transfer.client_id, sha256)
-            except Refused as refusal:
+            if (refusal := _unexpected(run, transfer.client_id, sha256)) is not None:
                 transfer.end(refusal)
 
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
@@ -226,7 +241,9 @@ class Uploads:
         Results leave room for a checkpoint: without one, no blob would ever be swept again.
         """
         spare_bytes = (await self.form()).size_bound if expected.kind == "result" else 0
-        await self._service.maintenance.wait_for_room(expected.size_bytes + spare_bytes)
+        needed_bytes, most = expected.size_bytes + spare_bytes, self._service.run.state_file.blobs.max_total_bytes
+        await self._resumable.give_way(lambda: self._service.blobs.total_bytes + needed_bytes > most)
+        await self._service.maintenance.wait_for_room(needed_bytes)
         return spare_bytes
 
     async def ending_epoch_when_full(self, expected: ExpectedBlob, step: Awaitable[T]) -> T:
@@ -356,6 +373,15 @@ def announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
     if broken is not None:
         raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
     raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")
+
+
+def _unexpected(run: Run, client_id: ClientId, sha256: Sha256) -> Refused | None:
+    """Return why this member may not deliver a blob any more; None if it may."""
+    try:
+        announced(run, client_id, sha256)
+    except Refused as refusal:
+        return refusal
+    return None
 
 
 async def _no_pieces() -> AsyncIterator[bytes]:

@@ -11,6 +11,7 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.blob_bodies import append_held_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
+from coordinator_client.resumed_uploads import ResumedUploads
 from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
@@ -20,7 +21,14 @@ from runtime.http_client import (
     reason_of,
 )
 from runtime.retry import RetryPolicy
-from state.blob_messages import CheckerToken, CheckVerdict, LeasedCheck, ParameterNames, RenewedLease
+from state.blob_messages import (
+    CheckerToken,
+    CheckVerdict,
+    LeasedCheck,
+    ParameterNames,
+    RenewedLease,
+    UploadProgress,
+)
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -72,6 +80,7 @@ class CoordinatorClient:
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
         self._stored = StoredBlobs(self._request)
+        self._uploads = ResumedUploads(self.upload_progress, self._send)
 
     @classmethod
     async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> "CoordinatorClient":
@@ -197,8 +206,11 @@ class CoordinatorClient:
     async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
         if await self._stored.put(sha256, file):
             return
-        if self._blobs is None or not await self._blobs.put(f"/v1/blobs/{sha256}", self._headers, file):
-            await self._request("PUT", f"/v1/blobs/{sha256}", content=file, answer_s=BLOB_TIMEOUT_S)
+        await self._uploads.put(sha256, file)
+
+    async def upload_progress(self, sha256: Sha256) -> UploadProgress:
+        """Return how much of an announced blob has arrived."""
+        return parse_document(UploadProgress, (await self._request("GET", f"/v1/blobs/{sha256}/upload")).content)
 
     async def status(self) -> RunStatus:
         return parse_document(RunStatus, (await self._request("GET", f"{self._run}/status")).content)
@@ -294,6 +306,11 @@ class CoordinatorClient:
             async for piece in pieces:
                 yield piece
 
+    async def _send(self, path: str, headers: Mapping[str, str], file: "SentBytes") -> None:
+        """Send bytes, the short way if there is one."""
+        if self._blobs is None or not await self._blobs.put(path, {**self._headers, **headers}, file):
+            await self._request("PUT", path, content=file, headers=headers, answer_s=BLOB_TIMEOUT_S)
+
     async def _post(self, path: str, message: Any) -> bytes:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))
         return answer.content
@@ -308,11 +325,12 @@ class CoordinatorClient:
         *,
         params: Mapping[str, Any] | None = None,
         content: "FileBody | SentBytes | None" = None,
+        headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
         timeout = httpx.Timeout(wait_s + answer_s, connect=CONNECT_TIMEOUT_S, pool=wait_s + answer_s)
-        headers = dict(self._headers)
+        headers = {**self._headers, **(headers or {})}
         if content is not None:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
         body: bytes | _Pieces | None = None

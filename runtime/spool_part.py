@@ -9,7 +9,7 @@ from typing import Protocol
 
 from runtime.file_room import write_at
 from runtime.spool import READ_BYTES, SpoolFile
-from state.errors import InvalidDocument, SpoolFull
+from state.errors import InternalError, InvalidDocument, SpoolFull
 from state.tensors import Buffer
 from state.wire import Sha256
 
@@ -141,6 +141,16 @@ class ReceivedFile:
         self._file.clear()
 
 
+def rest_of(sent: SentBytes, start_bytes: int) -> SentBytes:
+    """Return the bytes that follow the first `start_bytes` of them."""
+    size_bytes = sent.size_bytes - start_bytes
+    if isinstance(sent, SpoolFile):
+        return SentPart(sent, start_bytes, size_bytes)
+    if isinstance(sent, SentPart):
+        return SentPart(sent.file, sent.start_bytes + start_bytes, size_bytes)
+    raise InternalError(f"the rest of a {type(sent).__name__}")
+
+
 def _check_size(size_bytes: int, most_bytes: int) -> None:
     if size_bytes > most_bytes:
         surplus_bytes = size_bytes - most_bytes
@@ -157,7 +167,7 @@ class SentPart:
     """
 
     def __init__(self, file: SpoolFile, start_bytes: int, size_bytes: int) -> None:
-        self._file = file
+        self.file = file
         self._start_bytes = start_bytes
         self._size_bytes = size_bytes
 
@@ -167,19 +177,19 @@ class SentPart:
 
     @property
     def descriptor(self) -> int | None:
-        return self._file.descriptor
+        return self.file.descriptor
 
     @property
     def start_bytes(self) -> int:
         return self._start_bytes
 
     def to_bytes(self) -> bytes:
-        return self._file[self._start_bytes : self._start_bytes + self._size_bytes]
+        return self.file[self._start_bytes : self._start_bytes + self._size_bytes]
 
     def pieces(self, size_bytes: int = READ_BYTES) -> Iterable[bytes]:
         stop = self._start_bytes + self._size_bytes
         for start in range(self._start_bytes, stop, size_bytes):
-            yield self._file[start : min(start + size_bytes, stop)]
+            yield self.file[start : min(start + size_bytes, stop)]
 
     def sha256(self) -> Sha256:
         """Return the digest of the bytes, read once more. It blocks."""

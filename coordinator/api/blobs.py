@@ -13,13 +13,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api.requests import blob_reader, caller, sha256_of
 from coordinator.handlers import Handlers
+from coordinator.resumable_uploads import BlobBody
 from coordinator.store.blobs import STREAM_BYTES
 from coordinator.transfers import Transfer
 from runtime.connections import SendFile, end_connection, file_sender
 from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, document_response, has_gone, openapi_answer
 from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
-from state.blob_messages import UploadGrant
+from state.blob_messages import UploadGrant, UploadProgress
 from state.errors import EpochalError, Refused
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
@@ -133,8 +134,18 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     async def put_blob(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
         digest = sha256_of(sha256)
-        await handlers.receive_blob(client_id, digest, body_pieces(request), content_length(request))
+        body = BlobBody(body_pieces(request), content_length(request), request.headers.get("content-range"))
+        await handlers.receive_blob(client_id, digest, body)
         return Response(status_code=201)
+
+    @router.get(
+        "/v1/blobs/{sha256}/upload",
+        summary="How much has arrived of an announced result or checkpoint",
+        responses=openapi_answer(UploadProgress),
+    )
+    async def upload_progress(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        return document_response(handlers.uploads.progress(client_id, sha256_of(sha256)))
 
     @router.post(
         "/v1/blobs/{sha256}/grant",

@@ -84,6 +84,11 @@ _BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "s
 _BLOB = _BLOB_BODY["content"]
 _MODEL_SPEC: Schema = {"type": "object", "required": ["architecture"], "properties": {"architecture": TEXT}}
 _LOOKS = "1: it is not where an earlier answer led; 2: it has other bytes there."
+_CONTENT_RANGE = {
+    "type": "string",
+    "pattern": "^bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18}$",
+    "description": "The body is the rest of a blob of which the bytes before it have arrived.",
+}
 _LOCATION = {"required": True, "schema": {"type": "string"}}
 _CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done"}
 
@@ -182,9 +187,11 @@ def _blob_operations() -> Operations:
             (SESSION,),
             answers={201: _CREATED, 202: {"description": "Being taken in: ask again"}},
         ),
+        ("GET", "/v1/blobs/{sha256}/upload"): Operation(announced, (SESSION,)),
         ("PUT", "/v1/blobs/{sha256}"): Operation(
-            (*announced, *_DELIVERS),
+            (*announced, *_DELIVERS, Refusal.OFFSET_DIFFERS, Refusal.INVALID_PARAMETER),
             (SESSION,),
+            (Parameter("Content-Range", _CONTENT_RANGE, "header"),),
             answers={201: _CREATED},
             body={"content": _BLOB},
         ),

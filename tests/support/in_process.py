@@ -12,6 +12,7 @@ from typing import TypeVar
 import httpx
 
 from coordinator.handlers import Handlers
+from coordinator.resumable_uploads import BlobBody
 from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.follow import parse_immutable
 from runtime.http_bodies import MAX_BODY_BYTES
@@ -125,7 +126,7 @@ class InProcessCoordinator:
         data = file.to_bytes()
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
-            await handlers.receive_blob(client_id, sha256, self._pieces(data), len(data))
+            await handlers.receive_blob(client_id, sha256, BlobBody(self._pieces(data), len(data)))
 
     async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
         with self._asking() as handlers:

@@ -104,15 +104,16 @@ async def served(
         serving = tasks.create_task(service.serve())
         await service.started.wait()
         yield Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
+        await handlers.uploads.aclose()
         serving.cancel()
 
 
 @contextlib.asynccontextmanager
-async def served_over_sockets(folder: Path, **overrides: Any) -> AsyncIterator[Served]:
-    """Serve a new run, kept in a folder, over real sockets; `overrides` replace fields of its state file."""
+async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **overrides: Any) -> AsyncIterator[Served]:
+    """Serve a run, kept in a folder, over real sockets; `overrides` replace fields of its state file."""
     state = state_file(config__waiting_for_members_extra_time=0.001, **overrides)
     async with (
-        serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=GENESIS)) as running,
+        serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=genesis)) as running,
         httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
     ):
         yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
@@ -172,13 +173,13 @@ async def phase(coordinator: Served, wanted: RunState) -> None:
             version = version if published is None else published.version
 
 
-async def training(coordinator: Served, count: int = 2) -> list[WireClient]:
-    """That many clients in the first RoundTrain."""
+async def training(coordinator: Served, count: int = 2, replica: Replica = REPLICA) -> list[WireClient]:
+    """That many clients in the first RoundTrain, with the run's first replica."""
     clients = [WireClient(coordinator, number) for number in range(1, count + 1)]
     for client in clients:
         await client.join()
     await phase(coordinator, RunState.WARMUP)
     for client in clients:
-        assert (await client.ready(REPLICA)).status_code == 200
+        assert (await client.ready(replica)).status_code == 200
     await phase(coordinator, RunState.ROUND_TRAIN)
     return clients

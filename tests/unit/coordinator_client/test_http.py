@@ -16,7 +16,7 @@ from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import connect_operator
 from runtime.retry import RetryPolicy
 from runtime.spool import READ_BYTES
-from state.blob_messages import UploadGrant
+from state.blob_messages import UploadGrant, UploadProgress
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.messages import ReadyReport, Standing
@@ -230,6 +230,8 @@ async def test_blob_is_sent_piece_by_piece_with_its_length_each_time() -> None:
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             if request.url.path.endswith("/grant"):
                 return httpx.Response(200, content=canonical_json(UploadGrant(delivered=False)))
+            if request.url.path.endswith("/upload"):
+                return httpx.Response(200, content=canonical_json(UploadProgress(0)))
             assert isinstance(request.stream, httpx.AsyncByteStream)
             pieces = [piece async for piece in request.stream]
             assert max(map(len, pieces)) <= READ_BYTES

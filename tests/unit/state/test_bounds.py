@@ -67,8 +67,8 @@ STATUSES = {
     405: "method-not-allowed",
     408: "body-timeout",
     409: "nonce-consumed key-in-use unsupported-codec unsupported-protocol fingerprint-differs already-committed "
-    "data-undecided behind late-result not-committed not-in-roster not-now replica-differs stale-round "
-    "incomplete-step stale-step",
+    "data-undecided behind late-result not-committed not-in-roster not-now offset-differs replica-differs "
+    "stale-round incomplete-step stale-step",
     410: "gone unknown-future",
     413: "body-too-large blob-too-large",
     416: "range-not-satisfiable",

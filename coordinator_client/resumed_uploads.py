@@ -1,0 +1,85 @@
+"""Blobs that a client sends to a coordinator, gone on with where a connection broke.
+
+The rule kept here: what the coordinator says it has is believed once. If the blob is refused then, all of it is sent.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from state.blob_messages import UploadProgress
+from state.errors import CoordinatorUnreachable, Refused
+from state.refusals import Refusal
+from state.wire import Sha256
+
+if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
+    from runtime.spool_part import SentBytes
+
+ASKED_FROM_BYTES = 4 * 1024 * 1024
+"""From this size on, an upload begins with the question how much has arrived: an earlier process may have sent some."""
+MAX_REMEMBERED = 64
+"""Maximum number of broken uploads that are remembered; each is of an announced blob that is sent again soon."""
+_NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
+_WRONG_REST = frozenset({Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.OFFSET_DIFFERS})
+
+Send = Callable[[str, Mapping[str, str], "SentBytes"], Awaitable[None]]
+"""Sends bytes to a path of the coordinator by PUT, with further headers; raises as `CoordinatorClient`'s requests."""
+
+
+class ResumedUploads:
+    """The uploads of one client.
+
+    Args:
+        progress: asks how much of a blob has arrived; raises as `CoordinatorClient`'s requests.
+        send: sends bytes.
+    """
+
+    def __init__(self, progress: Callable[[Sha256], Awaitable[UploadProgress]], send: Send) -> None:
+        self._progress = progress
+        self._send = send
+        self._broken: OrderedDict[Sha256, None] = OrderedDict()
+
+    async def put(self, sha256: Sha256, file: "SentBytes") -> None:
+        """Deliver a blob, or what the coordinator lacks of it. Raises as `send`."""
+        start = 0
+        if sha256 in self._broken or file.size_bytes >= ASKED_FROM_BYTES:
+            found = await self._arrived(sha256)
+            if found.delivered:
+                return
+            start = found.received_bytes if found.received_bytes < file.size_bytes else 0
+        self._broken[sha256] = None
+        self._broken.move_to_end(sha256)
+        if len(self._broken) > MAX_REMEMBERED:
+            self._broken.popitem(last=False)
+        try:
+            await self._put_from(start, sha256, file)
+        except CoordinatorUnreachable:
+            raise
+        except Refused as refusal:
+            if refusal.kind is not Refusal.OVERLOADED:  # which ends a request, but not its upload
+                self._broken.pop(sha256, None)
+            raise
+        self._broken.pop(sha256, None)
+
+    async def _arrived(self, sha256: Sha256) -> UploadProgress:
+        try:
+            return await self._progress(sha256)
+        except Refused as refusal:
+            if refusal.kind in _NO_SUCH_ROUTE:  # an older coordinator
+                return UploadProgress(0)
+            raise
+
+    async def _put_from(self, start: int, sha256: Sha256, file: "SentBytes") -> None:
+        from runtime.spool_part import rest_of
+
+        path = f"/v1/blobs/{sha256}"
+        if start:
+            whole = file.size_bytes
+            try:
+                await self._send(path, {"Content-Range": f"bytes {start}-{whole - 1}/{whole}"}, rest_of(file, start))
+            except Refused as refusal:
+                if refusal.kind not in _WRONG_REST:
+                    raise
+            else:
+                return
+        await self._send(path, {}, file)

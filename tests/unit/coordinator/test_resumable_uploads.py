@@ -1,0 +1,177 @@
+"""How many uploads wait for their rest, for how long, and to whom they give way; over blobs on a real disk."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import resumable_uploads
+from coordinator.machine.views import ExpectedBlob
+from coordinator.resumable_uploads import ResumableUploads
+from coordinator.store.directory.blobs import DirectoryBlobs
+from coordinator.transfers import Transfer
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import ClientId, Sha256, sha256_hex
+from tests.support.cutting_relay import until
+
+BOUND_S = 20.0
+HALF = os.urandom(1000)
+WHOLE = HALF + os.urandom(1000)
+BROKEN = Refused(Refusal.BODY_INCOMPLETE, "the connection ended")
+
+
+def blob_of(number: int, data: bytes = WHOLE, client: int = 1) -> tuple[ExpectedBlob, bytes]:
+    """An announced blob whose bytes end with a number."""
+    data += bytes([number])
+    return ExpectedBlob("result", ClientId(f"{client:032x}"), sha256_hex(data), len(data), 1, 0, None), data
+
+
+async def broken(data: bytes, error: Refused = BROKEN) -> AsyncIterator[bytes]:
+    yield data
+    raise error
+
+
+async def whole(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+class Uploader:
+    """Uploads to blobs on a disk."""
+
+    def __init__(self, blobs: DirectoryBlobs) -> None:
+        self.blobs = blobs
+        self.uploads = ResumableUploads(self._keep)
+
+    async def _keep(self, expected: ExpectedBlob, pieces: AsyncIterator[bytes]) -> None:
+        await self.blobs.receive(expected.sha256, expected.size_bytes, pieces)
+
+    async def send(self, expected: ExpectedBlob, pieces: AsyncIterator[bytes], start: int | None = None) -> None:
+        transfer = Transfer(expected.client_id, asyncio.get_running_loop().time, 1.0)
+
+        async def moved() -> AsyncIterator[bytes]:
+            while (piece := await transfer.move(lambda: anext(pieces, None))) is not None:
+                yield piece
+
+        async with asyncio.timeout(BOUND_S):
+            await self.uploads.receive(expected, transfer, moved(), start)
+
+    async def break_off(self, number: int, client: int = 1, error: Refused = BROKEN) -> ExpectedBlob:
+        expected, _ = blob_of(number, client=client)
+        with pytest.raises(Refused) as caught:
+            await self.send(expected, broken(HALF, error))
+        assert caught.value.kind is error.kind
+        return expected
+
+    def arrived(self, expected: ExpectedBlob) -> int:
+        return self.uploads.received_bytes(expected.client_id, expected.sha256)
+
+    async def held(self, sha256: Sha256) -> bool:
+        return sha256 in await self.blobs.held()
+
+
+@pytest.fixture
+async def uploader(tmp_path: Path) -> Uploader:
+    return Uploader(await DirectoryBlobs.open(tmp_path, 10**9))
+
+
+async def test_rest_of_a_broken_upload_completes_it(uploader: Uploader) -> None:
+    expected, data = blob_of(1)
+    await uploader.break_off(1)
+    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (len(HALF), len(HALF))
+    await uploader.send(expected, whole(data[len(HALF) :]), len(HALF))
+    assert await uploader.held(expected.sha256)
+    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, len(data))
+
+
+@pytest.mark.parametrize("kind", [Refusal.BODY_TIMEOUT, Refusal.OVERLOADED])
+async def test_upload_that_was_too_slow_may_go_on(uploader: Uploader, kind: Refusal) -> None:
+    assert uploader.arrived(await uploader.break_off(1, error=Refused(kind, "slow"))) == len(HALF)
+
+
+async def test_upload_that_must_end_waits_for_nothing(uploader: Uploader) -> None:
+    await uploader.break_off(1, error=Refused(Refusal.LATE_RESULT, "late"))
+    assert (uploader.uploads.waiting_count, uploader.blobs.total_bytes) == (0, 0)
+
+
+async def test_rest_from_another_place_is_refused_with_the_right_one(uploader: Uploader) -> None:
+    expected = await uploader.break_off(1)
+    for start in (0, len(HALF) - 1, len(HALF) + 1):
+        with pytest.raises(Refused) as caught:
+            await uploader.send(expected, whole(HALF), start)
+        assert caught.value.kind is Refusal.OFFSET_DIFFERS
+        assert caught.value.context["received_bytes"] == len(HALF)
+
+
+async def test_rest_that_is_too_long_or_wrong_leaves_nothing(uploader: Uploader) -> None:
+    for rest, kind in ((WHOLE, Refusal.BLOB_TOO_LARGE), (HALF + b"x", Refusal.BLOB_MISMATCH)):
+        expected = await uploader.break_off(1)
+        with pytest.raises(Refused) as caught:
+            await uploader.send(expected, whole(rest), len(HALF))
+        assert caught.value.kind is kind
+        assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, 0)
+
+
+async def test_blob_sent_anew_takes_the_place_of_what_had_arrived(uploader: Uploader) -> None:
+    expected, data = blob_of(1)
+    await uploader.break_off(1)
+    await uploader.send(expected, whole(data))
+    assert await uploader.held(expected.sha256)
+    assert uploader.blobs.total_bytes == len(data)
+
+
+async def test_two_requests_for_one_blob_do_not_disturb_each_other(uploader: Uploader) -> None:
+    expected, data = blob_of(1)
+    goes_on = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield HALF
+        await goes_on.wait()
+        yield data[len(HALF) :]
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(uploader.send(expected, slow()))
+        await until(lambda: uploader.blobs.total_bytes == len(HALF))
+        await uploader.send(expected, whole(data))
+        goes_on.set()
+    assert uploader.blobs.total_bytes == len(data)
+
+
+async def test_upload_waits_no_longer_than_its_bound(uploader: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable_uploads, "PAUSED_FOR_S", 0.01)
+    expected = await uploader.break_off(1)
+    await until(lambda: uploader.blobs.total_bytes == 0)
+    assert uploader.arrived(expected) == 0
+
+
+async def test_oldest_waiting_uploads_end_beyond_a_members_number(uploader: Uploader) -> None:
+    most = resumable_uploads.MAX_PAUSED_PER_CLIENT
+    other = await uploader.break_off(0, client=2)
+    blobs = [await uploader.break_off(number) for number in range(most + 2)]
+    await until(lambda: uploader.blobs.total_bytes == (most + 1) * len(HALF))
+    assert [uploader.arrived(expected) for expected in (other, *blobs)] == [len(HALF), 0, 0, *[len(HALF)] * most]
+
+
+async def test_oldest_waiting_uploads_end_beyond_the_number_of_all(
+    uploader: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumable_uploads, "MAX_PAUSED", 2)
+    blobs = [await uploader.break_off(1, client=client) for client in range(3)]
+    await until(lambda: uploader.blobs.total_bytes == 2 * len(HALF))
+    assert [uploader.arrived(expected) for expected in blobs] == [0, len(HALF), len(HALF)]
+
+
+async def test_waiting_uploads_give_way_to_who_needs_their_room(uploader: Uploader) -> None:
+    blobs = [await uploader.break_off(1, client=client) for client in range(3)]
+    await uploader.uploads.give_way(lambda: uploader.blobs.total_bytes > len(HALF))
+    assert [uploader.arrived(expected) for expected in blobs] == [0, 0, len(HALF)]
+
+
+async def test_nothing_waits_after_the_end(uploader: Uploader, tmp_path: Path) -> None:
+    for number in range(3):
+        await uploader.break_off(number)
+    await uploader.uploads.aclose()
+    assert (uploader.uploads.waiting_count, uploader.blobs.total_bytes) == (0, 0)
+    assert list((tmp_path / "blobs" / "partial").iterdir()) == []
