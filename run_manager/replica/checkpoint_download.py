@@ -92,6 +92,7 @@ class _Wanted:
         failures: of each source: `ATTEMPTS_PER_SOURCE` of them end its attempts.
         missing_at: sources that lack it.
         problem: the last one.
+        loss: why the coordinator lacks it.
         brought_by: the sources of the bytes that have arrived.
         is_mixed: whether several sources may bring it together.
     """
@@ -102,6 +103,7 @@ class _Wanted:
     failures: Counter[str] = field(default_factory=Counter)
     missing_at: set[str] = field(default_factory=set)
     problem: InvalidDocument | None = None
+    loss: str = ""
     brought_by: set[str] = field(default_factory=set)
     is_mixed: bool = True
     is_taken: bool = False
@@ -251,7 +253,10 @@ class CheckpointDownload:
                 self._note(source, wanted, _wrong(wanted, "truncated"))
             elif refusal.kind is Refusal.NOT_FOUND or source is not self._coordinator:
                 wanted.missing_at.add(source.name)
-                log.warning("checkpoint_part_missing", extra={"part": wanted.number, "source": source.name})
+                fields = {"part": wanted.number, "source": source.name, "reason": refusal.message}
+                log.warning("checkpoint_part_missing", extra=fields)
+                if source is self._coordinator:
+                    wanted.loss = refusal.message
             else:
                 raise
         except InvalidDocument as error:
@@ -289,7 +294,7 @@ class CheckpointDownload:
     def _failure(self, checkpoint: CheckpointRef, wanted: _Wanted) -> EpochalError:
         name = f"part {wanted.number} of {checkpoint.part_count} of the checkpoint of step {checkpoint.step}"
         if self._coordinator.name in wanted.missing_at:
-            return Refused(Refusal.NOT_FOUND, f"no source has {name}, blob {wanted.part.sha256}")
+            return Refused(Refusal.NOT_FOUND, f"no source has {name}, blob {wanted.part.sha256}: {wanted.loss}")
         problem = wanted.problem
         assert problem is not None, "the coordinator lacks a part, or sends it wrongly"
         return InvalidDocument(

@@ -220,7 +220,7 @@ class ReplicaKeeper:
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
-            log.info("checkpoint_not_found", extra={"step": checkpoint.step})
+            log.info("checkpoint_not_found", extra={"step": checkpoint.step, "reason": refusal.message})
             self._lacking = ("checkpoint", checkpoint.step)
             return False
         held = await self._worker.run(partial(self._parse_checkpoint, file))

@@ -101,6 +101,9 @@ class RoundResults:
             await self._context.exchange.fetch(result.result_sha256)
             self._received.add(result.client_id)
         except Refused as refusal:
-            log.warning("result_not_fetched", extra={"sha256": result.result_sha256, "kind": refusal.kind})
+            log.warning(
+                "result_not_fetched",
+                extra={"sha256": result.result_sha256, "kind": refusal.kind, "reason": refusal.message},
+            )
         finally:
             slots.release()

@@ -12,12 +12,16 @@ from coordinator.machine.records import RecordBody
 from coordinator.machine.stimuli import STIMULI, ResultVerified
 from coordinator.store.open import open_store_reader
 from state.wire import parse_document
+from tests.support.data_http import HttpReply
 from tests.support.object_blobs import s3_lines
 from tests.support.processes import RealRun, in_training, real_run
-from tests.support.s3_server import AWS, empty_bucket, s3_server
+from tests.support.s3_door import DoorRequest, S3Door, s3_door
+from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
 
 STEPS = 30
 LASTS = {
+    "config__max_round_train_time": 8,
+    "config__round_witness_time": 2,
     "config__total_steps": STEPS,
     "config__init_min_clients": 2,
     "config__min_clients": 2,
@@ -26,14 +30,33 @@ LASTS = {
 """The checkpoints of this run have several parts."""
 
 
+class Overwriting:
+    """A fault: the first result that a client reads in the bucket is overwritten just before, by one of its size."""
+
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+        self.spoiled = ""
+
+    def __call__(self, request: DoorRequest) -> HttpReply | None:
+        import obstore
+
+        if request.is_signed_url and request.method == "GET" and not self.spoiled:
+            self.spoiled = request.path.removeprefix(f"/{BUCKET}/")
+            size_bytes = obstore.head(self._bucket, self.spoiled)["size"]
+            obstore.put(self._bucket, self.spoiled, bytes(size_bytes))
+        return None
+
+
 @pytest.fixture
-def stored_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The lines of `[blobs] store` for an empty bucket; the processes' environment has the credentials."""
+def overwriting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3Door, Overwriting]]:
+    """A door before an empty bucket, and a fault for it; the processes' environment has the credentials."""
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
     with s3_server() as url:
-        empty_bucket(url)
-        yield s3_lines(url)
+        bucket = empty_bucket(url)
+        with s3_door(url) as door:
+            door.fault = Overwriting(bucket)
+            yield door, door.fault
 
 
 async def restarted(run: RealRun, **overrides: Any) -> None:
@@ -57,12 +80,19 @@ async def checkers_of(run: RealRun) -> set[str | None]:
     return found
 
 
-async def test_run_moves_to_a_bucket_with_a_checker_and_back(tmp_path: Path, stored_lines: dict[str, Any]) -> None:
+async def test_run_moves_to_a_bucket_with_a_checker_and_back(
+    tmp_path: Path, overwriting: tuple[S3Door, Overwriting]
+) -> None:
+    door, fault = overwriting
     async with real_run(tmp_path, **LASTS) as run:
         for _ in range(2):
             await run.start_client()
         await run.until(in_training(3))
-        await restarted(run, blobs__store=stored_lines)
+        await restarted(run, blobs__store=s3_lines(door.url))
+        await run.until(in_training(run.watch.seen[-1].step + 2))
+        lost = await run.until_logged(run.coordinator, "blob_lost")
+        assert "was overwritten: its bytes hash to" in lost["reason"]
+        assert fault.spoiled.endswith(lost["sha256"])
         token = await checker_token_from(str(run.run_dir))
         checker = await run.children.start("checker", "checker", run.url, environment={"EPOCHAL_CHECKER_TOKEN": token})
         assert "step" in await run.line_of(checker, "result of")
