@@ -4,9 +4,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, TypeAlias
 
 from epochal.cli.run import LISTENING
 from state.errors import EpochalError
@@ -16,6 +17,22 @@ START_TIMEOUT_S = 120.0
 """Time limit for a server's start; the longest part of it is the first import of PyTorch on a machine."""
 LOG_TAIL_BYTES = 2000
 JSON_LOGS = ("--log-format", "json")
+
+
+StartProcess: TypeAlias = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Awaitable[asyncio.subprocess.Process]]
+
+
+async def start_epochal(
+    arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> asyncio.subprocess.Process:
+    """Return `epochal ARGUMENTS…` as a process of this interpreter; see `Children.start_process`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "epochal", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+    )
 
 
 @dataclass
@@ -64,10 +81,16 @@ class Child:
 
 @dataclass
 class Children:
-    """Every child of a local run. Leaving the context stops them all, newest first."""
+    """Every child of a local run. Leaving the context stops them all, newest first.
+
+    Attributes:
+        start_process: starts `epochal ARGUMENTS…` with these variables as its environment and this file as standard
+            error; its standard output is a pipe.
+    """
 
     log_dir: Path
     started: list[Child] = field(default_factory=list)
+    start_process: StartProcess = start_epochal
 
     async def __aenter__(self) -> "Children":
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -94,14 +117,9 @@ class Children:
         """
         log_path = self.log_dir / f"{name}.log"
         fixed = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **fixed, **(environment or {})}
         with log_path.open("ab") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "epochal", *arguments, *log_format),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log_file,
-                env={**os.environ, **fixed, **(environment or {})},
-            )
+            process = await self.start_process((*arguments, *log_format), variables, log_file)
         child = Child(name, process, log_path)
         self.started.append(child)
         return child

@@ -13,7 +13,7 @@ from state.errors import Refused
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import joined_by_hand
-from tests.support.processes import RealRun, in_phase, real_run
+from tests.support.processes import PATIENT, RealRun, in_phase, real_run
 
 
 def break_store(run: RealRun) -> None:
@@ -24,7 +24,7 @@ def break_store(run: RealRun) -> None:
 
 
 async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__init_min_clients=2, config__client_timeout_s=60) as run:
+    async with real_run(tmp_path, config__init_min_clients=2, config__warmup_time=8, **PATIENT) as run:
         client = await run.start_client()
         async with joined_by_hand(run, 1) as hand:
             await hand.watch.until(in_phase(RunState.WARMUP))

@@ -16,12 +16,12 @@ from state.replica import Replica, checkpoint_bytes, first_replica, replica_dige
 from state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import ByHand, joined_by_hand
-from tests.support.processes import SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
+from tests.support.processes import PATIENT, SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
 from tests.support.spooled import spooled
 from tests.support.states import state_file
 from trainers.genesis import make_first_model
 
-RUN = {"config__total_steps": 2, "config__max_round_train_time": 10}
+RUN = {"config__total_steps": 2, "config__max_round_train_time": 10, **PATIENT}
 EVIL = first_replica(0, {"evil": np.ones((3, 3), np.float32)})
 
 

@@ -14,11 +14,11 @@ from tests.integration.test_full_disk import TORN_BYTES, fill_disk
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import hold_in, joined_by_hand
 from tests.support.ports import free_port
-from tests.support.processes import RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.processes import PATIENT, RealRun, in_phase, in_training, prepared_run, real_run
 
 SLACK_S = 20.0
 """Seconds that the end of a process takes on a very busy machine: less than one that does not obey waits."""
-LONG = {"config__total_steps": 100_000}
+LONG = PATIENT | {"config__total_steps": 100_000}
 LEAVE_WITHIN_S = 3.0
 QUICK_LEAVE = ("--leave-within", str(LEAVE_WITHIN_S))
 

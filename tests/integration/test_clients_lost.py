@@ -9,7 +9,7 @@ from state.phases import RunState
 from state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import HELD_IN_WITNESS, ByHand, all_by_hand, hold_in, joined_by_hand
-from tests.support.processes import at_round, in_phase, in_training, real_run
+from tests.support.processes import PATIENT, at_round, in_phase, in_training, real_run
 
 SILENCE_S = 8
 """Silence after which the coordinator drops a client, in tests that wait for that."""
@@ -93,7 +93,7 @@ async def test_all_clients_gone_mid_epoch_others_rebuild_the_model(tmp_path: Pat
 
 async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         leaving = await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 1)
         leaving.process.send_signal(signal.SIGINT)
@@ -111,7 +111,7 @@ async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> N
 
 async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         leaving = await run.start_client()
         await hold_in(hand, RunState.ROUND_TRAIN, 1)
         leaving.process.send_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
 
 
 async def test_client_that_joins_in_the_middle_of_an_epoch_takes_part(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__total_steps=1000) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, config__total_steps=1000, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         await hand.be_ready()
         document = await hand.watch.until(at_round(1))
         await hand.take_round(document)

@@ -11,7 +11,7 @@ from state.errors import Refused
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import ByHand, hold_in, joined_by_hand
-from tests.support.processes import RealRun, real_run
+from tests.support.processes import PATIENT, RealRun, real_run
 from tests.support.spooled import spooled
 
 FLOAT32 = {"merge__codec": "float32"}
@@ -41,7 +41,7 @@ def bearer(hand: ByHand) -> dict[str, str]:
 
 
 async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -> None:
-    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5}
+    overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5} | PATIENT
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
@@ -84,7 +84,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
 async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
     model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}
-    overrides |= FLOAT32
+    overrides |= FLOAT32 | PATIENT
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()

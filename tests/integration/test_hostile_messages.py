@@ -18,7 +18,7 @@ from state.messages import Attestation, ChallengeRequest, FailureReport
 from state.replica import replica_digest
 from state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.by_hand import all_ready, commitment, joined_by_hand
-from tests.support.processes import RealRun, at_round, real_run
+from tests.support.processes import PATIENT, RealRun, at_round, real_run
 from tests.support.spooled import spooled
 
 
@@ -91,8 +91,13 @@ async def test_body_above_the_limit_is_refused_with_and_without_a_length(tmp_pat
 
 
 async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them(tmp_path: Path) -> None:
-    overrides = {"config__init_min_clients": 8, "config__total_steps": 3, "config__global_batch_size_start": 16}
-    overrides |= {"config__global_batch_size_end": 16}
+    overrides = {
+        "config__init_min_clients": 8,
+        "config__total_steps": 3,
+        "config__global_batch_size_start": 16,
+        "config__global_batch_size_end": 16,
+        **PATIENT,
+    }
     async with contextlib.AsyncExitStack() as stack:
         run = await stack.enter_async_context(real_run(tmp_path, **overrides))
         hands = [await stack.enter_async_context(joined_by_hand(run, number)) for number in range(1, 7)]

@@ -12,7 +12,7 @@ from coordinator.audit import audit_store
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.by_hand import hold_in, joined_by_hand
-from tests.support.processes import RealRun, at_round, in_phase, in_training, prepared_run, real_run
+from tests.support.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run
 
 AUDITS = 60
 """Audits of a run of many short epochs, whose blobs are swept meanwhile."""
@@ -28,7 +28,7 @@ async def finished_run(folder: Path, rounds: int) -> AsyncIterator[RealRun]:
 
 async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 3, "config__total_steps": 4}
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         for _ in range(2):
             await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
@@ -107,7 +107,7 @@ async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) ->
 
 async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
-    async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
+    async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         unwanted = await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 1)
         client_id = run.client_id_of(unwanted)
@@ -157,7 +157,7 @@ async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: 
         run.write_state(config__total_steps=5, config__client_timeout_s=15)
         await run.start_coordinator()
         said = [line["change"] for line in run.events(run.coordinator, "config_change_applied")]
-        assert said == ["config.total_steps: 3 → 5", "config.client_timeout_s: 120.0 → 15.0"]
+        assert said == ["config.total_steps: 3 → 5", "config.client_timeout_s: 20.0 → 15.0"]
         await run.start_client("--key", str(tmp_path / "client-1.key"))
         await run.until(at_round(6, RunState.FINISHED))
         assert (await run.finish()).rounds == 5

@@ -10,10 +10,10 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -22,7 +22,7 @@ from coordinator_client.api import DocumentMark
 from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
 from epochal.cli.run import LISTENING
-from epochal.testnet.child_processes import Child, Children
+from epochal.testnet.child_processes import Child, Children, start_epochal
 from epochal.testnet.report import compare_digests
 from runtime.retry import RetryPolicy
 from state.documents import RunDocument
@@ -32,6 +32,7 @@ from state.phases import RunState
 from state.wire import ClientId, parse_document
 from tests.support.bounds import BOUND_S
 from tests.support.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
+from tests.support.forked import can_fork, start_forked
 from tests.support.ports import free_port
 from tests.support.states import state_text
 from tests.support.watched_file import writes_to
@@ -48,10 +49,11 @@ SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}
 QUICK = {
     "config__waiting_for_members_extra_time": 0.05,
     "config__init_min_clients": 1,
-    "config__client_timeout_s": BOUND_S,
     "model__LLM__ngram": SMALL_MODEL,
 }
-"""State file of a run whose phases take no longer than its clients need, and in which silence drops nobody."""
+"""State file of a run whose phases take no longer than its clients need."""
+PATIENT = {"config__client_timeout_s": BOUND_S}
+"""State file of a run in which silence drops nobody: for members by hand, and clients that a busy machine holds up."""
 
 Condition = Callable[[RunDocument], bool]
 
@@ -295,7 +297,7 @@ async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> Async
 @contextlib.asynccontextmanager
 async def prepared_run(folder: Path, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run that is not started, with `QUICK` and these replacements in its state file."""
-    async with Children(folder / "logs") as children:
+    async with Children(folder / "logs", start_process=start_process) as children:
         run = RealRun(folder, children)
         run.write_state(**overrides)
         try:
@@ -322,14 +324,7 @@ async def gone(pid: int) -> None:
 
 async def run_command(*arguments: str, **environment: str) -> Ran:
     """Run `epochal ARGUMENTS…` to its end within the bound, with these variables in its environment."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "epochal", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | PLAIN_OUTPUT | environment,
-        start_new_session=True,
-    )
+    process = await _started(arguments, os.environ | PLAIN_OUTPUT | environment)
     try:
         async with asyncio.timeout(BOUND_S):
             out, err = await process.communicate()
@@ -342,6 +337,29 @@ async def run_command(*arguments: str, **environment: str) -> Ran:
         raise
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
+
+
+async def _started(arguments: tuple[str, ...], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    if can_fork(environment):
+        return await start_forked(arguments, environment, stdout=pipe, stderr=pipe, leads_session=True)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "epochal", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        env=environment,
+        stdout=pipe,
+        stderr=pipe,
+        start_new_session=True,
+    )
+
+
+async def start_process(
+    arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> asyncio.subprocess.Process:
+    """Return `epochal ARGUMENTS…`, forked if that makes no difference; see `Children.start_process`."""
+    if can_fork(environment):
+        return await start_forked(arguments, environment, stdout=asyncio.subprocess.PIPE, stderr=errors)
+    return await start_epochal(arguments, environment, errors)
 
 
 def _kill_with_children(process: asyncio.subprocess.Process) -> None:
