@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider
@@ -16,6 +15,7 @@ from run_manager.readiness import Readiness
 from run_manager.replica.checkpoint_download import CheckpointSource
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.round_view import RoundViews
+from run_manager.trainer_opening import TrainerOpening
 from runtime.retry import RetryPolicy
 from runtime.spool import Spool
 from runtime.worker_thread import Worker
@@ -71,6 +71,10 @@ class ClientDependencies:
             again goes on with them; None if they go with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack what only the run's first checkpoint says.
+        check_trainer_further: goes on with the check while the client joins, and raises an error that ends it then;
+            None where `check_trainer` checks everything.
+        trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None where nobody can. A client reports
+            that it is ready a little earlier than that.
         open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
     """
 
@@ -81,8 +85,18 @@ class ClientDependencies:
     observer: Observer
     spool_folder: Path
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
+    check_trainer_further: Callable[[], Awaitable[None]] | None = None
+    trainer_opens_in_s: Callable[[], float] | None = None
     feedback_stem: Path | None = None
     open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
+
+
+class _KeepsInnerState(Protocol):
+    """A trainer's inner state, as `trainers.protocol.Trainer` has it."""
+
+    def commit_inner_state(self) -> None: ...
+
+    def roll_back_inner_state(self) -> None: ...
 
 
 class TentativeState:
@@ -91,7 +105,9 @@ class TentativeState:
     See `docs/merging.md`.
     """
 
-    def __init__(self, trainer: Trainer, observer: Observer = ignore, feedback: ErrorFeedback | None = None) -> None:
+    def __init__(
+        self, trainer: _KeepsInnerState, observer: Observer = ignore, feedback: ErrorFeedback | None = None
+    ) -> None:
         self._trainer = trainer
         self._observer = observer
         self._feedback = feedback
@@ -131,7 +147,7 @@ class StepContext:
         spec: the run's model, complete.
         worker: runs blocking calls other than training and merging.
         spool: holds replicas, results and checkpoints outside of memory.
-        packing: packs samples into rows; None if each sample is a row.
+        opening: the trainer, and what packs samples for it, as soon as they are there.
         feedback: what this client's codec has left out; None in a run without error feedback.
     """
 
@@ -143,12 +159,11 @@ class StepContext:
     keeper: ReplicaKeeper
     readiness: Readiness
     rounds: RoundViews
-    trainer: Trainer
+    opening: TrainerOpening
     tentative: TentativeState
     provider: DataProvider
     worker: Worker
     spool: Spool
-    packing: Packing | None
     feedback: ErrorFeedback | None
 
     def result_of(self, header: ResultHeader, lineage: str, difference: Tensors) -> TensorStream:
@@ -163,7 +178,11 @@ class StepContext:
             return result_of(header, difference)
         return self.feedback.encode(header, lineage, difference)
 
-    def fetcher(self) -> DataFetcher:
-        """Return a fetcher of the run's data with the settings of the present configuration."""
+    def fetcher(self, vocabulary: int | None) -> DataFetcher:
+        """Return a fetcher of the run's data with the settings of the present configuration.
+
+        Args:
+            vocabulary: tokens are below it; None to accept any token.
+        """
         settings = FetchSettings.of(self.state)
-        return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, self.trainer.vocabulary)
+        return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, vocabulary)

@@ -29,6 +29,13 @@ class StepEntered:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerOpened:
+    """The client can train, `opening_s` seconds after it began to open its trainer."""
+
+    opening_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BecameReady:
     """The coordinator knows that this client holds replica `step` and the data."""
 
@@ -146,6 +153,7 @@ Event: TypeAlias = (
     SessionEvent
     | DocumentArrived
     | StepEntered
+    | TrainerOpened
     | BecameReady
     | DataDiffers
     | RoundTrained

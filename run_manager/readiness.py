@@ -1,7 +1,8 @@
 """Reports to the coordinator that this client holds the replica and the data.
 
 The rule kept here: a client reports once per Warmup and once per session, because each of them makes the coordinator
-forget earlier reports; a client that is not in the roster also reports once per round.
+forget earlier reports; a client that is not in the roster also reports once per round. It does so when it can train, or
+will be able to in time for the round that begins next (`run_manager/trainer_opening.py`).
 """
 
 import asyncio
@@ -11,11 +12,28 @@ from data_providers.description import description_of
 from data_providers.protocol import DataProvider
 from run_manager.events import BecameReady, DataDiffers, Observer
 from run_manager.replica.keeper import ReplicaKeeper
+from run_manager.trainer_opening import TrainerOpening
+from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import Refused
 from state.messages import ReadyReport
-from state.phases import ROUND_PHASES
+from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
+
+LIMIT_PER_ROUND = 2.0
+"""Multiple of the usual time of a round that the coordinator gives to RoundTrain (`docs/concepts.md`). The others wait
+as long for a newcomer's first result."""
+SHORTEST_ROUND_S = 1.5
+"""The limit does not tell rounds apart that are shorter than this; a trainer that opens late would hold them up."""
+
+
+def usual_round_s(document: RunDocument, state: StateFile) -> float | None:
+    """Return how long RoundTrain usually takes in the run, as its time limit says; None where it does not say so."""
+    if document.run_state is not RunState.ROUND_TRAIN or document.phase_ends_s is None:
+        return None
+    limit_s = document.phase_ends_s - document.phase_started_s
+    is_known = LIMIT_PER_ROUND * SHORTEST_ROUND_S < limit_s < state.config.max_round_train_time
+    return limit_s / LIMIT_PER_ROUND if is_known else 0.0
 
 
 class Readiness:
@@ -25,15 +43,23 @@ class Readiness:
         session: sends the reports.
         keeper: holds the replica.
         provider: this client's data.
+        opening: the trainer.
         observer: receives `BecameReady` and `DataDiffers`.
     """
 
     def __init__(
-        self, session: CoordinatorSession, keeper: ReplicaKeeper, provider: DataProvider, observer: Observer
+        self,
+        session: CoordinatorSession,
+        keeper: ReplicaKeeper,
+        provider: DataProvider,
+        opening: TrainerOpening,
+        observer: Observer,
     ) -> None:
         self._session = session
         self._keeper = keeper
         self._provider = provider
+        self._opening = opening
+        self._round_s = 0.0
         self._is_on_my_data = False
         self._warned: str | None = None
         self._observer = observer
@@ -43,6 +69,11 @@ class Readiness:
     def owe(self) -> None:
         """Note that the coordinator no longer considers this client ready."""
         self._reported_session = None
+
+    def saw(self, document: RunDocument, state: StateFile) -> None:
+        """Note how long the run's rounds usually take."""
+        round_s = usual_round_s(document, state)
+        self._round_s = self._round_s if round_s is None else round_s
 
     def loses_run_data(self, document: RunDocument, *, is_new_round: bool) -> bool:
         """Whether the run was on this client's data and, with this document, is so no longer.
@@ -68,15 +99,17 @@ class Readiness:
         return True
 
     async def ensure(self, step: int) -> None:
-        """Report replica `step`, once it is held, unless the coordinator knows it already.
+        """Report replica `step`, once it is held and this client can train it, unless the coordinator knows it already.
 
         Raises:
+            InvalidDocument: nobody can train on the replica.
             Refused: `fingerprint-differs`, which is final; `behind` or `not-now`, which end with the next document.
             Desync: the replica still differs after it was rebuilt several times.
         """
         async with self._reporting:
             while self._reported_session != self._session.session_number:
                 held = await self._keeper.at(step)
+                await self._opening.due(held.replica, self._round_s)
                 dataset = description_of(self._provider)
                 report = ReadyReport(held.step, held.digest, self._provider.fingerprint, dataset)
                 number = self._session.session_number

@@ -1,17 +1,19 @@
 """The client's part of a run: opened on the first document that needs it, and driven by run documents from then on.
 
 `RunManager` has three stages. At first nothing of the run is known. As soon as there is a checkpoint, in any phase, or
-in Warmup, `init_run` reads the run's configuration and opens the data provider and the trainer, while the checkpoint
-is fetched. That may take a while; of the documents that arrive meanwhile the newest is kept. From then on every
-document goes to the `StepStateMachine`, whose replica keeper follows the run in every phase.
+in Warmup, `init_run` reads the run's configuration and opens the data provider, while the checkpoint is fetched. That
+may take a while; of the documents that arrive meanwhile the newest is kept. From then on every document goes to the
+`StepStateMachine`, whose replica keeper follows the run in every phase, also while the trainer is still being opened.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from typing import TypeVar
 
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
@@ -26,6 +28,7 @@ from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
+from run_manager.trainer_opening import TrainerOpening
 from runtime.background_task import BackgroundTask
 from runtime.spool import Spool
 from runtime.worker_thread import Worker
@@ -37,9 +40,12 @@ from state.first_model import model_digest
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
-from trainers.genesis import check_trainable
+from trainers.genesis import check_first_step, check_trainable
+from trainers.protocol import Trainer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EPOCH_PHASES = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
 """The phases in which a client needs model and data, also if it has to make the first model."""
@@ -103,7 +109,7 @@ class RunManager:
                 await self._opening.replace(self._initialise(document))
 
     async def init_run(self, document: RunDocument) -> None:
-        """Read the run's configuration and model document, and open data provider, trainer and merger.
+        """Read the run's configuration and model document, open data provider and merger, begin to open the trainer.
 
         Args:
             document: names both.
@@ -111,8 +117,6 @@ class RunManager:
         Raises:
             DataError: the data cannot be opened, or not within the retry policy.
             UnsoundArithmetic: this machine must not merge, because its arithmetic differs.
-            InvalidInput, Unsupported: no such trainer, one that cannot train this model, or data that this model cannot
-                take; the user's fault.
         """
         session, dependencies = self._session, self._dependencies
         state, spec = await read_run(session, document)
@@ -128,18 +132,16 @@ class RunManager:
             merger = Merger(outer, dependencies.new_worker("epochal-merge"), spool.drop_pages, hasher)
             opened.push_async_callback(merger.aclose)
             await merger.verify()
-            trainer = await dependencies.open_trainer(access, dependencies.new_worker("epochal-train"))
-            opened.push_async_callback(trainer.aclose)
-            packing = Packing.of(state, trainer.vocabulary, worker)
-            provider = await self._open_provider(access, DataNeeds.of(state, trainer.vocabulary, packing))
+            provider = await self._open_provider(access)
             opened.push_async_callback(provider.aclose)
+            opening = await self._begin_opening(opened, access, provider, worker)
             exchange = StarExchange(session, spool, dependencies.observer)
             feedback = await self._open_feedback(document, state.merge, spool, worker)
             if feedback is not None:
                 opened.callback(feedback.close)
-            tentative = TentativeState(trainer, dependencies.observer, feedback)
+            tentative = TentativeState(opening, dependencies.observer, feedback)
             sources = (session.outcome, exchange, download)
-            check = partial(check_trainable, state, spec)
+            check = partial(check_first_step, state)
             keeper = ReplicaKeeper(*sources, merger, spool, worker, check, tentative.settle, dependencies.observer)
             keeping = BackgroundTask(self._group, "replica")
             opened.push_async_callback(keeping.replace, None)
@@ -150,14 +152,13 @@ class RunManager:
                 spec=spec,
                 exchange=exchange,
                 keeper=keeper,
-                readiness=Readiness(session, keeper, provider, dependencies.observer),
+                readiness=Readiness(session, keeper, provider, opening, dependencies.observer),
                 rounds=RoundViews(session),
-                trainer=trainer,
+                opening=opening,
                 tentative=tentative,
                 provider=provider,
                 worker=worker,
                 spool=spool,
-                packing=packing,
                 feedback=feedback,
             )
             machine = StepStateMachine(context, self._group)
@@ -242,15 +243,45 @@ class RunManager:
         await feedback.resume(document, merge.codec_name, self._session.outcome, worker)
         return feedback
 
-    async def _open_provider(self, access: RunAccess, needs: DataNeeds) -> DataProvider:
-        """Open the run's data and look at some of them; wait for a source that does not answer yet."""
+    async def _begin_opening(
+        self, opened: AsyncExitStack, access: RunAccess, provider: DataProvider, worker: Worker
+    ) -> TrainerOpening:
+        """Begin to open the trainer, and to look at the data with its vocabulary; return the opening.
+
+        What goes wrong then ends the client: `InvalidInput` or `Unsupported` for no such trainer, one that cannot train
+        this model, or data that the model cannot take.
+        """
+        dependencies, state = self._dependencies, access.state
+        check = partial(check_trainable, access.spec)
+        opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, dependencies.observer)
+
+        async def packing_for(trainer: Trainer) -> Packing | None:
+            packing = Packing.of(state, trainer.vocabulary, worker)
+            await self._while_unavailable(
+                partial(_check_fits, provider, DataNeeds.of(state, trainer.vocabulary, packing))
+            )
+            return packing
+
+        own_worker = dependencies.new_worker("epochal-train")
+        opened.push_async_callback(own_worker.aclose)  # of a trainer that is not opened
+        opened.push_async_callback(opening.aclose)
+        running = BackgroundTask(self._group, "trainer")
+        opened.push_async_callback(running.replace, None)
+        await running.replace(opening.run(partial(dependencies.open_trainer, access, own_worker), packing_for))
+        return opening
+
+    async def _open_provider(self, access: RunAccess) -> DataProvider:
+        """Open the run's data; wait for a source that does not answer yet."""
+        return await self._while_unavailable(partial(self._dependencies.open_provider, access))
+
+    async def _while_unavailable(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what the attempt returns; repeat it, within the policy, while a source of data does not answer."""
         policy = self._dependencies.retry_policy
         backoff = policy.begin()
         said = ""
         while True:
             try:
-                provider = await self._dependencies.open_provider(access)
-                return await _fitting(provider, needs)
+                return await attempt()
             except SourceUnavailable as error:
                 if error.message != said:
                     said = error.message
@@ -274,16 +305,12 @@ async def read_run(session: CoordinatorSession, document: RunDocument) -> tuple[
     return state, await session.model(document.model_sha256)
 
 
-async def _fitting(provider: DataProvider, needs: DataNeeds) -> DataProvider:
-    """Return the provider if the run's model can take its data, else close it and raise `InvalidInput`."""
-    try:
-        if needs.vocabulary is not None or needs.packing is not None:
-            findings = await look_at_data(provider, needs)
-            for note in findings.notes:
-                log.warning("data_look_wrong", extra={"reason": note})
-            if findings.problems:
-                raise InvalidInput(f"the run's model cannot be trained on these data: {'; '.join(findings.problems)}")
-    except BaseException:
-        await provider.aclose()
-        raise
-    return provider
+async def _check_fits(provider: DataProvider, needs: DataNeeds) -> None:
+    """Raise `InvalidInput` unless the run's model can take the provider's data."""
+    if needs.vocabulary is None and needs.packing is None:
+        return
+    findings = await look_at_data(provider, needs)
+    for note in findings.notes:
+        log.warning("data_look_wrong", extra={"reason": note})
+    if findings.problems:
+        raise InvalidInput(f"the run's model cannot be trained on these data: {'; '.join(findings.problems)}")

@@ -55,6 +55,7 @@ class StepStateMachine:
         present = StepName.OBSERVING if self._due is None else self._due.name
         due = due_step(present, document, self._last_round, self.context.session.client_id)
         self.context.keeper.aim(document)
+        self.context.readiness.saw(document, self.context.state)
         await self._checkpoint.follow(self.context, document)
         is_new_round = document.round != self._last_round
         has_lost_data = self.context.readiness.loses_run_data(document, is_new_round=is_new_round)

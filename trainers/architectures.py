@@ -4,13 +4,14 @@ To add one, write a package that implements `Model` and `Learner`, and add an en
 service and commands stay as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from state.config.model import Architecture, ModelSpec
-from state.errors import Mistake, Unsupported
+from state.errors import InvalidInput, Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
     from trainers.learner import Model
@@ -45,6 +46,16 @@ class ArchitectureEntry:
         return [name for name in self.modules if find_spec(name) is None]
 
 
+@contextmanager
+def naming_broken_libraries() -> Iterator[None]:
+    """Raise `InvalidInput` if torch or transformers, which are installed, cannot be imported within the block."""
+    try:
+        yield
+    except (ImportError, OSError) as error:  # the latter for a shared library that cannot be loaded
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"torch or transformers cannot be imported: {reason}") from error
+
+
 def _open_ngram(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
     del options
     from trainers.ngram.learner import NgramModel
@@ -53,7 +64,8 @@ def _open_ngram(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
 
 
 def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
-    from trainers.torch.model import HfModel
+    with naming_broken_libraries():
+        from trainers.torch.model import HfModel
 
     return HfModel(spec) if options is None else HfModel(spec, options)
 

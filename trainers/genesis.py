@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from pydantic import ValidationError
@@ -214,22 +215,28 @@ def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:
         ) from error
 
 
-def check_trainable(state: StateFile, spec: ModelSpec, replica: Replica) -> None:
-    """Raise `InvalidDocument` unless clients can train on the replica of a run's checkpoint.
+def check_first_step(state: StateFile, replica: Replica) -> None:
+    """Raise `InvalidDocument` if clients cannot train on the replica of a run's first checkpoint: its values.
 
-    It must hold the parameters of the run's model. A first checkpoint's values must also be bounded.
-
-    Args:
-        state: the run's state file.
-        spec: the run's model.
-        replica: the checkpoint's.
+    Later values follow from results, which are bounded.
     """
-    try:
-        check_layout(replica.layout, model_layout(spec))
-        if replica.step == 0:
+    if replica.step == 0:
+        with _blaming_the_coordinator(replica):
             check_first_values(replica, state.merge.max_abs)
+
+
+def check_trainable(spec: ModelSpec, replica: Replica) -> None:
+    """Raise `InvalidDocument` unless a run's replica holds the parameters of the run's model, which is opened."""
+    with _blaming_the_coordinator(replica):
+        check_layout(replica.layout, model_layout(spec))
+
+
+@contextmanager
+def _blaming_the_coordinator(replica: Replica) -> Iterator[None]:
+    try:
+        yield
     except InvalidDocument as error:
-        message = f"nobody can train on the checkpoint of step {replica.step} that the coordinator serves: it is"
+        message = f"nobody can train on the model of step {replica.step} that the coordinator serves: it is"
         raise InvalidDocument(f"{message} {error.message}. Tell the run's operator", **error.context) from error
 
 

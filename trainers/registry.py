@@ -28,6 +28,7 @@ from trainers.protocol import Trainer
 from trainers.remote.client import TrainingServiceClient
 from trainers.remote.trainer import RemoteTrainer
 from trainers.remote.wire import SessionRequest
+from trainers.torch.known_models import is_of_transformers
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 NULL, REMOTE = "null", "remote"
@@ -115,6 +116,26 @@ def check_trains(
             model.learner()  # asks for the device and the attention, and makes no module yet
 
 
+def check_suits(name: str, state: StateFile, spec: ModelSpec) -> None:
+    """Check as much as `check_trains` does without importing a library of the trainer.
+
+    Raises:
+        InvalidInput: there is no such trainer, or the run is trained by another one.
+        Unsupported: the trainer does not train such models, or not as the state file says.
+    """
+    check_trainer_name(name)
+    _check_fits(name, state, spec)
+    _check_not_dummy(name, spec)
+
+
+def is_surely_opened(name: str, spec: ModelSpec, options: TrainerOptions = DEFAULT_TRAINER_OPTIONS) -> bool:
+    """Whether a trainer that `check_suits` passes can be opened, unless its libraries themselves are broken.
+
+    It is told without importing them. The model's config is one from which the run's first model was made.
+    """
+    return name == TORCH and options.torch.suits_any_machine and is_of_transformers(spec)
+
+
 def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:
     """Check whether `open_mesh_trainer` can train the run, before this machine joins it. Raises as that does."""
     name = options.trainer
@@ -195,10 +216,14 @@ def _open_remote(state: StateFile, spec: ModelSpec, worker: Worker, remote: Remo
     return RemoteTrainer(service, model, request, worker, POLICIES[remote.policy])
 
 
-def _model_of(trainer: str, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> Model:
+def _check_not_dummy(trainer: str, spec: ModelSpec) -> None:
     if spec.dummy and trainer != NULL:
         allowed = f"a run whose model has parameters, or --trainer {NULL}: this one has no arithmetic"
         raise _unsupported(trainer, "model.LLM.checkpoint", "Dummy", allowed)
+
+
+def _model_of(trainer: str, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> Model:
+    _check_not_dummy(trainer, spec)
     return open_model(spec, f"trainer {trainer}", options)
 
 

@@ -42,8 +42,8 @@ def plain(line: dict[str, Any]) -> Event | None:
 class EpochalEvents:
     """Translates the log lines of `epochal client --log-format json --verbose`.
 
-    A client joins once it has imported what its trainer needs. Whether its own result is in a step is settled before
-    the client holds that step's replica.
+    A client imports what its trainer needs while it joins, until the trainer is open. Whether its own result is in a
+    step is settled before the client holds that step's replica.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class EpochalEvents:
     def __call__(self, line: dict[str, Any]) -> Event | None:
         """Return the event of one log line, or None."""
         match line["event"]:
-            case "joined":
+            case "trainer_opened":
                 return Event(line["time_s"], "imported")
             case "round_trained":
                 self._trained = line["batch_count"] * TOKENS_PER_STEP

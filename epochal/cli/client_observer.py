@@ -6,9 +6,6 @@ from collections.abc import AsyncIterator
 from epochal.cli.event_log import log_event
 from epochal.cli.run import say
 from run_manager.events import Event, Observer
-from run_manager.metrics import ClientMetrics
-from runtime.metrics import new_registry
-from runtime.metrics_server import serving_metrics
 
 
 @contextlib.asynccontextmanager
@@ -17,6 +14,10 @@ async def observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Ob
     if metrics_address is None:
         yield log_event
         return
+    from run_manager.metrics import ClientMetrics
+    from runtime.metrics import new_registry
+    from runtime.metrics_server import serving_metrics
+
     registry = new_registry()
     metrics = ClientMetrics(registry)
 

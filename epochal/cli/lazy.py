@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from runtime.garbage import no_collections
+
 
 def lazy_app(commands: Mapping[str, str], **settings: Any) -> typer.Typer:
     """Return a Typer application of these commands, none of which is imported yet.
@@ -31,7 +33,8 @@ def command_name(target: str) -> str:
 def command_function(target: str) -> Callable[..., Any]:
     """Import the module of `module:function` and return the function."""
     module, _, name = target.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"epochal.commands.{module}"), name)
+    with no_collections():
+        function: Callable[..., Any] = getattr(importlib.import_module(f"epochal.commands.{module}"), name)
     return function
 
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from state.errors import InvalidInput
-from trainers.architectures import ARCHITECTURES, TORCH
+from trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from trainers.registry import TRAINERS
-from trainers.torch.options import ATTENTIONS, DEFAULT_TORCH_OPTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+from trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
 
 DeviceOption = Annotated[
     str | None,
@@ -52,6 +52,8 @@ def torch_options(
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
     """Raise `InvalidInput` if the trainer does not take these options, or this machine cannot compute as they say.
 
+    Torch is imported only where it must be asked.
+
     Args:
         options: for torch; None if not one of them is given.
         trainer: its name.
@@ -61,13 +63,15 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()
-    check_machine(DEFAULT_TORCH_OPTIONS if options is None and trainer == TORCH else options)
+    if options is not None and not options.suits_any_machine:
+        check_machine(options)
 
 
 def check_machine(options: TorchOptions | None) -> None:
     """Raise `InvalidInput` if this machine's torch cannot compute as the options say; pass without options or torch."""
     if options is not None and find_spec("torch") is not None:
-        from trainers.torch.availability import check_available
+        with naming_broken_libraries():
+            from trainers.torch.availability import check_available
 
         check_available(options)
 

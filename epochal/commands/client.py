@@ -1,6 +1,7 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.cli.client_observer import observing
+from epochal.cli.client_trainer import ClientTrainer
 from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
@@ -49,25 +51,12 @@ from run_manager.context import ClientDependencies, RunAccess
 from runtime.http_client import check_url
 from runtime.metrics import LOOPBACK
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
-from runtime.worker_thread import Worker, WorkerThread
+from runtime.worker_thread import WorkerThread
 from state.codecs.named import SPOKEN
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
 from state.errors import InvalidInput
 from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
-from trainers.protocol import Trainer
-from trainers.registry import (
-    NULL,
-    REMOTE,
-    RemoteOptions,
-    TrainerOptions,
-    check_mesh_trains,
-    check_trainer_name,
-    check_trains,
-    open_mesh_trainer,
-    open_trainer,
-)
+from trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 log = logging.getLogger(__name__)
@@ -229,21 +218,25 @@ def client(
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
     trust_code(trust_remote_code)
     mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
+    own_trainer = ClientTrainer(trainer, options, mesh_options)
     dependencies = ClientDependencies(
         retry_policy=RetryPolicy(bound_s=reconnect_s),
         new_worker=WorkerThread,
         open_provider=_provider_opener(data_choice),
-        open_trainer=_trainer_opener(trainer, options, mesh_options),
+        open_trainer=own_trainer.open,
         observer=log_event,
         spool_folder=checked_spool_folder(spool),
-        check_trainer=_trainer_checker(trainer, options, mesh_options),
+        check_trainer=own_trainer.check,
+        check_trainer_further=own_trainer.check_further,
+        trainer_opens_in_s=own_trainer.opens_in_s,
         feedback_stem=key,
         open_mirrors=mirror_opener(mirror or (), verify),
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = ClientProfile(_identity(key, new_key), capabilities, invitation)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
-    run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
+    with contextlib.closing(own_trainer):
+        run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
 
 
 def _identity(path: Path | None, may_make: bool) -> ClientKey:
@@ -293,31 +286,6 @@ def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataPr
         return await open_provider(access.state, access.ticket, data.location, cache)
 
     return open_data
-
-
-def _trainer_opener(
-    name: str, options: TrainerOptions, mesh: MeshOptions | None
-) -> Callable[[RunAccess, Worker], Awaitable[Trainer]]:
-    async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
-        if mesh is not None:
-            return await open_mesh_trainer(mesh, access.state, access.spec, access.ticket, worker)
-        return open_trainer(name, access.state, access.spec, worker, options)
-
-    return open_any_trainer
-
-
-def _trainer_checker(
-    name: str, options: TrainerOptions, mesh: MeshOptions | None
-) -> Callable[[StateFile, ModelSpec], Awaitable[None]]:
-    async def check(state: StateFile, spec: ModelSpec) -> None:
-        if name == NULL and not spec.dummy:
-            log.warning("null_trainer_of_a_real_model", extra={"consequence": "its zeros count as results of the run"})
-        if mesh is not None:
-            await asyncio.to_thread(check_mesh_trains, mesh, state, spec)
-        else:
-            await asyncio.to_thread(check_trains, name, state, spec, options)
-
-    return check
 
 
 async def _run(

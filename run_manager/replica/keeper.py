@@ -77,7 +77,7 @@ class ReplicaKeeper:
         merger: applies outcomes.
         spool: where the exchange keeps what it fetches.
         worker: checks checkpoints, off the event loop.
-        check_checkpoint: raises `InvalidDocument` if nobody can train on a checkpoint's replica; it ends this client.
+        check_checkpoint: raises `InvalidDocument` if a checkpoint's replica must not be held; it ends this client.
         on_outcome: called with every outcome applied, before `at` returns the replica.
         observer: receives `ReplicaHeld`, `ReplicaDistrusted` and `OutcomeMerged`.
     """

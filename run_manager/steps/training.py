@@ -117,13 +117,15 @@ class TrainingStepMetadata:
             ),
         )
         clock = context.dependencies.retry_policy.clock
+        opened = await context.opening.opened()
         failure: DataError | TrainerFailed | None = None
         async with asyncio.TaskGroup() as group:
-            fetched = () if context.trainer.loads_data else data_assignments
-            receiver = context.fetcher().fetch_data(fetched, group)
-            packing = context.packing
+            fetched = () if opened.trainer.loads_data else data_assignments
+            receiver = context.fetcher(opened.trainer.vocabulary).fetch_data(fetched, group)
+            packing = opened.packing
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
+            await context.opening.check(held.replica)
             context.spool.check_room(
                 round_bytes(held.replica, context.state, client_count),
                 f"a round of {client_count} clients",
@@ -132,7 +134,7 @@ class TrainingStepMetadata:
             started_s = clock.monotonic_s()
             try:
                 context.tentative.forget()
-                trained = await context.trainer.train(plan, held.replica.parameters, batches)
+                trained = await opened.trainer.train(plan, held.replica.parameters, batches)
             except (DataError, TrainerFailed) as error:
                 failure = error
             finally:

@@ -1,6 +1,9 @@
 """One run of a transformer: torch clients that train each in its own way, and what commands make of the result."""
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest_asyncio
 from coordinator.audit import AuditReport
 from epochal.testnet.child_processes import Child
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.cli import Ran
 from tests.support.heavy import need_module
 from tests.support.processes import RealRun, gone, in_phase, in_training, real_run
@@ -19,6 +23,10 @@ from tests.support.tiny_llama import LLAMA_STATE, plain_llama
 
 ROUNDS = 4
 CPU = ("--device", "cpu")
+BROKEN = 'raise ImportError("libtorch.so: no such file")\n'
+NO_TORCH = "torch or transformers cannot be imported: ImportError: libtorch.so: no such file"
+WAITING = "import os\nopen(os.environ['TEST_PIPE']).read()\nimport this_is_never_looked_for\n"
+"""What some clients find in place of torch; the second waits until somebody opens the pipe to write."""
 MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,11 +34,19 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run, whose coordinator still serves it; `refused` is a client that cannot train its model."""
+    """A finished run, whose coordinator still serves it.
+
+    Attributes:
+        refused: a client that cannot train its model.
+        broken: one that finds out after it has joined that its torch cannot be imported.
+        left: one that was asked to leave before it had imported torch.
+    """
 
     run: RealRun
     report: AuditReport
-    refused: Ran
+    refused: tuple[Ran, Ran]
+    broken: Child
+    left: Child
     single: tuple[Child, Child]
     mesh: Child
 
@@ -49,26 +65,72 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     }
     folder = tmp_path_factory.mktemp("torch") / "run"
     async with real_run(folder, 0, **overrides, **LLAMA_STATE) as run:
-        refused = await run.command("client", run.url)
+        broken_torch = torch_that(BROKEN, folder / "broken")
+        refused = (
+            await run.command("client", run.url),
+            await run.command("client", run.url, "--trainer", "torch", "--precision", "bf16", **broken_torch),
+        )
+        broken = await run.start_client(trainer="torch", environment=broken_torch)
+        left = await left_while_importing(run, folder / "waiting")
+        await broken.wait(BOUND_S)
         mesh = await run.start_client(*MESH, trainer="torch")
         one = await run.start_client(*CPU, "--micro-batch", "2", trainer="torch")
         in_bf16 = (*CPU, "--micro-batch", "2", "--precision", "bf16")
         other = await run.start_client(*in_bf16, trainer="torch", environment={"OMP_NUM_THREADS": "2"})
         await run.until(in_phase(RunState.WARMUP, RunState.ROUND_TRAIN))
         await run.until(in_training(1))
-        yield TrainedRun(run, await run.finish(), refused, (one, other), mesh)
+        yield TrainedRun(run, await run.finish(without=(broken,)), refused, broken, left, (one, other), mesh)
+
+
+def torch_that(does: str, folder: Path) -> dict[str, str]:
+    """Return the variables of a process that imports this as torch, from the folder."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(does)
+    os.mkfifo(folder / "pipe")
+    return {"PYTHONPATH": str(folder), "TEST_PIPE": str(folder / "pipe")}
+
+
+async def left_while_importing(run: RealRun, folder: Path) -> Child:
+    """Return a client that joined, and was then asked to leave, before it had imported torch."""
+    client = await run.start_client(trainer="torch", environment=torch_that(WAITING, folder))
+    await run.until_logged(client, "joined")
+    client.process.send_signal(signal.SIGTERM)
+    await run.until_logged(client, "client_ended")
+    pipe = await asyncio.to_thread(os.open, folder / "pipe", os.O_WRONLY)  # returns once torch is being imported
+    os.close(pipe)
+    await client.wait(BOUND_S)
+    return client
 
 
 async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained: TrainedRun) -> None:
-    trained.refused.expect(2, "HfLlama is trained by --trainer torch")
     run, report = trained.run, trained.report
-    joined = {line["client_id"] for line in run.events(run.coordinator, "membership_changed")}
-    assert joined == {run.client_id_of(child) for child in run.clients}, "a client that cannot train has joined"
     assert (report.rounds, report.quarantined, report.unapplied) == (ROUNDS, 0, 0)
     for child in trained.single:
         losses = [line["loss"] for line in run.events(child, "round_trained")]
         assert len(losses) == ROUNDS
         assert max(losses) < 6
+
+
+async def test_torch_client_joins_before_it_has_imported_torch(trained: TrainedRun) -> None:
+    run, (plain, in_bf16) = trained.run, trained.single
+    for child in (trained.left, trained.broken):
+        assert run.changes_of(child) == ["joined", "withdrew"]
+        assert not run.events(child, "trainer_opened")
+    assert trained.left.process.returncode == 0
+    assert trained.broken.process.returncode == 2
+    log = trained.broken.log_path.read_text()
+    assert NO_TORCH in log
+    assert "Traceback" not in log
+    (opened,), (at_once,) = (run.events(child, "trainer_opened") for child in (plain, in_bf16))
+    assert opened["opening_s"] > at_once["opening_s"], "the other one had to ask torch for its precision first"
+
+
+async def test_torch_client_that_cannot_train_is_refused_before_joining(trained: TrainedRun) -> None:
+    run, (embedded, in_bf16) = trained.run, trained.refused
+    embedded.expect(2, "HfLlama is trained by --trainer torch")
+    in_bf16.expect(2, NO_TORCH)
+    joined = {line["client_id"] for line in run.events(run.coordinator, "membership_changed")}
+    assert joined == {run.client_id_of(child) for child in run.clients}, "another one has joined"
 
 
 async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(trained: TrainedRun) -> None:

@@ -46,6 +46,11 @@ class TorchOptions:
         if self.micro_batch is not None and self.micro_batch < 1:
             raise InvalidInput(f"--micro-batch {self.micro_batch}; allowed: auto, or a number of rows from 1")
 
+    @property
+    def suits_any_machine(self) -> bool:
+        """Whether every machine can compute so. Other options need torch to say whether this one can."""
+        return self.device in ("auto", "cpu") and self.precision in ("auto", "float32") and self.attention == "auto"
+
 
 DEFAULT_TORCH_OPTIONS = TorchOptions()
 

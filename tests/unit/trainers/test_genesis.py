@@ -20,7 +20,7 @@ from tests.support.model_files import write_model
 from tests.support.states import state_file
 from tests.support.tiny_llama import LLAMA, plain_llama
 from trainers.architectures import ARCHITECTURES
-from trainers.genesis import check_trainable, look_at_source, make_first_model, model_layout
+from trainers.genesis import check_first_step, check_trainable, look_at_source, make_first_model, model_layout
 from trainers.learner import ModelInParts
 from trainers.ngram.learner import NgramModel
 from trainers.sources.local import local_source
@@ -245,20 +245,22 @@ def test_dummy_model_needs_no_config_and_no_library() -> None:
     found = make_first_model(state, 0)
     assert found.spec.is_complete
     assert list(found.replica.parameters) == ["dummy"]
-    check_trainable(state, found.spec, found.replica)
+    check_trainable(found.spec, found.replica)
+    check_first_step(state, found.replica)
 
 
 def test_client_refuses_a_checkpoint_on_which_nobody_can_train() -> None:
     honest = make_first_model(TINY, 0).replica
-    check_trainable(TINY, SPEC, honest)
+    check_trainable(SPEC, honest)
+    check_first_step(TINY, honest)
     huge = {name: np.full_like(values, 3e38) for name, values in honest.parameters.items()}
     with pytest.raises(InvalidDocument, match=r"step 0 .* larger than merge\.max_abs.*Tell the run's operator"):
-        check_trainable(TINY, SPEC, first_replica(0, huge))
-    check_trainable(TINY, SPEC, first_replica(9, huge))  # later values follow from results, which are bounded
+        check_first_step(TINY, first_replica(0, huge))
+    check_first_step(TINY, first_replica(9, huge))  # later values follow from results, which are bounded
     with pytest.raises(InvalidDocument, match="another model than the state file describes"):
-        check_trainable(TINY, SPEC, first_replica(9, {"w": VALUES}))
+        check_trainable(SPEC, first_replica(9, {"w": VALUES}))
     with pytest.raises(InvalidDocument, match="momentum is not zero"):
-        check_trainable(TINY, SPEC, Replica(0, honest.parameters, honest.parameters))
+        check_first_step(TINY, Replica(0, honest.parameters, honest.parameters))
 
 
 # Models of transformers
