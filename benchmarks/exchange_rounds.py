@@ -101,6 +101,15 @@ def bytes_a_parameter(codec: str) -> float:
     return result_of(header, difference).size_bytes / difference["w"].size
 
 
+def hashed_bytes_of(cell: Cell) -> int:
+    """Return the size of what all processes of a run hash in a round.
+
+    These are a result at its sender, at the coordinator and at each receiver, and each client's new replica.
+    """
+    result_bytes = int(cell.millions * 1e6 * bytes_a_parameter(cell.codec))
+    return cell.clients * ((cell.clients + 1) * result_bytes + 2 * cell.model_bytes)
+
+
 @dataclass(slots=True)
 class Peak:
     """The memory of a process, in bytes: its peak, and the peak of what is its own."""

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.exchange import CELLS, EARLIER_S, SMALL
-from benchmarks.exchange_rounds import SIZES, Cell, bytes_a_parameter
+from benchmarks.exchange_rounds import SIZES, Cell, bytes_a_parameter, hashed_bytes_of
 from state.config.state_file import parse_state
 from trainers.genesis import model_layout
 
@@ -36,3 +36,8 @@ def test_room_of_a_cell_counts_replicas_and_results_everywhere() -> None:
 def test_bytes_a_parameter_are_those_of_the_formats() -> None:
     sizes = [bytes_a_parameter(codec) for codec in ("float32", "int8", "int4", "sparse")]
     assert sizes == pytest.approx([4, 1.0156, 0.5156, 0.0293], rel=0.02)
+
+
+def test_hashed_bytes_are_results_everywhere_and_replicas() -> None:
+    assert hashed_bytes_of(Cell(100, 2, "float32")) == pytest.approx(2 * (3 * 0.4 + 0.8) * GIGABYTE, rel=0.01)
+    assert hashed_bytes_of(Cell(50, 4, "sparse")) == pytest.approx(4 * 0.4 * GIGABYTE, rel=0.05)
