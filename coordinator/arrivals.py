@@ -204,11 +204,10 @@ class Arrivals:
                     await self._uploads.take_held(expected)
 
     async def _take_result(self, expected: ExpectedBlob, data: HashedReadable) -> None:
-        check = self._uploads.results.check_of(expected)
         found: list[tuple[CheckVerdict, str | None]] = []
 
         async def checked() -> Sha256:
-            found.append(await self._verdict(check, data))
+            found.append(await self._verdict(self._uploads.results.check_of(expected), data))
             return Sha256(found[0][0].sha256)
 
         await self._settled(expected, checked)

@@ -280,9 +280,11 @@ class ObjectBlobs(ObjectReader):
 
     async def drop_unfinished(self) -> None:
         oldest = datetime.now(UTC) - timedelta(seconds=FORGOTTEN_AFTER_S)
-        for found in await self._objects.listed(INCOMING):
-            if found.written_at < oldest and found.key not in self._puts.keys:
-                await self._objects.delete(found.key)
+        async for page in self._objects.pages(INCOMING):
+            expected = self._puts.keys
+            for found in page:
+                if found.written_at < oldest and found.key not in expected:
+                    await self._objects.delete(found.key)
 
     async def swept(self) -> None:
         """Do nothing: the folder stays the run's."""
@@ -293,8 +295,9 @@ class ObjectBlobs(ObjectReader):
         A store that refuses, fails or does not answer keeps them.
         """
         try:
-            for found in await self._objects.listed(INCOMING):
-                await self._objects.delete(found.key)
+            async for page in self._objects.pages(INCOMING):
+                for found in page:
+                    await self._objects.delete(found.key)
             await self._objects.delete(OWNER)
         except StoreBlocked as error:
             log.warning("left_overs_not_deleted", extra={"place": self.location, "reason": str(error)})

@@ -31,6 +31,7 @@ PART_BYTES = 8 * 1024 * 1024
 PARTS_AT_A_TIME = 2
 MAX_OBJECTS = 100_000
 """Maximum number of objects in a run's folder."""
+PAGE_OBJECTS = 1000
 SIGNED_FOR_S = 300.0
 """Seconds within which a signed request must begin."""
 RANGE_NOT_SATISFIABLE = 416
@@ -170,15 +171,21 @@ class Objects:
             InvalidInput: there are more than `MAX_OBJECTS`.
         """
         found: list[StoredObject] = []
-        chunks = obstore().list(self._store, prefix=self._path(folder), chunk_size=1000)
+        async for page in self.pages(folder):
+            found += page
+            if len(found) > MAX_OBJECTS:
+                raise InvalidInput(f"{self.place_of(folder)} holds more than {MAX_OBJECTS} objects")
+        return found
+
+    async def pages(self, folder: str) -> AsyncIterator[list[StoredObject]]:
+        """Yield the objects in a folder, up to `PAGE_OBJECTS` at a time; they may be deleted meanwhile."""
+        chunks = obstore().list(self._store, prefix=self._path(folder), chunk_size=PAGE_OBJECTS)
         while True:
             async with self._bounded(folder):
                 chunk = await anext(aiter(chunks), None)
             if chunk is None:
-                return found
-            found += [self._found(meta) for meta in chunk]
-            if len(found) > MAX_OBJECTS:
-                raise InvalidInput(f"{self.place_of(folder)} holds more than {MAX_OBJECTS} objects")
+                return
+            yield [self._found(meta) for meta in chunk]
 
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the store answers, whatever is in it."""

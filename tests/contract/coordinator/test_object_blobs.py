@@ -87,6 +87,18 @@ async def test_sweep_deletes_what_nobody_takes_in(
     assert blobs.total_bytes == 0
 
 
+async def test_sweep_goes_through_any_number_of_left_overs(
+    blobs: ObjectBlobs, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_blobs, "FORGOTTEN_AFTER_S", -60.0)
+    monkeypatch.setattr(bucket_objects, "PAGE_OBJECTS", 2)
+    monkeypatch.setattr(bucket_objects, "MAX_OBJECTS", 3)
+    for count in range(7):
+        await keep(bucket, f"incoming/{number(count)}.{SENDER}")
+    await blobs.drop_unfinished()
+    assert await keys(bucket, "incoming") == []
+
+
 async def test_object_overwritten_while_it_is_read_is_named(door: S3Door, bucket: Any) -> None:
     large = bytes(9 * 1024 * 1024)
     sha256 = sha256_hex(large)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.object_looks import MAX_READS_WAITING, READ_WAIT_S, ObjectLooks
+from coordinator.object_looks import LOOK_WAIT_S, MAX_LOOKS, ObjectLooks
 from coordinator.store.memory import MemoryBlobs
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S
 from state.errors import Refused
@@ -26,7 +26,6 @@ class SlowBlobs(MemoryBlobs):
         self.at_a_time = self.most = 0
 
     async def look(self, sha256: Sha256, *, reads: bool) -> None:
-        assert reads
         self.looked.append(sha256)
         self.at_a_time += 1
         self.most = max(self.most, self.at_a_time)
@@ -36,25 +35,26 @@ class SlowBlobs(MemoryBlobs):
             raise Refused(Refusal.NOT_FOUND, "s3://bucket/blob was overwritten")
 
 
+@pytest.mark.parametrize("way", ["find", "compare"])
 @in_virtual_time
-async def test_readers_that_doubt_one_blob_wait_for_one_read() -> None:
+async def test_readers_that_doubt_one_blob_wait_for_one_look(way: str) -> None:
     blobs = SlowBlobs(1.0, lost=True)
     looks = ObjectLooks(blobs)
-    found = await asyncio.gather(*(looks.compare(SHA256) for _ in range(8)), return_exceptions=True)
+    found = await asyncio.gather(*(getattr(looks, way)(SHA256) for _ in range(8)), return_exceptions=True)
     assert [getattr(error, "kind", None) for error in found] == ["not-found"] * 8
     assert blobs.looked == [SHA256]
 
 
 @in_virtual_time
 async def test_read_that_takes_long_is_answered_meanwhile_and_goes_on() -> None:
-    blobs = SlowBlobs(1.5 * READ_WAIT_S, lost=True)
+    blobs = SlowBlobs(1.5 * LOOK_WAIT_S, lost=True)
     looks = ObjectLooks(blobs)
     with pytest.raises(Refused) as first:
         await looks.compare(SHA256)
     with pytest.raises(Refused) as second:
         await looks.compare(SHA256)
     assert (first.value.kind, second.value.kind, len(blobs.looked)) == ("overloaded", "not-found", 1)
-    assert READ_WAIT_S < BLOB_TIMEOUT_S, "a client waits for the answer"
+    assert LOOK_WAIT_S < BLOB_TIMEOUT_S, "a client waits for the answer"
 
 
 @in_virtual_time
@@ -62,11 +62,11 @@ async def test_few_blobs_are_read_at_a_time_and_not_too_many_wait() -> None:
     blobs = SlowBlobs(0.1)
     looks = ObjectLooks(blobs)
     async with asyncio.TaskGroup() as tasks:
-        for number in range(MAX_READS_WAITING):
+        for number in range(MAX_LOOKS):
             tasks.create_task(looks.compare(sha256_hex(b"%d" % number)))
         await asyncio.sleep(0)
         with pytest.raises(Refused) as refused:
             await looks.compare(SHA256)
-    assert (refused.value.kind, blobs.most, len(blobs.looked)) == ("overloaded", 1, MAX_READS_WAITING)
+    assert (refused.value.kind, blobs.most, len(blobs.looked)) == ("overloaded", 1, MAX_LOOKS)
     await looks.compare(SHA256)
     await looks.aclose()
