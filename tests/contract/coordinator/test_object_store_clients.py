@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.store.object_store.objects import SIGNED_FOR_S
 from coordinator_client.stored_blobs import MAX_STORE_REFUSALS
 from runtime.spool import Spool
 from runtime.spool_part import ReceivedFile
@@ -74,6 +75,20 @@ async def test_refusal_of_the_store_is_answered_with_a_new_request(
     door.fault = first_ones(1, s3_error(status, code), method)
     await client.api.put_blob(sha256_hex(data), spooled(data))
     assert await fetched(client, data) == data
+    assert len(door.signed(method)) == 2
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_url_that_has_expired_is_replaced_by_a_fresh_one(client: WireClient, door: S3Door, method: str) -> None:
+    data = client.result(REPLICA, DIFFERENCE)
+    await client.commit(data)
+
+    def first_comes_late(request: DoorRequest) -> None:
+        is_first = request.is_signed_url and request.method == method and len(door.signed(method)) == 1
+        door.ahead_s = SIGNED_FOR_S + 1 if is_first else 0
+
+    door.fault = first_comes_late
+    await both_ways(client, data)
     assert len(door.signed(method)) == 2
 
 
