@@ -12,8 +12,10 @@ import pytest
 
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
-from tests.support.processes import run_command
+from tests.support.processes import log_lines, run_command
 
+UP_BOUND_S = 300.0
+"""Seconds for `epochal up --trainer torch`, which trains rounds of 37,000 tokens; on two idle cores it takes 40."""
 REPORT_FIELDS = {
     *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
     *("quarantined", "unapplied", "replay_identical", "wall_s"),
@@ -40,15 +42,19 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(1, "is not empty")
 
 
-async def test_up_with_torch_trains_a_llama_that_transformers_loads(tmp_path: Path) -> None:
+async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) -> None:
     need_module("torch")
     need_module("transformers")
     report_path = tmp_path / "report.json"
-    arguments = ("--trainer", "torch", "--rounds", "2", "--clients", "1", "--no-chaos", "--report", str(report_path))
-    ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"))
-    ran.expect(0, "all checks passed", f"epochal export {tmp_path / 'run'} --out DIR")
+    arguments = ("--trainer", "torch", "--rounds", "4", "--clients", "2", "--report", str(report_path))
+    ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"), bound_s=UP_BOUND_S)
+    ran.expect(0, "all checks passed", "was killed without warning", f"epochal export {tmp_path / 'run'} --out DIR")
     report = json.loads(report_path.read_text())
-    assert (report["rounds"], report["clients"], report["problems"]) == (2, 1, [])
+    assert (report["rounds"], report["clients"], report["problems"]) == (4, 3, [])
+    assert report["killed_at_step"] >= 2
+    assert report["joined_at_step"] >= 3
+    newcomer = log_lines(tmp_path / "run" / "logs" / "client-3.log")
+    assert [line["step"] for line in newcomer if line["event"] == "replica_held"][-1] == 4
     assert report["loss_last"] < report["loss_first"]
     assert report["held_out_loss_last"] < report["held_out_loss_first"]
     assert (Path(report["exported_to"]) / "model.safetensors").stat().st_size > 4_000_000

@@ -230,7 +230,7 @@ class RealRun:
 
     async def command(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command to its end, in a process of its own."""
-        return await run_command(*arguments, **environment)
+        return await run_command(*arguments, bound_s=BOUND_S, **environment)
 
     async def command_here(self, *arguments: str, **environment: str) -> Ran:
         """Run an `epochal` command that handles no signals to its end, in a thread of this process."""
@@ -322,11 +322,11 @@ async def gone(pid: int) -> None:
         os.close(process)
 
 
-async def run_command(*arguments: str, **environment: str) -> Ran:
+async def run_command(*arguments: str, bound_s: float = BOUND_S, **environment: str) -> Ran:
     """Run `epochal ARGUMENTS…` to its end within the bound, with these variables in its environment."""
     process = await _started(arguments, os.environ | PLAIN_OUTPUT | environment)
     try:
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(bound_s):
             out, err = await process.communicate()
     except TimeoutError:
         _kill_with_children(process)
