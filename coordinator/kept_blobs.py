@@ -71,6 +71,11 @@ class LostBlobs:
         self._run_now = run_now
         self._said: dict[Sha256, str] = {}
 
+    @property
+    def count(self) -> int:
+        """Number of blobs that are known to be lost, and that the run still relies on."""
+        return len(self._said.keys() & {blob.sha256 for blob in blobs_kept(self._run_now())}) if self._said else 0
+
     def asked_for(self, sha256: Sha256, reason: str = "") -> str:
         """Note that a blob was asked for that is not held; return why not, as far as it is known.
 

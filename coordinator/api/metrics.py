@@ -55,6 +55,11 @@ _GAUGES: _Rows = (
     ),
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
     (
+        "coordinator_blobs_lost",
+        "Blobs that the run relies on and that were found gone or overwritten.",
+        lambda seen: seen.service.lost_blobs.count,
+    ),
+    (
         "coordinator_blob_arrivals_under_way",
         "Blobs that arrived in the object store and are not counted yet.",
         lambda seen: seen.arrivals.running_count,

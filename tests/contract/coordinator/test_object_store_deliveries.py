@@ -257,6 +257,8 @@ async def test_object_that_vanished_is_named_once_somebody_misses_it(
     assert problem(missed) == "not-found"
     assert f"s3://{BUCKET}/{PREFIX}/blobs/{sha256_hex(data)} is not there any more" in missed.json()["detail"]
     assert "blob_lost" in [record.getMessage() for record in caplog.records]
+    shown = (await run.http.get("/metrics")).text
+    assert "epochal_coordinator_blobs_lost 1.0" in shown
     assert problem(await place_of(client, sha256_hex(data))) == "not-found"
 
 
