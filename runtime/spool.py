@@ -3,12 +3,9 @@
 Bytes are appended as they arrive, hashed on the way, and then mapped into memory read-only; or a file is mapped to be
 written. A file goes when neither its `SpoolFile` nor a view of it is used any more, so that nobody deletes what another
 one reads. Its folder is locked by its process and goes with it; folders of processes that ended otherwise are removed
-by the next one. The rule kept here: no byte of an earlier process is ever read, and what does not fit is said at once.
-
-Source of the lock: `flock(2)`, which the system releases however a process ends.
+by the next one. The rule kept here: no byte of an earlier process is read, but of `left` files; lack of room is said.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -29,6 +26,7 @@ from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
 from runtime.ended_files import EndedFiles
 from runtime.file_room import allocate, write_at
 from runtime.files_beside import FilesBeside
+from runtime.left_files import LOCK_NAME, LeftFiles
 from state.errors import SpoolFull
 from state.tensors import Buffer
 from state.wire import Sha256
@@ -36,7 +34,6 @@ from state.wire import Sha256
 log = logging.getLogger(__name__)
 
 FOLDER_PREFIX = "epochal-spool-"
-LOCK_NAME = "lock"
 MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
@@ -66,6 +63,7 @@ class Spool:
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
         self._ended = EndedFiles()
+        self.left = LeftFiles()
         self._beside_bytes = 0
         """The most that files beside the spool take, which `max_bytes` bounds too."""
 
@@ -93,6 +91,14 @@ class Spool:
     def file(self) -> "SpoolFile":
         """Return a new, empty file."""
         return SpoolFile(self)
+
+    def left_file(self, content: str, size_bytes: int) -> "SpoolFile | None":
+        """Return the file of this size that an earlier process left (`LeftFiles.claim`); None if there is none.
+
+        It blocks. Its bytes are to be compared with digests before they are used. Raises `SpoolFull`.
+        """
+        path = self._blocking("looked at", lambda: self.left.claim(self.folder, content, size_bytes))
+        return None if path is None else SpoolFile(self).continued(path, size_bytes)
 
     def keep(self, pieces: Iterable[Buffer], size_bytes: int = 0) -> "SpoolFile":
         """Return a new file with these bytes. It blocks while it writes them.
@@ -136,7 +142,7 @@ class Spool:
 
     def _available_bytes(self) -> int:
         free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
-        return free_bytes + self.used_bytes + self._ended.spare_bytes
+        return free_bytes + self.used_bytes + self._ended.spare_bytes + self.left.unclaimed_bytes
 
     def settle(self) -> None:
         """Wait until the files that have ended so far, and are not spare, are removed; bounded."""
@@ -168,14 +174,13 @@ class Spool:
         with self._opening:
             self._ended.close()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self.left.remove(self._folder)
                 os.close(self._lock)
                 self._folder = None
 
     def _make_folder(self) -> Path:
         self._parent.mkdir(parents=True, exist_ok=True)
-        for stale in self._parent.glob(f"{FOLDER_PREFIX}*"):
-            _remove_if_left(stale)
+        stale = list(self._parent.glob(f"{FOLDER_PREFIX}*"))
         while True:  # another process may remove the folder before it is locked
             folder = self._parent / f"{FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
             folder.mkdir(PRIVATE_FOLDER_MODE)
@@ -185,6 +190,7 @@ class Spool:
                 continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.fstat(self._lock).st_nlink:
+                self.left.take_over(stale, folder)
                 return folder
             os.close(self._lock)
 
@@ -248,6 +254,7 @@ class SpoolFile:
         self._key = id(self)
         self._held = bytearray()
         self._descriptor = -1
+        self.path: Path | None = None
         self._size_bytes = 0
         self._digest = hashlib.sha256()
         self._view: weakref.ref[mmap.mmap] | None = None
@@ -343,6 +350,15 @@ class SpoolFile:
         self._size_bytes = size_bytes
         return memoryview(self._mapped(mmap.ACCESS_WRITE))
 
+    def continued(self, path: Path, size_bytes: int) -> "SpoolFile":
+        """Return this file, empty so far, with the bytes of one in the folder, which keeps its name as well."""
+        self._spool._take(self._key, size_bytes)
+        own = self._spool.folder / str(next(self._spool._numbers))
+        self._spool._blocking("taken over", lambda: os.link(path, own))
+        self._own(self._spool._blocking("opened", lambda: os.open(own, os.O_RDWR)), own)
+        self._size_bytes = size_bytes
+        return self
+
     def hash(self) -> Sha256:
         """Return the digest of the bytes as they are now, read once more. It blocks."""
         self._digest = hashlib.sha256()
@@ -354,11 +370,14 @@ class SpoolFile:
         """Move from memory to the disk, unless it is there already. The file will have so many bytes, if known."""
         if self._descriptor >= 0:
             return
-        self._descriptor, path = self._spool._new_file(size_bytes)
-        self._end.detach()
-        self._end = weakref.finalize(self, _end_file, self._spool, self._key, self._descriptor, path)
+        self._own(*self._spool._new_file(size_bytes))
         self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
         self._held = bytearray()
+
+    def _own(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self.path = descriptor, path
+        self._end.detach()
+        self._end = weakref.finalize(self, _end_file, self._spool, self._key, descriptor, path)
 
     def _mapped(self, access: int) -> mmap.mmap:
         held = None if self._view is None else self._view()
@@ -379,21 +398,3 @@ def _end_file(spool: Spool, key: int, descriptor: int, path: Path) -> None:
     """Give a file up; it returns at once."""
     spool._give(key)
     spool._ended.end(descriptor, path)
-
-
-def _remove_if_left(folder: Path) -> None:
-    """Remove the folder of a spool whose process has ended."""
-    try:
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR)
-    except OSError:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # its process was killed before it made the lock
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-        log.info("spool_of_an_ended_process_removed", extra={"folder": str(folder)})
-    except OSError:
-        return  # its process is running
-    finally:
-        os.close(lock)

@@ -5,7 +5,8 @@ that a faster source brings more of them. A part that a source lacks, or sends w
 for again; each source has `ATTEMPTS_PER_SOURCE` attempts at it. What has arrived of a part is continued by range, also
 from another source; if the bytes of two do not fit together, neither is blamed, and later ones come from one alone. The
 parts of one checkpoint are byte ranges of one file of the spool, which is a replica's when all are there. What was
-fetched stays for the next attempt at the same checkpoint, in this process only.
+fetched stays for the next attempt at the same checkpoint. A process that was killed, or ended before, leaves the file
+to the next one, which goes on with the parts that have their digests.
 
 The rule kept here: no byte of a part is believed before all of it has arrived and has the part's digest.
 """
@@ -23,7 +24,7 @@ from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, Observer, ignore
 from runtime.broadcast import Broadcast
 from runtime.spool import Spool, SpoolFile
-from runtime.spool_part import ReceivedBytes, ReceivedFile, ReceivedPart
+from runtime.spool_part import ReceivedBytes, ReceivedFile, ReceivedPart, SentPart
 from runtime.task_errors import first_error
 from runtime.worker_thread import Worker
 from state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
@@ -206,20 +207,31 @@ class CheckpointDownload:
         for wanted in under_way.wanted:
             if not wanted.is_whole:
                 raise self._failure(checkpoint, wanted)
+        self._spool.left.finish(checkpoint.blob_sha256)
         return under_way.file
 
     async def _begin(self, checkpoint: CheckpointRef) -> _UnderWay:
-        file = self._spool.file()
+        content, size_bytes = checkpoint.blob_sha256, checkpoint.size_bytes
+        left = await self._worker.run(partial(self._spool.left_file, content, size_bytes))
         if checkpoint.part_count == 1:
-            part = CheckpointPart(checkpoint.blob_sha256, checkpoint.size_bytes)
+            file, part = self._spool.file(), CheckpointPart(content, size_bytes)
             return _UnderWay(checkpoint, file, (_Wanted(1, part, ReceivedFile(file, part.size_bytes)),))
-        parts = (await self._fetch_manifest(checkpoint.blob_sha256)).parts
-        check_parts(parts, checkpoint.blob_sha256, checkpoint.size_bytes)
-        await self._worker.run(partial(_take_room, file, checkpoint.size_bytes))
+        parts = (await self._fetch_manifest(content)).parts
+        check_parts(parts, content, size_bytes)
+        file = self._spool.file() if left is None else left
+        if left is None:
+            await self._worker.run(partial(_take_room, file, size_bytes))
+        self._spool.left.leave(file, content)
         wanted, start = [], 0
         for number, part in enumerate(parts, 1):
             wanted.append(_Wanted(number, part, ReceivedPart(file, start, part.size_bytes)))
+            if left is not None:
+                found = await self._worker.run(SentPart(left, start, part.size_bytes).sha256)
+                wanted[-1].is_whole = found == part.sha256
             start += part.size_bytes
+        if left is not None:
+            held = sum(part.is_whole for part in wanted)
+            log.info("checkpoint_download_resumed", extra={"parts_held": held, "parts": len(parts)})
         return _UnderWay(checkpoint, file, tuple(wanted))
 
     async def _fetch_from(self, source: CheckpointSource, under_way: _UnderWay) -> None:

@@ -1,11 +1,16 @@
 """Checkpoints of several parts between real processes: from a mirror too, read by commands, and within an epoch."""
 
+import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from epochal.export.folder import read_note
+from runtime.left_files import PREFIX as LEFT_PREFIX
 from runtime.spool import FOLDER_PREFIX
 from state.phases import ROUND_PHASES
+from state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
+from tests.support.cutting_relay import cutting_relay, until
 from tests.support.nginx import nginx
 from tests.support.processes import in_training, real_run
 
@@ -43,6 +48,37 @@ async def test_parts_come_from_two_servers_and_commands_read_them(tmp_path: Path
                 assert note is not None
                 assert note.checkpoint_sha256 == checkpoint.blob_sha256
     assert list((tmp_path / "spool").glob(f"{FOLDER_PREFIX}*")) == []
+
+
+def whole_parts_left(spool: Path, blobs: Path) -> int:
+    """Return how many parts of a checkpoint a client that has not ended has received."""
+    known = {path.name for path in blobs.glob("??/*")}
+    data = b"".join(path.read_bytes() for path in spool.glob(f"{FOLDER_PREFIX}*/{LEFT_PREFIX}*"))
+    return sum(sha256_hex(data[start : start + PART_BYTES]) in known for start in range(0, len(data), PART_BYTES))
+
+
+async def test_joiner_killed_in_its_download_does_not_begin_anew(tmp_path: Path) -> None:
+    one = {**RUN, "config__init_min_clients": 1, "config__min_clients": 1, "config__total_steps": 1}
+    spool, key = tmp_path / "spool", tmp_path / "key"
+    key.write_bytes(bytes(32))
+    same = ("--spool", str(spool), "--key", str(key))
+    async with real_run(tmp_path, **one, blobs__part_bytes=PART_BYTES) as run:
+        port = urlsplit(run.url).port
+        assert port is not None
+        async with cutting_relay("127.0.0.1", port) as relay:
+            relay.answer_bytes = 8 * PART_BYTES
+            joiner = await run.children.start("joiner", "client", relay.url, "--trainer", "numpy", *same)
+            async with asyncio.timeout(BOUND_S):
+                await relay.is_silent.wait()
+                await until(lambda: whole_parts_left(spool, run.run_dir / "blobs") > 1)
+            joiner.kill()
+            await joiner.wait(BOUND_S)
+        client = await run.start_client(*same)
+        report = await run.finish()
+        assert (report.rounds, report.unapplied) == (1, 0)
+        (resumed,) = run.events(client, "checkpoint_download_resumed")
+        assert 1 < resumed["parts_held"] < resumed["parts"]
+    assert list(spool.glob(f"{FOLDER_PREFIX}*")) == []
 
 
 async def test_checkpoints_are_written_while_rounds_go_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A relay in front of a coordinator that cuts connections in the middle of an upload's body."""
+"""A relay in front of a coordinator that cuts uploads in the middle of their body, and answers at some byte."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +22,8 @@ class CuttingRelay:
         until: the connection is cut once this holds, so that nothing is lost on the way.
         starts: of each PUT, the place in the blob where its body began.
         sent_bytes: number of bytes of all PUTs that were passed on.
+        answer_bytes: number of bytes that are passed back to clients before nothing more is; None: all.
+        is_silent: set when nothing more is.
     """
 
     url: str = ""
@@ -30,6 +32,18 @@ class CuttingRelay:
     until: Callable[[], bool] = lambda: True
     starts: list[int] = field(default_factory=list)
     sent_bytes: int = 0
+    answer_bytes: int | None = None
+    is_silent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass back answers, as many bytes as may be."""
+        while piece := await reader.read(PIECE_BYTES):
+            if self.answer_bytes is not None:
+                self.answer_bytes -= len(piece)
+                if self.answer_bytes < 0:
+                    self.is_silent.set()
+                    await asyncio.Event().wait()
+            writer.write(piece)
 
     async def pass_on(self, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         """Pass on requests until the client ends the connection, or one is cut."""
@@ -88,14 +102,13 @@ async def cutting_relay(host: str, port: int) -> AsyncIterator[CuttingRelay]:
     """Relay connections to a server until the context is left."""
     relay = CuttingRelay()
 
-    async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(PIECE_BYTES):
-            writer.write(piece)
-
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, server = await asyncio.open_connection(host, port)
         await relay.introduce(answers, server)
-        tasks = {asyncio.ensure_future(relay.pass_on(reader, server)), asyncio.ensure_future(back(answers, writer))}
+        tasks = {
+            asyncio.ensure_future(relay.pass_on(reader, server)),
+            asyncio.ensure_future(relay.pass_back(answers, writer)),
+        }
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

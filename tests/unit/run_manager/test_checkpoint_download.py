@@ -3,11 +3,13 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from run_manager.events import BlobFetched, Event
 from run_manager.replica.checkpoint_download import ATTEMPTS_PER_SOURCE, FAILURES_OF_MIRROR, CheckpointDownload
+from runtime.left_files import PREFIX
 from runtime.spool import Spool
 from runtime.spool_part import ReceivedBytes
 from runtime.worker_thread import InlineWorker
@@ -119,6 +121,62 @@ async def test_part_that_nobody_has_is_asked_for_again_and_only_that() -> None:
     coordinator.blobs[NAMED[3].sha256] = PARTS[3]
     assert (await download.fetch(CHECKPOINT)).to_bytes() == DATA
     assert [coordinator.asked[part.sha256] for part in NAMED] == [1, 1, 1, 2]
+
+
+def left_in(parent: Path) -> list[Path]:
+    """Return the files that processes have left."""
+    return list(parent.glob(f"*/{PREFIX}*"))
+
+
+def damage(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+async def broken_off(spool: Spool) -> None:
+    """Fetch all parts but the last one, as a process does that ends then."""
+    source = Source(*PARTS[:3])
+    download = CheckpointDownload(source, (), source.manifest, spool, InlineWorker())
+    with pytest.raises(Refused, match="no source has part 4 of 4"):
+        await download.fetch(CHECKPOINT)
+    spool.close()
+
+
+@in_virtual_time
+async def test_next_process_fetches_the_parts_that_the_last_one_lacks(tmp_path: Path) -> None:
+    await broken_off(Spool(tmp_path))
+    source, spool = Source(*PARTS), Spool(tmp_path)
+    download = CheckpointDownload(source, (), source.manifest, spool, InlineWorker())
+    file = await download.fetch(CHECKPOINT)
+    assert file.to_bytes() == DATA
+    assert [source.asked[part.sha256] for part in NAMED] == [0, 0, 0, 1]
+    assert left_in(tmp_path), "it may be killed yet"
+    spool.close()
+    assert left_in(tmp_path) == []
+
+
+@in_virtual_time
+async def test_part_that_was_left_damaged_is_fetched_again(tmp_path: Path) -> None:
+    await broken_off(Spool(tmp_path))
+    (left,) = left_in(tmp_path)
+    damage(left, PART_BYTES)
+    source, spool = Source(*PARTS), Spool(tmp_path)
+    download = CheckpointDownload(source, (), source.manifest, spool, InlineWorker())
+    assert (await download.fetch(CHECKPOINT)).to_bytes() == DATA
+    assert [source.asked[part.sha256] for part in NAMED] == [0, 1, 0, 1]
+
+
+@in_virtual_time
+async def test_parts_of_another_checkpoint_are_not_kept(tmp_path: Path) -> None:
+    await broken_off(Spool(tmp_path))
+    data = b"a small checkpoint"
+    source, spool = Source(data), Spool(tmp_path)
+    download = CheckpointDownload(source, (), source.manifest, spool, InlineWorker())
+    ref = CheckpointRef(4, sha256_hex(data), len(data), sha256_hex(b"replica"))
+    assert (await download.fetch(ref)).to_bytes() == data
+    assert left_in(tmp_path) == []
+    spool.close()
 
 
 class Breaking(Source):
