@@ -335,8 +335,7 @@ class CoordinatorService:
                 continue
             now_s = self._clock.now_s()
             members = self.run.members.keys()
-            expected = frozenset() if self.run.round is None else self.run.round.pending
-            silent = self.liveness.lost(members, expected, now_s, self.run.state_file.config.client_timeout_s)
+            silent = self.liveness.lost(members, self.run.awaited(), now_s, self.run.state_file.config.client_timeout_s)
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))

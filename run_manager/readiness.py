@@ -23,12 +23,17 @@ from state.refusals import Refusal
 LIMIT_PER_ROUND = 2.0
 """Multiple of the usual time of a round that the coordinator gives to RoundTrain (`docs/concepts.md`). The others wait
 as long for a newcomer's first result."""
+READY_AHEAD_ROUNDS = 1.5
+"""Rounds within which the trainer of a ready client will be open. In the rest of the two it trains its first share."""
 SHORTEST_ROUND_S = 1.5
 """The limit does not tell rounds apart that are shorter than this; a trainer that opens late would hold them up."""
 
 
 def usual_round_s(document: RunDocument, state: StateFile) -> float | None:
-    """Return how long RoundTrain usually takes in the run, as its time limit says; None where it does not say so."""
+    """Return how long RoundTrain usually takes in the run, as its time limit says; 0 if the limit does not follow it.
+
+    None outside of RoundTrain.
+    """
     if document.run_state is not RunState.ROUND_TRAIN or document.phase_ends_s is None:
         return None
     limit_s = document.phase_ends_s - document.phase_started_s
@@ -109,7 +114,7 @@ class Readiness:
         async with self._reporting:
             while self._reported_session != self._session.session_number:
                 held = await self._keeper.at(step)
-                await self._opening.due(held.replica, self._round_s)
+                await self._opening.due(held.replica, READY_AHEAD_ROUNDS * self._round_s)
                 dataset = description_of(self._provider)
                 report = ReadyReport(held.step, held.digest, self._provider.fingerprint, dataset)
                 number = self._session.session_number

@@ -4,7 +4,7 @@ Its mappings are never changed in place: `coordinator/machine/handle.py` makes a
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
@@ -245,6 +245,12 @@ class Run(WireDocument):
     def ready_members(self) -> list[Member]:
         """Return the members that hold the model and the run's data, and do not rest."""
         return [member for member in self.members.values() if self.is_ready(member)]
+
+    def awaited(self) -> Collection[ClientId]:
+        """Return the clients for which the run may wait: in Warmup to be ready, in a round for its results."""
+        if self.phase is RunState.WARMUP:
+            return [member.client_id for member in self.members.values() if member.ready_step is None]
+        return () if self.round is None else self.round.pending
 
     def is_available(self, member: Member) -> bool:
         """Whether the member does not rest."""

@@ -8,6 +8,7 @@ import pytest
 
 from run_manager.agent import EndReason
 from run_manager.events import BecameReady, Event, RoundTrained, TrainerOpened
+from run_manager.readiness import READY_AHEAD_ROUNDS
 from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.errors import InvalidInput
@@ -108,9 +109,9 @@ async def test_newcomer_is_ready_before_its_trainer_and_trains_one_round_earlier
 
 
 @in_virtual_time
-async def test_newcomer_is_ready_only_when_its_trainer_opens_within_a_round() -> None:
+async def test_newcomer_is_ready_only_when_its_trainer_opens_in_time() -> None:
     course = await course_of(Opening(takes_s=30.0))
-    assert 0 < course.early_s <= ROUND_S
+    assert 0 < course.early_s <= READY_AHEAD_ROUNDS * ROUND_S
 
 
 @in_virtual_time

@@ -92,8 +92,12 @@ def _epochs_of_30_s(**fields: Any) -> StateFile:
 
 
 class _SlowData(FaultyData):
+    def __init__(self, takes_s: float = 1.0) -> None:
+        super().__init__()
+        self._takes_s = takes_s
+
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        await asyncio.sleep(1)
+        await asyncio.sleep(self._takes_s)
         return await super().get_samples(data_ids)
 
 
@@ -109,6 +113,22 @@ async def test_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
         starts = _epoch_starts(run.clients[0])
         assert len(starts) >= 3
         assert {document.reason for document in starts} == {"all 2 members are ready"}
+
+
+@in_virtual_time
+async def test_warmup_does_not_wait_for_a_client_that_was_killed_before_it() -> None:
+    state = state_file(config__total_steps=30, config__epoch_time=90, config__warmup_time=60)
+    async with simulated_run(state, seed=0) as run:
+        clients = [run.start(run.client(number, with_data(_SlowData(8.0)))) for number in (1, 2, 3)]
+        await run.coordinator.reached(RunState.COOLDOWN)
+        clients[2].kill()
+        killed_s = asyncio.get_running_loop().time()
+        epoch = run.coordinator.document.epoch
+        await run.coordinator.wait_for(lambda: run.coordinator.document.epoch > epoch)
+        await run.coordinator.reached(RunState.ROUND_TRAIN)
+        assert asyncio.get_running_loop().time() - killed_s < 20.0
+        assert run.coordinator.document.round is not None
+        assert run.coordinator.document.round.roster_count == 2
 
 
 @in_virtual_time
