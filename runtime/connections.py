@@ -18,6 +18,9 @@ from typing import Any, TypeAlias
 from runtime.by_address import ByAddress
 from runtime.rare_log import RareLog
 
+LOOPBACK = "127.0.0.1"
+"""Address of a server that only programs of the same machine reach."""
+
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 4096

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.connections import CONNECTION_IN_SCOPE, Peer, ServerConnections, Shed
 from state.refusals import Refusal
 
-LOOPBACK = "127.0.0.1"
 LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
 """For answers and writes."""
 BUCKET_LABELS = (*map(str, LATENCY_BUCKETS_S), "+Inf")

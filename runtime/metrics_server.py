@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from runtime.connections import ConnectionLimits, ServerConnections
+from runtime.connections import LOOPBACK, ConnectionLimits, ServerConnections
 from runtime.http_hosts import CheckedHosts, allowed_hosts
 from runtime.http_server import Endpoint, serving_app
-from runtime.metrics import LOOPBACK, MetricsEndpoint, metrics_route
+from runtime.metrics import MetricsEndpoint, metrics_route
 
 MAX_SCRAPES = 16
 """Maximum number of connections of a server that shows metrics alone."""

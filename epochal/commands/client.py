@@ -48,8 +48,8 @@ from epochal.cli.torch_options import (
 )
 from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
+from runtime.connections import LOOPBACK
 from runtime.http_client import check_url
-from runtime.metrics import LOOPBACK
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import WorkerThread
 from state.codecs.named import SPOKEN

@@ -22,8 +22,9 @@ from epochal.cli.run import LISTENING, run_to_end, say
 from epochal.cli.serving_data import DataServerOptions, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
+from runtime.connections import LOOPBACK
 from runtime.descriptors import allow_connections
-from runtime.metrics import LOOPBACK, new_registry
+from runtime.metrics import new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import RetryPolicy
 from state.documents import RunDocument
