@@ -1,0 +1,54 @@
+"""`trainers/torch/known_models.py`, and which options of torch need no look at the machine."""
+
+import subprocess
+import sys
+
+import pytest
+
+from state.config.model import Architecture, ModelSpec
+from tests.support.heavy import need_module
+from tests.support.tiny_llama import LLAMA_SPEC, spec_of
+from trainers.registry import TrainerOptions, is_surely_opened
+from trainers.torch.known_models import is_of_transformers
+from trainers.torch.options import TorchOptions
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_known"),
+    [
+        (LLAMA_SPEC, True),
+        (spec_of(model_type="deepseek_v3"), True),
+        (spec_of(model_type="a_model_of_a_laboratory"), False),
+        (spec_of(model_type="../models/llama"), False),
+        (ModelSpec(architecture=Architecture.HF_LLAMA), False),
+        (ModelSpec(architecture=Architecture.EPOCHAL_NGRAM), False),
+    ],
+)
+def test_model_of_transformers_is_known_by_its_type(spec: ModelSpec, is_known: bool) -> None:
+    need_module("transformers")
+    assert is_of_transformers(spec) is is_known
+
+
+@pytest.mark.parametrize(
+    ("options", "suits"),
+    [
+        (TorchOptions(), True),
+        (TorchOptions(device="cpu", precision="float32", compiles=True, micro_batch=2), True),
+        (TorchOptions(device="cuda:1"), False),
+        (TorchOptions(precision="bf16"), False),
+        (TorchOptions(attention="eager"), False),
+    ],
+)
+def test_options_that_torch_must_judge_open_no_trainer_unseen(options: TorchOptions, suits: bool) -> None:
+    need_module("transformers")
+    assert is_surely_opened("torch", LLAMA_SPEC, TrainerOptions(torch=options)) is suits
+    assert not is_surely_opened("numpy", LLAMA_SPEC, TrainerOptions(torch=options))
+
+
+def test_telling_so_imports_neither_torch_nor_transformers() -> None:
+    need_module("transformers")
+    program = (
+        "import sys; from trainers.registry import is_surely_opened; from tests.support.tiny_llama import LLAMA_SPEC; "
+        "assert is_surely_opened('torch', LLAMA_SPEC); assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
