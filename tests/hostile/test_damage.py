@@ -9,6 +9,7 @@ from state.documents import RunDocument
 from state.phases import RunState
 from tests.support.processes import RealRun, in_training, real_run
 
+LONG = {"config__total_steps": 100_000}
 SHORT_EPOCHS = {
     "config__warmup_time": 2,
     "config__max_round_train_time": 2,
@@ -37,7 +38,7 @@ def newest_checkpoint(document: RunDocument, run: RealRun) -> Path:
 
 
 async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+    async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
         checkpoint = newest_checkpoint(run.watch.seen[-1], run)
         kept = checkpoint.read_bytes()
@@ -49,8 +50,9 @@ async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
             assert f"blob {checkpoint.name} (the checkpoint of step 0) {wrong}" in said
             assert "put them back from a backup" in said
         checkpoint.write_bytes(kept)
+        last_step = run.end_soon()
         await run.start_coordinator()
-        assert (await run.finish()).rounds == 20
+        assert (await run.finish()).rounds == last_step
 
 
 async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_p
 
 
 async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+    async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
         journal, blobs = run.run_dir / "journal", run.run_dir / "blobs"
         journal.rename(tmp_path / "elsewhere")
@@ -77,12 +79,13 @@ async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_pat
         assert sorted(blobs.rglob("*")) == held
         shutil.rmtree(journal, ignore_errors=True)
         (tmp_path / "elsewhere").rename(journal)
+        last_step = run.end_soon()
         await run.start_coordinator()
-        assert (await run.finish()).rounds == 20
+        assert (await run.finish()).rounds == last_step
 
 
 async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
+    async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
     checkpoint = newest_checkpoint(run.watch.seen[-1], run)
     flip(checkpoint, checkpoint.stat().st_size // 2)
@@ -100,14 +103,15 @@ async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> Non
 
 
 async def test_damaged_last_record_is_told_and_clients_return(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+    async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
         before = run.watch.seen[-1]
         flip(max((run.run_dir / "journal").glob("*.log")), -1)
+        last_step = run.end_soon()
         await run.start_coordinator()
         (dropped,) = run.events(run.coordinator, "journal_damaged_record_dropped")
         assert dropped["level"] == "warning"
         run.watch.seen.clear()
         after = await run.watch.next()
         assert after.lineage != before.lineage
-        assert (await run.finish()).rounds == 20
+        assert (await run.finish()).rounds == last_step

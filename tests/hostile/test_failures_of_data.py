@@ -71,7 +71,8 @@ async def test_released_batch_is_applied_and_the_audit_balances(tmp_path: Path) 
     overrides = {"config__total_steps": 40, "model__LLM__data_location": {"Local": str(path)}}
     async with real_run(tmp_path / "run", 3, **overrides) as run:
         await run.until(lambda document: document.quarantined_batches == 1)
-        await operate(run, "pause")
+        paused = await run.http.post("/v1/runs/test-run/pause", headers={"Authorization": f"Bearer {run.admin_token}"})
+        assert paused.is_success, "before the run ends: a command would take longer"
         await run.until(in_phase(RunState.PAUSED))
         (await run.command("status", run.url)).expect(0, "1 batch quarantined", "token 999")
         (await run.command("quarantine", "list", run.url)).expect(0, f"{BAD_INDEX}  corrupt: data index {BAD_INDEX}")

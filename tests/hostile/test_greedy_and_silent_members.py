@@ -56,7 +56,7 @@ async def test_silent_member_costs_three_rounds_and_rests(tmp_path: Path, claim:
         await silent.be_ready()
         document = await silent.watch.until(at_round(1))
         assert await silent.assigned(document) == 3, "a newcomer's part, whatever it claims"
-        await run.until(in_training(10))
+        await run.until(in_training(MISSES_BEFORE_REST + 1))
         (view,) = [member for member in (await run.status()).members if member.client_id == silent.client_id]
         assert (view.claim, view.missed) == (claim, MISSES_BEFORE_REST)
         assert view.rest_s is not None
@@ -101,8 +101,8 @@ async def test_witness_that_never_attests_is_not_waited_for(tmp_path: Path) -> N
 async def test_lurker_that_never_gets_ready_is_waited_for_once(tmp_path: Path) -> None:
     overrides = STATE | {
         "config__total_steps": 100_000,
-        "config__warmup_time": 3,
-        "config__epoch_time": 3.5,
+        "config__warmup_time": 5,
+        "config__epoch_time": 5.5,
         "config__waiting_for_members_extra_time": 0.1,
     }
     async with real_run(tmp_path, **overrides) as run, all_by_hand(run, 1):

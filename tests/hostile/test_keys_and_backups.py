@@ -36,7 +36,7 @@ def flip_a_bit(path: Path) -> None:
 async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=20) as run:
+    async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
         (client,) = run.clients
         before = await run.until(in_training(3))
         await run.stop_coordinator()
@@ -46,6 +46,7 @@ async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
         assert "restore it from a backup" in said
         assert "--new-coordinator-key" in said
         assert any("key" in problem for problem in (await audit_store(str(run.run_dir), recompute=False)).problems)
+        run.end_soon()
         await run.start_coordinator("--new-coordinator-key")
         run.watch.seen.clear()
         after = await run.watch.next()
@@ -98,7 +99,7 @@ async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path
 
 
 async def test_run_whose_key_is_put_back_goes_on(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__total_steps=12) as run:
+    async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
         await run.until(in_training(2))
         await run.stop_coordinator()
         key = run.run_dir / KEY
@@ -106,5 +107,6 @@ async def test_run_whose_key_is_put_back_goes_on(tmp_path: Path) -> None:
         key.unlink()
         await run.refused_start()
         key.write_bytes(kept)
+        last_step = run.end_soon()
         await run.start_coordinator()
-        assert (await run.finish()).rounds == 12
+        assert (await run.finish()).rounds == last_step

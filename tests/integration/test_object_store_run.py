@@ -18,11 +18,12 @@ from tests.support.processes import RealRun, in_training, real_run
 from tests.support.s3_door import DoorRequest, S3Door, s3_door
 from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
 
-STEPS = 30
-LASTS = {
+MORE_STEPS = 20
+"""Steps after the last one that the test has seen: more than the run takes until it is stopped."""
+LASTS: dict[str, Any] = {
     "config__max_round_train_time": 8,
     "config__round_witness_time": 2,
-    "config__total_steps": STEPS,
+    "config__total_steps": 100_000,
     "config__init_min_clients": 2,
     "config__min_clients": 2,
     "blobs__part_bytes": 1024,
@@ -61,7 +62,7 @@ def overwriting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3Door, Overw
 
 async def restarted(run: RealRun, **overrides: Any) -> None:
     await run.stop_coordinator()
-    run.write_state(**LASTS, **overrides)
+    run.write_state(**(LASTS | overrides))
     await run.start_coordinator()
 
 
@@ -100,10 +101,10 @@ async def test_run_moves_to_a_bucket_with_a_checker_and_back(
         await back_up(str(run.run_dir), tmp_path / "backup", lambda _: None)
         verified = await verify_backup(tmp_path / "backup")
         assert (verified.problems, verified.blobs > 0) == ((), True)
-        await restarted(run)
-        await run.until(in_training(min(STEPS, reached.step + 2)))
+        last_step = reached.step + MORE_STEPS
+        await restarted(run, config__total_steps=last_step)
         report = await run.finish()
-        assert (report.rounds, report.unapplied) == (STEPS, 0)
+        assert (report.rounds, report.unapplied) == (last_step, 0)
         vouched = await checkers_of(run)
         assert None in vouched
         assert len(vouched) == 2

@@ -38,6 +38,8 @@ from tests.support.states import state_text
 from tests.support.watched_file import writes_to
 
 LONG_POLL_S = 2.0
+MORE_STEPS = 15
+"""Steps after the last one that a test has seen: more than a run takes until it has been stopped."""
 FIRST_CLIENT_KEY = 100
 """A real client's key is 32 bytes of this number or a following one; keys of clients by hand have smaller numbers."""
 ADMIN_LINE = "admin token (shown this once): "
@@ -137,6 +139,15 @@ class RealRun:
     def write_state(self, **overrides: Any) -> None:
         """Write `state.toml`, for the next start."""
         self.state_path.write_text(state_text(**(QUICK | overrides)), encoding="utf-8")
+
+    def end_soon(self, **overrides: Any) -> int:
+        """Write `state.toml` anew, so that a stopped run ends some steps after the one where it was; return the last.
+
+        A run that must not end before a test stops it has many steps until then.
+        """
+        last_step = self.watch.seen[-1].step + MORE_STEPS
+        self.write_state(config__total_steps=last_step, **overrides)
+        return last_step
 
     async def start_coordinator(self, *arguments: str, verify: str | None = None) -> None:
         """Start the coordinator, at the first start on a free port, later on the same one."""
