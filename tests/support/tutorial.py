@@ -27,6 +27,9 @@ from tests.support.bounds import BOUND_S
 STEP = re.compile(r"^<!-- machine ([AB])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^```\w+$", re.MULTILINE)
 
+COMMAND_BOUND_S = 3 * BOUND_S
+"""Seconds for a command to end, which may be a client that trains from a run's beginning to its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -117,7 +120,7 @@ class Tutorial:
 
     async def _end(self, process: Process) -> None:
         try:
-            async with asyncio.timeout(BOUND_S):
+            async with asyncio.timeout(COMMAND_BOUND_S):
                 out, err = await process.communicate()
         except TimeoutError:
             process.kill()
