@@ -31,6 +31,7 @@ MAX_REQUEST_BYTES = 200_000
 HANDLED = {signal.SIGCHLD, signal.SIGINT}
 """Signals that a forked process handles in another way than the server."""
 BESIDE_COMMANDS = (
+    "epochal.cli.main",
     "httpx",
     "trainers.ngram.learner",
     "trainers.registry",
