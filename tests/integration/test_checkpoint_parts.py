@@ -17,7 +17,13 @@ from tests.support.processes import in_training, real_run
 LARGE = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256}}
 """A model whose checkpoint is 1.2 MB."""
 PART_BYTES = 100_000
-RUN = {"config__total_steps": 4, "config__init_min_clients": 2, "config__min_clients": 2, **LARGE}
+RUN = {
+    "config__client_timeout_s": 9,
+    "config__total_steps": 4,
+    "config__init_min_clients": 2,
+    "config__min_clients": 2,
+    **LARGE,
+}
 
 
 async def test_parts_come_from_two_servers_and_commands_read_them(tmp_path: Path) -> None:

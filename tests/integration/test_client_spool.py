@@ -29,7 +29,7 @@ async def test_run_on_files_has_equal_replicas_and_leaves_nothing(tmp_path: Path
 async def test_files_of_a_killed_client_go_when_another_one_starts(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     both = {"config__total_steps": 6, "config__init_min_clients": 2, "config__min_clients": 2}
-    async with real_run(tmp_path, **both, **LARGE) as run:
+    async with real_run(tmp_path, config__client_timeout_s=9, **both, **LARGE) as run:
         killed, _ = [await run.start_client("--spool", str(spool)) for _ in range(2)]
         await run.until(in_training(2))
         killed.kill()
