@@ -140,7 +140,7 @@ async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp
 async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
     limits: dict[str, Any] = {
         "blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4,
-        "config__max_round_train_time": 3 * BOUND_S,
+        "config__max_round_train_time": 2 * BOUND_S,
     }
     limits |= FLOAT32
     async with real_run(tmp_path, **limits, config__init_min_clients=6, config__total_steps=3) as run:
