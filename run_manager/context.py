@@ -175,8 +175,8 @@ class StepContext:
             difference: `start − end` of every parameter, float32.
         """
         if self.feedback is None:
-            return result_of(header, difference)
-        return self.feedback.encode(header, lineage, difference)
+            return result_of(header, difference, self.state.merge.max_abs)
+        return self.feedback.encode(header, lineage, difference, self.state.merge.max_abs)
 
     def fetcher(self, vocabulary: int | None) -> DataFetcher:
         """Return a fetcher of the run's data with the settings of the present configuration.

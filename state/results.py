@@ -10,11 +10,13 @@ The rule kept here: the check is a pure function of the bytes and of what was as
 repeats it gets the same answer.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
+from state.codecs.clipping import encoded_parts
 from state.codecs.named import FLOAT32, codec_named, find_codec
-from state.codecs.protocol import Block, Codec, EncodedTensor, encoded_parts
+from state.codecs.protocol import Block, Codec, EncodedTensor
 from state.errors import InvalidResult
 from state.tensors import (
     BYTES_TYPE,
@@ -73,18 +75,19 @@ def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) 
     return result_of(header, difference).to_bytes()
 
 
-def result_of(header: ResultHeader, difference: Mapping[str, Float32Array]) -> TensorStream:
+def result_of(header: ResultHeader, difference: Mapping[str, Float32Array], max_abs: float = math.inf) -> TensorStream:
     """Return a result's file, the same for the same content. It is encoded part by part, whenever it is read.
 
     Args:
         header: the client and the round, and the codec with which the difference is encoded.
         difference: `start − end` of every parameter, float32; another type is an `InternalError`.
+        max_abs: `merge.max_abs`, within which what the codec rounds stays (`state/codecs/clipping.py`).
     """
     codec, frozen = codec_named(header.codec), frozen_tensors(difference)
     return result_of_blocks(
         header,
         layout_of(frozen),
-        lambda: (block for values in frozen.values() for block in encoded_parts(codec, values)),
+        lambda: (block for values in frozen.values() for block in encoded_parts(codec, values, max_abs)),
     )
 
 

@@ -12,6 +12,7 @@ counted, is dropped: what it held is lost, as it would be with the client.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -68,7 +69,12 @@ class _Encoding:
     """
 
     def __init__(
-        self, step: int, difference: Mapping[str, Float32Array], before: Mapping[str, Float32Array], decay: float
+        self,
+        step: int,
+        difference: Mapping[str, Float32Array],
+        before: Mapping[str, Float32Array],
+        decay: float,
+        max_abs: float,
     ) -> None:
         self.step = step
         self.is_begun = self.is_whole = False
@@ -76,6 +82,7 @@ class _Encoding:
         self._difference = difference
         self._before = before
         self._decay = decay
+        self._max_abs = max_abs
 
     def blocks(self, codec: Codec, done: Callable[[], None]) -> Iterator[Block]:
         """Yield the encoded parts of all tensors, and write what they leave out unless all of them were read before.
@@ -85,7 +92,8 @@ class _Encoding:
             done: called after some parts.
         """
         for name in sorted(self._difference):
-            parts = parts_with_feedback(codec, self._difference[name], self._before.get(name), self._decay)
+            difference, before = self._difference[name], self._before.get(name)
+            parts = parts_with_feedback(codec, difference, before, self._decay, self._max_abs)
             for number, (block, left) in enumerate(parts, 1):
                 if not self.is_whole:
                     self._write(left)
@@ -180,7 +188,9 @@ class ErrorFeedback:
         elif step is not None:
             log.info("feedback_resumed", extra={"step": step})
 
-    def encode(self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array]) -> TensorStream:
+    def encode(
+        self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array], max_abs: float = math.inf
+    ) -> TensorStream:
         """Return the file of a result with what was left out before. Read it once in a worker, then call `published`.
 
         It is encoded while it is read, and what is left out then is written at the same time.
@@ -189,6 +199,7 @@ class ErrorFeedback:
             header: of the result.
             lineage: the run's history.
             difference: `start − end` of every parameter, float32.
+            max_abs: `merge.max_abs`, within which the encoded difference stays; what is cut off is left out.
         """
         mark = ResidualMark(header.run_id, lineage, self._client_id, header.codec, header.step, header.attempt)
         if self._pending is not None and self._pending.step != header.step:
@@ -201,7 +212,7 @@ class ErrorFeedback:
             self.drop("it is of another model")
             before = {}
         self._abandon()
-        encoding = self._encoding = _Encoding(header.step, difference, before, self._decay)
+        encoding = self._encoding = _Encoding(header.step, difference, before, self._decay, max_abs)
         codec, drop_pages = codec_named(header.codec), _nothing if self._kept is None else self._kept.drop_pages
 
         def blocks() -> Iterator[Block]:

@@ -1,21 +1,23 @@
 """Error feedback: what a codec left out of a difference is added to the client's next one.
 
-    e ← β·e + Δ        sent ← encode(e)        e ← e − decode(sent)
+    e ← β·e + Δ        sent ← encode(clip(e))        e ← e − decode(sent)
 
 The residual e is a client's own: it is in no digest, and other clients never see it. Source: Karimireddy and others,
 2019, https://arxiv.org/abs/1901.09847; with the decay β of SparseLoCo, https://arxiv.org/abs/2508.15706.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from state.codecs.clipping import clipped
 from state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
 from state.tensors import Float32Array
 
 
 def encode_with_feedback(
-    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float
+    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float, max_abs: float = math.inf
 ) -> tuple[Block, Float32Array]:
     """Return one tensor's difference, encoded with what was left out before, and what is left out now.
 
@@ -24,18 +26,19 @@ def encode_with_feedback(
         difference: `start − end`, float32 of any shape, finite.
         residual: the tensor's residual, of the same shape; None if there is none yet.
         decay: β.
+        max_abs: `merge.max_abs`, within which the encoded tensor stays (`state/codecs/clipping.py`).
 
     Returns:
         The encoded tensor, and the new residual, of the difference's shape.
     """
-    blocks, left = zip(*parts_with_feedback(codec, difference, residual, decay), strict=True)
+    blocks, left = zip(*parts_with_feedback(codec, difference, residual, decay, max_abs), strict=True)
     block = np.concatenate(blocks)
     shape = difference.shape
     return block if block.dtype == np.uint8 else block.reshape(shape), np.concatenate(left).reshape(shape)
 
 
 def parts_with_feedback(
-    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float
+    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float, max_abs: float = math.inf
 ) -> Iterator[tuple[Block, Float32Array]]:
     """Yield the flat parts of what `encode_with_feedback` returns, which takes constant memory."""
     flat = np.ascontiguousarray(difference, np.float32).reshape(-1)
@@ -45,7 +48,7 @@ def parts_with_feedback(
         if before is not None:
             with np.errstate(all="ignore"):
                 wanted += np.multiply(before[part], np.float32(decay))
-        block = codec.encode(wanted)
+        block = codec.encode(clipped(codec, wanted, flat[part], max_abs))
         left = np.empty(wanted.size, np.float32)
         np.subtract(wanted, EncodedTensor(codec, wanted.shape, block).read(0, left), out=left)
         yield block, left

@@ -75,13 +75,6 @@ class Codec(Protocol):
         ...
 
 
-def encoded_parts(codec: Codec, values: Float32Array) -> Iterator[Block]:
-    """Yield a tensor, encoded part by part, which takes constant memory; together they are `codec.encode(values)`."""
-    flat = values.reshape(-1)
-    for part in parts_of(codec, flat.size):
-        yield codec.encode(flat[part])
-
-
 def parts_of(codec: Codec, count: int) -> Iterator[slice]:
     """Yield the places of the parts in which a tensor of so many values is encoded; each begins at a group."""
     step = max(codec.group, ENCODED_VALUES // codec.group * codec.group)
