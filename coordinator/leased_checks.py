@@ -165,7 +165,14 @@ class LeasedChecks:
         lease = _Lease(secrets.token_hex(LEASE_BYTES), checker, now_s, now_s + LEASE_S)
         pending.lease = lease
         pending.changed.notify()
-        url, expires_in_s = await self._signed_url(pending.check)
+        try:
+            url, expires_in_s = await self._signed_url(pending.check)
+        except BaseException:  # the checker never learns of it
+            if pending.lease is lease:
+                pending.lease = None
+                pending.changed.notify()
+                self._news.notify()
+            raise
         return LeasedCheck(lease.name, LEASE_S, pending.check, url, expires_in_s)
 
     async def renew(self, checker: str, name: str) -> RenewedLease:

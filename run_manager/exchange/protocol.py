@@ -21,12 +21,16 @@ class Exchange(Protocol):
         """
         ...
 
-    async def fetch(self, sha256: Sha256) -> SpoolFile:
+    async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
         """Return the bytes of this digest; what was published here is not asked for.
+
+        Args:
+            sha256: their digest.
+            size_bytes: their number; what is longer is not kept.
 
         Raises:
             Refused: `not-found`.
-            InvalidDocument: the bytes that arrive have another digest, in every attempt.
+            InvalidDocument: the bytes that arrive have another digest or are too many, in every attempt.
             SpoolFull: they find no room.
         """
         ...

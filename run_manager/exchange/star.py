@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from runtime.spool import Spool, SpoolFile
+from runtime.spool_part import ReceivedFile
 from state.errors import InvalidDocument, Refused
 from state.refusals import Refusal
 from state.wire import Sha256
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_FETCHES = 8
 FETCHES_BEFORE_GIVING_UP = 3
-"""Maximum number of fetches of one blob whose bytes have a wrong digest."""
+"""Maximum number of fetches of one blob whose bytes have a wrong digest, or are too many."""
 KEPT_ROUNDS = 2
 """Number of rounds, with the present one, of whose files those are kept that nobody said to forget."""
 
@@ -61,7 +62,7 @@ class StarExchange:
         await self._requests.put_blob(sha256, file)
         self._observer(BlobSent(file.size_bytes, asyncio.get_running_loop().time() - started_s))
 
-    async def fetch(self, sha256: Sha256) -> SpoolFile:
+    async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
         fetch = self._under_way.setdefault(sha256, _Fetch())
         fetch.callers += 1
         try:
@@ -70,7 +71,7 @@ class StarExchange:
                 kept.round = self._round
                 if not kept.is_whole:
                     async with self._slots:
-                        await self._fetch_verified(sha256, kept.file)
+                        await self._fetch_verified(sha256, size_bytes, kept.file)
                     kept.is_whole = True
                 return kept.file
         finally:
@@ -89,24 +90,34 @@ class StarExchange:
             if sha256 not in self._under_way:
                 self._kept.pop(sha256, None)
 
-    async def _fetch_verified(self, sha256: Sha256, file: SpoolFile) -> None:
-        found, started_s = "", asyncio.get_running_loop().time()
+    async def _fetch_verified(self, sha256: Sha256, size_bytes: int, file: SpoolFile) -> None:
+        found, reason, started_s = "", "", asyncio.get_running_loop().time()
         for _ in range(FETCHES_BEFORE_GIVING_UP):
+            problem = ""
             if file.sha256() != sha256:  # all of it may have arrived before a fetch was cancelled
-                await self._get_rest(sha256, file)
+                problem = await self._get_rest(sha256, ReceivedFile(file, size_bytes))
             found = file.sha256()
-            if found == sha256:
+            if found == sha256 and not problem:
                 self._observer(BlobFetched(file.size_bytes, asyncio.get_running_loop().time() - started_s))
                 return
             file.clear()
-            log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "found": found})
+            reason = problem or f"it hashes to {found}"
+            log.warning("blob_with_wrong_digest", extra={"sha256": sha256, "reason": reason})
         raise InvalidDocument(
-            f"blob {sha256} arrived with a wrong digest {FETCHES_BEFORE_GIVING_UP} times", sha256=sha256, found=found
+            f"blob {sha256} arrived with wrong bytes {FETCHES_BEFORE_GIVING_UP} times: {reason}",
+            sha256=sha256,
+            found=found,
         )
 
-    async def _get_rest(self, sha256: Sha256, file: SpoolFile) -> None:
+    async def _get_rest(self, sha256: Sha256, file: ReceivedFile) -> str:
+        """Append the bytes that the file lacks; return "", or how many too many there are."""
         try:
             await self._requests.get_blob(sha256, file)
+        except InvalidDocument as error:
+            if error.context.get("rule") != "oversized":
+                raise
+            return error.message
         except Refused as refusal:
             if refusal.kind is not Refusal.RANGE_NOT_SATISFIABLE:  # nothing follows what the file holds
                 raise
+        return ""

@@ -282,7 +282,7 @@ class ReplicaKeeper:
 
     async def _contribution(self, entry: OutcomeEntry, layout: TensorLayout) -> Contribution | Refused:
         try:
-            file = await self._exchange.fetch(entry.result_sha256)
+            file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
         except Refused as refusal:
             return refusal
         return Contribution(total_batches(entry.assignment), decode_result(file.view(), layout)[1])

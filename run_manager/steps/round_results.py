@@ -98,7 +98,7 @@ class RoundResults:
 
     async def _receive(self, result: CommittedResult, slots: asyncio.Semaphore) -> None:
         try:
-            await self._context.exchange.fetch(result.result_sha256)
+            await self._context.exchange.fetch(result.result_sha256, result.size_bytes)
             self._received.add(result.client_id)
         except Refused as refusal:
             log.warning(

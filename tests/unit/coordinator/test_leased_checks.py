@@ -14,6 +14,7 @@ from coordinator.leased_checks import (
 )
 from state.blob_messages import CheckVerdict, ResultCheck
 from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 from tests.support.virtual_time import in_virtual_time
 
@@ -75,6 +76,34 @@ async def test_waiting_checker_gets_a_check_at_once_and_its_verdict_counts(check
         assert await waiting == ("one", 1.0)
     with pytest.raises(Refused):
         checks.report("one", leased.lease, RIGHT)
+
+
+@in_virtual_time
+async def test_check_whose_url_is_not_signed_goes_to_the_next_checker_at_once() -> None:
+    refusals = [Refused(Refusal.STORE_FAILED, "no key")]
+
+    async def signed(check: ResultCheck) -> tuple[str, float]:
+        if refusals:
+            raise refusals.pop()
+        return await url_of(check)
+
+    checks = LeasedChecks(now_s, signed)
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(refused_lease(checks))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        await asked
+        assert (checks.leased_count, checks.waiting_count) == (0, 1)
+        leased = await checks.lease("two", 1.0)
+        assert leased is not None
+        checks.report("two", leased.lease, RIGHT)
+        assert await waiting == ("two", 0.0)
+    assert checks.ended_leases == 0
+
+
+async def refused_lease(checks: LeasedChecks) -> None:
+    with pytest.raises(Refused, match="no key"):
+        await checks.lease("one", 20.0)
 
 
 @in_virtual_time

@@ -1,11 +1,12 @@
 """`run_manager/exchange/star.py`: each blob is fetched once, verified, and kept as long as it may be needed."""
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
-from run_manager.exchange.star import KEPT_ROUNDS, StarExchange
-from runtime.spool import Spool
+from run_manager.exchange.star import FETCHES_BEFORE_GIVING_UP, KEPT_ROUNDS, StarExchange
+from runtime.spool import Spool, SpoolFile
 from runtime.spool_part import ReceivedBytes
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.refusals import Refusal
@@ -18,8 +19,12 @@ def exchange_of(held: HeldBlobs) -> StarExchange:
     return StarExchange(held, Spool(SPOOL_PARENT))
 
 
+async def fetched(exchange: StarExchange, data: bytes) -> SpoolFile:
+    return await exchange.fetch(sha256_hex(data), len(data))
+
+
 async def bytes_of(exchange: StarExchange, data: bytes) -> bytes:
-    return (await exchange.fetch(sha256_hex(data))).to_bytes()
+    return (await fetched(exchange, data)).to_bytes()
 
 
 async def test_concurrent_fetches_of_one_blob_ask_once_if_one_is_cancelled() -> None:
@@ -39,7 +44,26 @@ async def test_other_bytes_than_asked_for_are_never_returned() -> None:
     held = HeldBlobs()
     held.blobs[sha256_hex(b"right")] = b"wrong"
     with pytest.raises(InvalidDocument):
-        await exchange_of(held).fetch(sha256_hex(b"right"))
+        await fetched(exchange_of(held), b"right")
+
+
+async def test_body_that_is_too_long_is_not_kept_and_is_fetched_anew() -> None:
+    class Longer(HeldBlobs):
+        sizes: ClassVar[list[int]] = []
+
+        async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
+            self.asked[sha256] += 1
+            try:
+                for _ in range(99):
+                    file.append(b"right")
+            finally:
+                self.sizes.append(file.size_bytes)
+
+    held = Longer()
+    with pytest.raises(InvalidDocument, match="followed by"):
+        await fetched(exchange_of(held), b"right, and longer")
+    assert held.asked.total() == FETCHES_BEFORE_GIVING_UP
+    assert held.sizes == [15] * FETCHES_BEFORE_GIVING_UP
 
 
 async def test_swapped_blob_is_fetched_anew_from_its_beginning() -> None:
@@ -58,7 +82,7 @@ async def test_own_file_is_not_fetched() -> None:
     exchange = exchange_of(held)
     file = spooled(b"mine")
     await exchange.publish(file.sha256(), file)
-    assert await exchange.fetch(file.sha256()) is file
+    assert await exchange.fetch(file.sha256(), file.size_bytes) is file
     assert held.blobs == {file.sha256(): b"mine"}
     assert not held.asked
 
@@ -78,7 +102,7 @@ async def test_fetch_that_broke_off_goes_on_with_what_has_arrived() -> None:
     exchange = exchange_of(held)
     for _ in range(3):
         with pytest.raises(CoordinatorUnreachable):
-            await exchange.fetch(sha256_hex(data))
+            await fetched(exchange, data)
     assert await bytes_of(exchange, data) == data
     assert held.asked.total() == 4
 
@@ -94,14 +118,14 @@ async def test_fetch_that_broke_off_after_the_last_byte_is_whole() -> None:
     held = BreakingAtTheEnd(b"data")
     exchange = exchange_of(held)
     with pytest.raises(CoordinatorUnreachable):
-        await exchange.fetch(sha256_hex(b"data"))
+        await fetched(exchange, b"data")
     assert await bytes_of(exchange, b"data") == b"data"
-    held.blobs[sha256_hex(b"right")] = b"wrong and long"
+    held.blobs[sha256_hex(b"right")] = b"wrung"
     with pytest.raises(CoordinatorUnreachable):
-        await exchange.fetch(sha256_hex(b"right"))
+        await fetched(exchange, b"right")
     held.blobs[sha256_hex(b"right")] = b"right"
     with pytest.raises(CoordinatorUnreachable):
-        await exchange.fetch(sha256_hex(b"right"))
+        await fetched(exchange, b"right")
     assert await bytes_of(exchange, b"right") == b"right"
 
 
@@ -109,8 +133,8 @@ async def test_forgotten_blob_is_fetched_again() -> None:
     held = HeldBlobs(b"one", b"two")
     exchange = exchange_of(held)
     for _ in range(2):
-        await exchange.fetch(sha256_hex(b"one"))
-        await exchange.fetch(sha256_hex(b"two"))
+        await fetched(exchange, b"one")
+        await fetched(exchange, b"two")
         exchange.forget([sha256_hex(b"one")])
     assert held.asked == {sha256_hex(b"one"): 2, sha256_hex(b"two"): 1}
 
@@ -118,10 +142,10 @@ async def test_forgotten_blob_is_fetched_again() -> None:
 async def test_blob_that_nobody_forgets_is_dropped_after_the_next_round() -> None:
     held = HeldBlobs(b"late", b"used")
     exchange = exchange_of(held)
-    await exchange.fetch(sha256_hex(b"late"))
+    await fetched(exchange, b"late")
     for _ in range(KEPT_ROUNDS):
-        await exchange.fetch(sha256_hex(b"used"))
+        await fetched(exchange, b"used")
         exchange.begin_round()
-    await exchange.fetch(sha256_hex(b"used"))
-    await exchange.fetch(sha256_hex(b"late"))
+    await fetched(exchange, b"used")
+    await fetched(exchange, b"late")
     assert held.asked == {sha256_hex(b"late"): 2, sha256_hex(b"used"): 1}
