@@ -1,6 +1,6 @@
 """Blobs that a client sends to a coordinator, gone on with where a connection broke.
 
-The rule kept here: what the coordinator says it has is believed once. If the blob is refused then, all of it is sent.
+The rule kept here: what the coordinator says it has is believed. If the blob does not match then, all of it is sent.
 """
 
 from collections import OrderedDict
@@ -19,6 +19,8 @@ ASKED_FROM_BYTES = 4 * 1024 * 1024
 """From this size on, an upload begins with the question how much has arrived: an earlier process may have sent some."""
 MAX_REMEMBERED = 64
 """Maximum number of broken uploads that are remembered; each is of an announced blob that is sent again soon."""
+MAX_OFFSETS = 4
+"""Maximum number of places from which the rest of a blob is sent in one delivery, before all of it is."""
 _NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
 _WRONG_REST = frozenset({Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.OFFSET_DIFFERS})
 
@@ -72,14 +74,22 @@ class ResumedUploads:
     async def _put_from(self, start: int, sha256: Sha256, file: "SentBytes") -> None:
         from runtime.spool_part import rest_of
 
-        path = f"/v1/blobs/{sha256}"
-        if start:
-            whole = file.size_bytes
+        path, whole = f"/v1/blobs/{sha256}", file.size_bytes
+        for _ in range(MAX_OFFSETS):
+            if not 0 < start < whole:
+                break
             try:
                 await self._send(path, {"Content-Range": f"bytes {start}-{whole - 1}/{whole}"}, rest_of(file, start))
             except Refused as refusal:
                 if refusal.kind not in _WRONG_REST:
                     raise
+                start = _offset_in(refusal)
             else:
                 return
         await self._send(path, {}, file)
+
+
+def _offset_in(refusal: Refused) -> int:
+    """Return how many bytes have arrived according to `offset-differs`; 0 if the blob must be sent whole."""
+    arrived = refusal.context.get("received_bytes")
+    return arrived if refusal.kind is Refusal.OFFSET_DIFFERS and isinstance(arrived, int) else 0

@@ -164,10 +164,22 @@ class PlainHttp:
     def _kept_line(self) -> "_Line | None":
         while self._kept:
             since_s, kept = self._kept.pop()
-            if time.monotonic() < since_s + self._timeouts.keep_s:
+            if time.monotonic() < since_s + self._timeouts.keep_s and self._is_open(kept):
                 return _Line(kept)
             kept.close()
         return None
+
+    def _is_open(self, kept: socket.socket) -> bool:
+        """Whether the server has left an unused connection open, as far as is known here. It says nothing on it."""
+        kept.setblocking(False)
+        try:
+            kept.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            kept.settimeout(self._timeouts.progress_s)
+            return True
+        except OSError:
+            pass
+        return False
 
     async def _connected(self) -> socket.socket:
         loop, place = asyncio.get_running_loop(), self._place
@@ -206,7 +218,7 @@ class OpenFile:
 
 
 class _Unused(Exception):
-    """The connection ended before anything of an answer arrived."""
+    """The connection ended before anything of a body was sent, or of an answer arrived."""
 
 
 class _Line:
@@ -250,16 +262,22 @@ def _get(line: _Line, head: bytes, take: Take) -> PlainAnswer:
 
 
 def _put(line: _Line, head: bytes, body: bytes | OpenFile) -> PlainAnswer:
-    is_cut = False
+    is_cut = has_begun = False
     try:
         line.socket.sendall(head)
+        has_begun = bool(body if isinstance(body, bytes) else body.size_bytes)
         if isinstance(body, bytes):
             line.socket.sendall(body)
         else:
             _send_file(line.socket, body)
     except (BrokenPipeError, ConnectionResetError):
         is_cut = True  # it may have answered before
-    answer, rest = _answer_head(line.socket)
+    try:
+        answer, rest = _answer_head(line.socket)
+    except _Unused as error:
+        if not has_begun:
+            raise
+        raise ConnectionError("the connection ended within a body") from error  # the rest is sent, not all of it again
     answer = _with_body(line.socket, answer, _length(answer), rest)
     return PlainAnswer(answer.status, {**answer.headers, "connection": "close"}, answer.body) if is_cut else answer
 

@@ -16,7 +16,7 @@ from state.errors import CoordinatorUnreachable, InvalidDocument, Refused, Spool
 from state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
-from tests.support.spooled import fetched
+from tests.support.spooled import fetched, spooled
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)
@@ -171,6 +171,25 @@ async def test_connection_that_the_server_closed_is_opened_again() -> None:
         for _ in range(3):
             assert await fetched(client, SHA256) == BLOB
     assert asked == 3
+
+
+async def test_upload_is_not_lost_on_a_connection_that_the_server_closed() -> None:
+    bodies = list[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        bodies.append(await reader.readexactly(len(BLOB)))
+        writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+        writer.close()  # although it did not say so
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    blobs = PlainBlobs.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert blobs is not None
+    async with server:
+        for _ in range(3):
+            assert await blobs.put("/blob", {}, spooled(BLOB))
+        await blobs.aclose()
+    assert bodies == [BLOB] * 3
 
 
 async def test_cancelled_download_has_ended_and_leaves_what_arrived(way: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.support.served import (
     served_over_sockets,
     training,
 )
-from tests.support.spooled import spooled
+from tests.support.spooled import fetched, spooled
 
 BROKEN_AT = 100
 LARGE = Replica(0, {"w": np.ones((1024, 1025), np.float32)}, {"w": np.zeros((1024, 1025), np.float32)})
@@ -129,6 +129,20 @@ async def test_upload_that_breaks_at_every_byte_arrives_once(
         await api.put_blob(upload.sha256, spooled(upload.data))
         assert upload.is_counted()
         assert upload.relay.starts == list(starts)
+        assert upload.relay.sent_bytes == len(upload.data)
+
+
+@pytest.mark.parametrize("way", ["plain", "general"])
+async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path, way: str) -> None:
+    async with uploading(tmp_path, way) as upload, upload.process() as api:
+        checkpoint = upload.run.service.run.checkpoints[0].blob_sha256
+        for _ in range(3):
+            await fetched(api, checkpoint)
+            await upload.break_off(api, BROKEN_AT)
+        await fetched(api, checkpoint)
+        await api.put_blob(upload.sha256, spooled(upload.data))
+        assert upload.is_counted()
+        assert upload.relay.starts == [0, BROKEN_AT, 2 * BROKEN_AT, 3 * BROKEN_AT]
         assert upload.relay.sent_bytes == len(upload.data)
 
 
