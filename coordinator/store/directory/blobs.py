@@ -20,6 +20,7 @@ from coordinator.store.blobs import (
     check_room,
 )
 from coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
+from coordinator.store.directory.byte_counts import ByteCounts
 from coordinator.store.directory.failures import store_failure
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, sync_folder
 from state.errors import StoreBlocked, StoreFailed
@@ -37,16 +38,15 @@ class DirectoryBlobs(ServedBlobs):
         self._max_total_bytes = max_total_bytes
         self._disk = disk
         self._numbers = itertools.count()
-        self._held_bytes = held_bytes
-        """Size of the blobs that have a name; changed only under `_naming`."""
-        self._arriving_bytes = self._arriving_count = 0
-        """Size of what has arrived of others, and their number; changed only on the event loop."""
+        self._counts = ByteCounts(held_bytes)
+        self._arriving_count = 0
+        """Number of blobs that arrive; changed only on the event loop."""
         self._naming = threading.Lock()
         """Held while a blob is named, counted and deleted, which several threads do."""
 
     @property
     def total_bytes(self) -> int:
-        return self._held_bytes + self._arriving_bytes
+        return self._counts.total
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
@@ -93,7 +93,7 @@ class DirectoryBlobs(ServedBlobs):
                 found = await self._receive(sha256, size_bytes, body, arriving, spare_bytes)
             finally:
                 self._arriving_count -= 1
-                self._arriving_bytes -= arriving.received_bytes
+                self._counts.given_up(arriving)
             await in_thread(sync_folder, self._path(found).parent, self._disk)
         except BaseException as error:
             await arriving.abandon()
@@ -108,7 +108,7 @@ class DirectoryBlobs(ServedBlobs):
         async for piece in body:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
             check_room(self.total_bytes + len(piece) + spare_bytes, self._max_total_bytes)
-            self._arriving_bytes += len(piece)
+            self._counts.arrived(arriving, len(piece))
             await arriving.add(piece, piece_bytes(self._arriving_count))
         found = await arriving.digest()
         check_content(sha256, size_bytes, arriving.received_bytes, found)
@@ -122,7 +122,7 @@ class DirectoryBlobs(ServedBlobs):
         with self._naming:
             is_new = not path.exists()
             arriving.path.replace(path)
-            self._held_bytes += arriving.received_bytes if is_new else 0
+            self._counts.named(arriving, arriving.received_bytes if is_new else 0)
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
@@ -169,7 +169,7 @@ class DirectoryBlobs(ServedBlobs):
         with self._naming, contextlib.suppress(FileNotFoundError):
             size_bytes = path.stat().st_size
             path.unlink()
-            self._held_bytes -= size_bytes
+            self._counts.deleted(size_bytes)
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
