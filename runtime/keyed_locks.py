@@ -27,6 +27,10 @@ class KeyedLocks(Generic[K]):
         """Return the number of keys whose lock is held or waited for."""
         return len(self._locks)
 
+    def __contains__(self, key: K) -> bool:
+        """Return whether a key's lock is held or waited for."""
+        return key in self._locks
+
     async def acquire(self, key: K) -> None:
         """Wait for a key's lock and take it; `release` must follow, in this task or another. The caller bounds it."""
         found = self._locks.setdefault(key, _Lock())

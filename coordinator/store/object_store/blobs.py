@@ -7,9 +7,9 @@ FOLDER/RUN_ID/incoming/SHA256.CLIENT    what clients put, until it is taken in
 ```
 
 The rules kept here: only the coordinator's own credentials write to `blobs/`. A signed URL writes to `incoming/`, and
-what arrives there is copied before it is checked, so that nobody changes what was checked. The original is deleted
-last: as long as there is one, nobody knows that the copy was checked. One digest is taken in, received or deleted at a
-time.
+what arrives there is copied before it is checked, size and digest, so that nobody changes what was checked. The
+original is deleted last: as long as there is one, nobody knows that the copy was checked, and no start believes it. One
+digest is taken in, checked or deleted at a time.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 
 from coordinator.store.blobs import SignedPut, blob_not_found, check_content, check_growth, check_room
@@ -48,10 +48,13 @@ class ObjectBlobs(ObjectReader):
         super().__init__(objects)
         self._max_total_bytes = max_total_bytes
         self._sizes = {Sha256(item.key.rpartition("/")[2]): item.size_bytes for item in found}
+        self._held_bytes = sum(self._sizes.values())
         self._versions: dict[Sha256, str] = {}
         """Of held objects: the version whose bytes this process has read, and which are the blob's."""
         self._taken: dict[Sha256, OpenObject] = {}
         """What was taken in and is not settled yet; the digest's lock is held meanwhile."""
+        self._unsettled: dict[Sha256, int] = {}
+        """Sizes of objects that may lie under the names of blobs that are not held, until a sweep deletes them."""
         self._locks: KeyedLocks[Sha256] = KeyedLocks()
         self._puts = GrantedPuts()
         self._arriving_bytes = 0
@@ -65,7 +68,7 @@ class ObjectBlobs(ObjectReader):
             InvalidInput: it holds too many objects.
         """
         found = await objects.listed(BLOBS)
-        unsettled = {item.key.rpartition("/")[2].partition(".")[0] for item in await objects.listed(INCOMING)}
+        unsettled = {_digest_in(item.key) for item in await objects.listed(INCOMING)}
         kept = []
         for item in found:
             sha256 = Sha256(item.key.rpartition("/")[2])
@@ -83,18 +86,39 @@ class ObjectBlobs(ObjectReader):
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._sizes.values()) + self._arriving_bytes + self._puts.total_bytes
+        return self._held_bytes + sum(self._unsettled.values()) + self._arriving_bytes + self._puts.total_bytes
 
     def _hold(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
+        self._held_bytes += size_bytes - self._sizes.get(sha256, 0)
         self._sizes[sha256] = size_bytes
+        self._unsettled.pop(sha256, None)
         if version is None:
             self._versions.pop(sha256, None)
         else:
             self._versions[sha256] = version
 
     def _let_go(self, sha256: Sha256) -> None:
-        self._sizes.pop(sha256, None)
+        self._held_bytes -= self._sizes.pop(sha256, 0)
         self._versions.pop(sha256, None)
+
+    @contextlib.contextmanager
+    def _noted(self, sha256: Sha256, size_bytes: int) -> Iterator[None]:
+        """Note that an object that is not held may lie under a blob's name, if what makes one ends in an error."""
+        try:
+            yield
+        except BaseException:
+            self._note(sha256, size_bytes)
+            raise
+
+    def _note(self, sha256: Sha256, size_bytes: int) -> None:
+        if sha256 not in self._sizes:
+            self._unsettled[sha256] = size_bytes
+
+    async def _discard(self, sha256: Sha256, size_bytes: int) -> None:
+        """Delete what lies under a blob's name and is not held, or note it. The digest's lock must be held."""
+        with self._noted(sha256, size_bytes):
+            await self._objects.delete(key_of(sha256))
+        self._unsettled.pop(sha256, None)
 
     # Bytes that pass through the coordinator
 
@@ -105,9 +129,9 @@ class ObjectBlobs(ObjectReader):
                 received += len(piece)
                 check_growth(received, size_bytes)
             return
-        _, version = await self._put(key_of(sha256), sha256, size_bytes, body, spare_bytes)
-        async with self._locks.of(sha256):  # somebody who has put other bytes into the store may have overwritten these
-            if sha256 not in self._sizes:
+        putting = self._put(key_of(sha256), sha256, size_bytes, body, spare_bytes)
+        async with putting as (_, version), self._locks.of(sha256):
+            if sha256 not in self._sizes:  # somebody who has put other bytes there may have overwritten these
                 await self._check_kept(sha256, size_bytes, version)
 
     async def _check_kept(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
@@ -126,26 +150,31 @@ class ObjectBlobs(ObjectReader):
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         key = f"{INCOMING}/{os.urandom(16).hex()}"
         try:
-            sha256, _ = await self._put(key, None, size_bytes, body, spare_bytes)
-            async with self._locks.of(sha256):
-                await self._objects.copy(key, key_of(sha256))
+            putting = self._put(key, None, size_bytes, body, spare_bytes)
+            async with putting as (sha256, _), self._locks.of(sha256):
+                with self._noted(sha256, size_bytes):
+                    await self._objects.copy(key, key_of(sha256))
                 self._hold(sha256, size_bytes, None)
         finally:
             await self._objects.delete(key)
         return sha256
 
+    @contextlib.asynccontextmanager
     async def _put(
         self, key: str, sha256: Sha256 | None, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int
-    ) -> tuple[Sha256, str | None]:
-        """Keep the bytes as an object if they are what was announced, else nothing; return digest and version."""
-        check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
+    ) -> AsyncIterator[tuple[Sha256, str | None]]:
+        """Keep the bytes as an object if they are what was announced, else nothing; yield digest and version.
+
+        They take room until the context is left.
+        """
+        check_room(self._other_bytes(sha256) + size_bytes + spare_bytes, self._max_total_bytes)
         digest, received_bytes = hashlib.sha256(), 0
 
         async def checked() -> AsyncIterator[bytes]:
             nonlocal received_bytes
             async for piece in body:
                 check_growth(received_bytes + len(piece), size_bytes)
-                check_room(self.total_bytes + len(piece) + spare_bytes, self._max_total_bytes)
+                check_room(self._other_bytes(sha256) + len(piece) + spare_bytes, self._max_total_bytes)
                 received_bytes += len(piece)
                 self._arriving_bytes += len(piece)
                 digest.update(piece)
@@ -154,9 +183,17 @@ class ObjectBlobs(ObjectReader):
 
         try:
             version = await self._objects.put(key, checked())
+            yield Sha256(digest.hexdigest()), version
+        except BaseException as error:
+            if sha256 is not None and received_bytes == size_bytes and not isinstance(error, Refused):
+                self._note(sha256, size_bytes)
+            raise
         finally:
             self._arriving_bytes -= received_bytes
-        return Sha256(digest.hexdigest()), version
+
+    def _other_bytes(self, sha256: Sha256 | None) -> int:
+        """Return the size of everything, without what may lie under this name and would be overwritten."""
+        return self.total_bytes - (0 if sha256 is None else self._unsettled.get(sha256, 0))
 
     async def size(self, sha256: Sha256) -> int | None:
         return self._sizes.get(sha256)
@@ -204,7 +241,7 @@ class ObjectBlobs(ObjectReader):
     ) -> SignedPut | None:
         key = _incoming_key(sha256, sender)
         self._puts.make_way(key, sender)
-        check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
+        check_room(self._other_bytes(sha256) + size_bytes + spare_bytes, self._max_total_bytes)
         self._puts.grant(key, sender, size_bytes)
         url = await self._objects.signed("PUT", key)
         return bound_put(url, os.environ, sha256, size_bytes, SIGNED_FOR_S) or SignedPut(
@@ -221,6 +258,8 @@ class ObjectBlobs(ObjectReader):
             if data is not None:
                 self._taken[sha256] = data
         except BaseException:
+            if sha256 in self._unsettled:  # it takes its room there
+                self.end_put(sha256, sender)
             self._locks.release(sha256)
             raise
         if data is None:
@@ -230,39 +269,49 @@ class ObjectBlobs(ObjectReader):
     async def _take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> OpenObject | None:
         key = _incoming_key(sha256, sender)
         if sha256 in self._sizes:
-            await self._drop(key)
+            await self._drop(key, sha256)
             return None
         try:
             found = await self._shown(key)
         except ObjectMissing:
             raise _not_there(self._objects.place_of(key)) from None
-        if found.size_bytes != size_bytes:
-            await self._drop(key)
-            kind = Refusal.BLOB_TOO_LARGE if found.size_bytes > size_bytes else Refusal.BLOB_MISMATCH
-            place = self._objects.place_of(key)
-            raise Refused(kind, f"{place} has {found.size_bytes} bytes; {size_bytes} were announced")
-        try:
-            await self._objects.copy(key, key_of(sha256))
-        except ObjectMissing:
-            raise _not_there(self._objects.place_of(key)) from None
-        return OpenObject(self._objects, sha256, size_bytes)
+        if found.size_bytes == size_bytes:
+            try:
+                with self._noted(sha256, size_bytes):
+                    await self._objects.copy(key, key_of(sha256))
+                    found = await self._shown(key_of(sha256))
+            except ObjectMissing as error:
+                raise _not_there(str(error)) from None
+            if found.size_bytes == size_bytes:
+                return OpenObject(self._objects, sha256, size_bytes, found.version)
+            await self._discard(sha256, found.size_bytes)  # it was overwritten before it was copied
+        await self._drop(key, sha256)
+        kind = Refusal.BLOB_TOO_LARGE if found.size_bytes > size_bytes else Refusal.BLOB_MISMATCH
+        place = self._objects.place_of(key)
+        raise Refused(kind, f"{place} has {found.size_bytes} bytes; {size_bytes} were announced")
 
     async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
-        taken = self._taken.pop(sha256)
+        taken, key = self._taken.pop(sha256), _incoming_key(sha256, sender)
         try:
+            self._puts.end(key)
             if found == sha256:
                 self._hold(sha256, size_bytes, taken.version)
             else:
-                await self._objects.delete(key_of(sha256))
-            await self._drop(_incoming_key(sha256, sender))
+                await self._discard(sha256, size_bytes)
+            await self._drop(key, sha256)
         finally:
             self._locks.release(sha256)
         check_content(sha256, size_bytes, size_bytes, found or sha256)
 
-    async def _drop(self, key: str) -> None:
-        """Delete what a client has put, which marks the blob as unchecked; if that fails now, a sweep does it."""
+    async def _drop(self, key: str, sha256: Sha256) -> None:
+        """Delete what a client has put, which marks the blob as unchecked; if that fails now, a sweep does it.
+
+        The digest's lock must be held.
+        """
         self._puts.end(key)
         with contextlib.suppress(StoreBlocked):
+            if sha256 in self._unsettled:
+                await self._discard(sha256, self._unsettled[sha256])
             await self._objects.delete(key)
 
     async def _shown(self, key: str) -> StoredObject:
@@ -279,12 +328,24 @@ class ObjectBlobs(ObjectReader):
     # Upkeep
 
     async def drop_unfinished(self) -> None:
+        await self._discard_unsettled()
         oldest = datetime.now(UTC) - timedelta(seconds=FORGOTTEN_AFTER_S)
         async for page in self._objects.pages(INCOMING):
             expected = self._puts.keys
             for found in page:
-                if found.written_at < oldest and found.key not in expected:
-                    await self._objects.delete(found.key)
+                sha256 = _digest_in(found.key)
+                if found.written_at >= oldest or found.key in expected or sha256 in self._locks:
+                    continue
+                async with self._locks.of(sha256):
+                    if sha256 not in self._unsettled:
+                        await self._objects.delete(found.key)
+
+    async def _discard_unsettled(self) -> None:
+        """Delete what may lie under the names of blobs that are not held, but for what is being taken in."""
+        for sha256, size_bytes in list(self._unsettled.items()):
+            if sha256 in self._unsettled and sha256 not in self._locks:
+                async with self._locks.of(sha256):
+                    await self._discard(sha256, size_bytes)
 
     async def swept(self) -> None:
         """Do nothing: the folder stays the run's."""
@@ -295,6 +356,7 @@ class ObjectBlobs(ObjectReader):
         A store that refuses, fails or does not answer keeps them.
         """
         try:
+            await self._discard_unsettled()
             async for page in self._objects.pages(INCOMING):
                 for found in page:
                     await self._objects.delete(found.key)
@@ -308,6 +370,11 @@ class ObjectBlobs(ObjectReader):
 
 def _incoming_key(sha256: Sha256, sender: ClientId) -> str:
     return f"{INCOMING}/{sha256}.{sender}"
+
+
+def _digest_in(key: str) -> Sha256:
+    """Return the digest that a key in `incoming/` names, if it does."""
+    return Sha256(key.rpartition("/")[2].partition(".")[0])
 
 
 def _not_there(place: str) -> Refused:

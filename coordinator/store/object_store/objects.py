@@ -89,7 +89,8 @@ class Objects:
     async def put(self, key: str, pieces: AsyncIterator[bytes]) -> str | None:
         """Keep an object, whole or not at all, and return its version if the store says it.
 
-        What `pieces` raises passes through.
+        It takes as long as `pieces`, and `ANSWER_WITHIN_S` for each part of `PART_BYTES` at most. What `pieces` raises
+        passes through.
         """
         broken: Exception | None = None
 

@@ -55,16 +55,22 @@ class OpenObject:
 
     Reading raises `Refused(Refusal.NOT_FOUND)`, which names the object, if it is gone or changes while it is read.
 
+    Args:
+        objects: the folder.
+        sha256: names the blob.
+        size_bytes: its size.
+        version: the one to read (`StoredObject.version`); None for that which the first read finds.
+
     Attributes:
-        version: of the object that was read (`StoredObject.version`); None before anything was.
+        version: the one that is read; None before anything was.
     """
 
     descriptor = None
 
-    def __init__(self, objects: Objects, sha256: Sha256, size_bytes: int) -> None:
+    def __init__(self, objects: Objects, sha256: Sha256, size_bytes: int, version: str | None = None) -> None:
         self._objects = objects
         self._key = key_of(sha256)
-        self.version: str | None = None
+        self.version = version
         self._windows = Windows(size_bytes, self._fetch)
 
     def __len__(self) -> int:
