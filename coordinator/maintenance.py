@@ -1,9 +1,14 @@
-"""Background work: keeping `state.toml` up to date, and deleting blobs that the run no longer needs."""
+"""Background work: keeping `state.toml` up to date, deleting blobs that the run no longer needs, and making room.
+
+Room is made in one way, whoever needs it: by a sweep that is due, then by ending uploads that wait for their rest, the
+oldest first, and only where that suffices.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from coordinator.machine.run import Run
 from coordinator.machine.views import blobs_needed
@@ -33,18 +38,40 @@ def state_file_text(run: Run) -> str:
     return dump_state(run.state_file.with_progress(run.phase, progress))
 
 
+class PausedUploads(Protocol):
+    """Uploads that wait for their rest, and may be given up."""
+
+    @property
+    def paused_count(self) -> int:
+        """Number of them."""
+        ...
+
+    @property
+    def paused_bytes(self) -> int:
+        """Bytes that have arrived of them."""
+        ...
+
+    async def end_oldest(self) -> None:
+        """End the one that has waited the longest; return when its bytes are given up, or after a bounded time."""
+        ...
+
+
 class Maintenance:
     """Keeps the state file and the blobs of one service in order.
 
     Args:
         run_now: returns the run as it is kept at the moment.
         fail: called when the store fails.
+
+    Attributes:
+        paused: uploads that may be given up; None until there may be some.
     """
 
     def __init__(self, store: Store, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]) -> None:
         self._store = store
         self._run_now = run_now
         self._fail = fail
+        self.paused: PausedUploads | None = None
         self._due = asyncio.Event()
         self._state_file_stale = False
         self._sweep_since_s: float | None = None
@@ -77,13 +104,54 @@ class Maintenance:
         self._due.set()
         return True
 
-    async def wait_for_room(self, size_bytes: int) -> None:
-        """Wait until there is room for so many bytes more, or no sweep makes any; at most `MAX_ROOM_WAIT_S`."""
+    async def make_room(self, size_bytes: int, most_bytes: int | None = None) -> bool:
+        """Make room for so many bytes more, and return whether there is.
+
+        Args:
+            size_bytes: what else all blobs will need.
+            most_bytes: what they may need; None for `max_total_bytes`.
+        """
+        most = self._run_now().state_file.blobs.max_total_bytes if most_bytes is None else most_bytes
+
+        def lacking_bytes() -> int:
+            return self._store.blobs.total_bytes + size_bytes - most
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_ROOM_WAIT_S):
-                most = self._run_now().state_file.blobs.max_total_bytes
-                while self._store.blobs.total_bytes + size_bytes > most and self.makes_room():
+                while lacking_bytes() > 0 and self.makes_room():
                     await self._swept.wait()
+        if self.paused is not None and self.paused.paused_bytes >= lacking_bytes():
+            while lacking_bytes() > 0 and self.paused.paused_count:
+                await self.paused.end_oldest()
+        return lacking_bytes() <= 0
+
+    async def with_room(self, body: AsyncIterator[bytes], size_bytes: int, spare_bytes: int) -> AsyncIterator[bytes]:
+        """Yield a blob's pieces. Where one finds no room, make some for all that follow.
+
+        Args:
+            body: the pieces.
+            size_bytes: of the blob.
+            spare_bytes: what must stay free beside it.
+        """
+        remaining_bytes = size_bytes
+        async for piece in body:
+            free_bytes = self._run_now().state_file.blobs.max_total_bytes - self._store.blobs.total_bytes
+            if free_bytes < len(piece) + spare_bytes:
+                await self.make_room(remaining_bytes + spare_bytes)
+            remaining_bytes -= len(piece)
+            yield piece
+
+    async def stays_below_bound(self) -> bool:
+        """Return whether blobs are below the part of their bound at which an epoch ends, or will be after a sweep."""
+        bound = blobs_bound(self._run_now())
+        if self._store.blobs.total_bytes <= bound or self.makes_room():
+            return True
+        return not self._run_now().blobs_near_bound and await self.make_room(0, bound)
+
+    async def make_room_on_disk(self) -> None:
+        """Free some of a full disk: by a sweep that is due, or by one upload that waits for its rest."""
+        if not self.makes_room() and self.paused is not None and self.paused.paused_count:
+            await self.paused.end_oldest()
 
     def repeat(self) -> None:
         """Have done what a blocked store has prevented."""
@@ -96,12 +164,11 @@ class Maintenance:
                 async with asyncio.timeout(SWEEP_RETRY_S if self._is_put_off else None):
                     await self._due.wait()
             self._due.clear()
-            try:
-                await self.save_state_file()
-                if self._sweep_since_s is not None:
-                    await self._sweep_or_wait(self._sweep_since_s)
-            except StoreFailed as error:
-                self._fail(error)
+            for work in (self.save_state_file, self._sweep_if_due):  # on a full disk, a sweep can still be done
+                try:
+                    await work()
+                except StoreFailed as error:
+                    self._fail(error)
 
     async def save_state_file(self) -> None:
         """Bring the kept `state.toml` up to date, if it is not.
@@ -116,6 +183,10 @@ class Maintenance:
             except StoreBlocked:
                 self._state_file_stale = True
                 raise
+
+    async def _sweep_if_due(self) -> None:
+        if self._sweep_since_s is not None:
+            await self._sweep_or_wait(self._sweep_since_s)
 
     async def _sweep_or_wait(self, since_s: float) -> None:
         """Delete unneeded blobs, unless somebody copies the run and there is time and room to wait."""

@@ -7,20 +7,20 @@ rest. So nothing is read or hashed twice. Only this task knows what has arrived,
 The rules kept here: a member goes on with its own upload only, whatever others send. A request that goes on takes over
 from one whose connection broke unnoticed. The store compares the digest of the whole before the blob has a name. An
 upload pauses for `PAUSED_FOR_S` at most, as long as the run waits for its blob; a member has `MAX_PAUSED_PER_CLIENT`
-such uploads, and all members `MAX_PAUSED`; they give way, the oldest first, to whoever needs their room. None outlives
-the process.
+such uploads, and all members `MAX_PAUSED`; they give way, the oldest first, to whoever needs their room
+(`coordinator/maintenance.py`). None outlives the process.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from coordinator.machine.views import ExpectedBlob
 from coordinator.transfers import Transfer
-from state.errors import Refused
+from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 
@@ -29,6 +29,8 @@ PAUSED_FOR_S = 300.0
 MAX_PAUSED = 64
 """Maximum number of uploads that wait; each may hold one piece (`store/directory/arriving.py`) in memory."""
 MAX_PAUSED_PER_CLIENT = 4
+END_S = 3.0
+"""Maximum time for which the end of uploads is waited for; then those that remain are cancelled."""
 _BROKEN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT, Refusal.OVERLOADED})
 """Reasons for which a request ends, but not its upload."""
 
@@ -104,6 +106,11 @@ class _Upload:
         self._ended: Refused | None = None
         self._news = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(_kept(keep, expected, self._pieces()))
+
+    @property
+    def has_source(self) -> bool:
+        """Whether a request brings it bytes, and will raise what it raises."""
+        return self._source is not None
 
     @property
     def has_ended(self) -> bool:
@@ -193,17 +200,24 @@ class ResumableUploads:
 
     Args:
         keep: receives a blob into the store.
+        fail: called when the store fails while no request waits for the upload.
     """
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, keep: Keep, fail: Callable[[StoreFailed], None]) -> None:
         self._keep = keep
+        self._fail = fail
         self._uploads: dict[tuple[ClientId, Sha256], _Upload] = {}
         """One of each member and blob, those that have waited the longest first."""
 
     @property
-    def waiting_count(self) -> int:
+    def paused_count(self) -> int:
         """Number of uploads that wait for their rest."""
         return len(self._waiting())
+
+    @property
+    def paused_bytes(self) -> int:
+        """Bytes that have arrived of the uploads that wait for their rest."""
+        return sum(upload.received_bytes for upload in self._waiting())
 
     def under_way(self) -> tuple[tuple[ClientId, Sha256], ...]:
         """Return member and blob of every upload."""
@@ -255,15 +269,20 @@ class ResumableUploads:
         """End an upload that the run waits for no longer."""
         self._uploads[client_id, sha256].end(refusal)
 
-    async def give_way(self, lacks_room: Callable[[], bool]) -> None:
-        """End uploads that wait, the oldest first, until there is room or none is left."""
-        while lacks_room() and (waiting := self._waiting()):
-            await self._end(waiting[0], "its room is needed")
+    async def end_oldest(self) -> None:
+        """End the upload that has waited the longest, if any; return when its bytes are given up."""
+        for upload in self._waiting()[:1]:
+            await self._end(upload, "its room is needed")
 
     async def aclose(self) -> None:
-        """End all uploads."""
-        for upload in list(self._uploads.values()):
-            await self._end(upload, "the coordinator ends")
+        """End all uploads; return when they have given up their bytes, or after twice `END_S`."""
+        uploads = list(self._uploads.values())
+        await self._end_all(uploads, "the coordinator ends")
+        remaining = [upload.task for upload in uploads if not upload.task.done()]
+        for task in remaining:
+            task.cancel()
+        if remaining:
+            await asyncio.wait(remaining, timeout=END_S)
 
     def _open(self, client_id: ClientId, sha256: Sha256) -> _Upload | None:
         """Return an upload that can be gone on with; None if there is none."""
@@ -284,14 +303,20 @@ class ResumableUploads:
     def _note_end(self, upload: _Upload, task: asyncio.Task[None]) -> None:
         if self._uploads.get(upload.key) is upload:
             del self._uploads[upload.key]
-        if not task.cancelled():
-            task.exception()  # whoever sends bytes raises it; there may be nobody
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreFailed) and not upload.has_source:
+            self._fail(error)  # else the request raises it
+
+    async def _end(self, upload: _Upload, reason: str) -> None:
+        await self._end_all([upload], reason)
 
     @staticmethod
-    async def _end(upload: _Upload, reason: str) -> None:
-        """End an upload and wait until its bytes are given up."""
-        upload.end(Refused(Refusal.BODY_INCOMPLETE, reason))
-        await asyncio.wait({upload.task})
+    async def _end_all(uploads: Sequence[_Upload], reason: str) -> None:
+        """End uploads and wait until their bytes are given up, for `END_S` at most."""
+        for upload in uploads:
+            upload.end(Refused(Refusal.BODY_INCOMPLETE, reason))
+        if uploads:
+            await asyncio.wait({upload.task for upload in uploads}, timeout=END_S)
 
 
 async def _kept(keep: Keep, expected: ExpectedBlob, pieces: AsyncIterator[bytes]) -> None:

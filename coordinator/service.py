@@ -43,7 +43,7 @@ from coordinator.machine.stimuli import (
     Stimulus,
     Ticked,
 )
-from coordinator.maintenance import Maintenance, blobs_bound
+from coordinator.maintenance import Maintenance
 from coordinator.opening import ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.run_journal import RunJournal
@@ -262,7 +262,7 @@ class CoordinatorService:
 
     async def _go_on_when_unblocked(self) -> None:
         """Accept messages again once what could not be kept would fit, and a record is kept."""
-        while True:
+        while not self.health.failed.is_set():
             await self.health.blocked.wait()
             await asyncio.sleep(STORE_RETRY_S)
             block_count = self.health.block_count
@@ -278,8 +278,8 @@ class CoordinatorService:
                 if self.health.block_count == block_count:
                     self.health.end_hold(self._clock.now_s())
                     self.maintenance.repeat()
-            if self.health.failed.is_set():
-                return
+            if self.health.blocked.is_set():
+                await self.maintenance.make_room_on_disk()
 
     def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:
         """Call `watcher` with every instruction before it is executed, and every record after it is written."""
@@ -339,7 +339,7 @@ class CoordinatorService:
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
-                if self.blobs.total_bytes > blobs_bound(self.run):
+                if not await self.maintenance.stays_below_bound():
                     await self.note_blobs_near_bound()
                 if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
                     await self.submit(Ticked())

@@ -63,7 +63,8 @@ class Uploads:
         self._reading_layout = asyncio.Lock()
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
-        self._resumable = ResumableUploads(self._keep)
+        self._resumable = ResumableUploads(self._keep, service.note_failure)
+        service.maintenance.paused = self._resumable
         self.results = ResultChecks(service, worker, self.layout)
         self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
@@ -126,6 +127,8 @@ class Uploads:
         expected = self.expected(client_id, sha256)
         if expected is None:
             return
+        if self._service.health.problem is not None:
+            raise self._service.health.refusal()
         start = body.start_in(expected.size_bytes)
         try:
             async with self._places.place(client_id, self._needed_bytes_per_s(expected)) as transfer:
@@ -232,18 +235,17 @@ class Uploads:
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
         """Receive the bytes."""
         spare_bytes = await self.make_room(expected)
-        with_room = self._service.blobs.receive(expected.sha256, expected.size_bytes, body, spare_bytes)
-        await self.ending_epoch_when_full(expected, with_room)
+        pieces = self._service.maintenance.with_room(body, expected.size_bytes, spare_bytes)
+        kept = self._service.blobs.receive(expected.sha256, expected.size_bytes, pieces, spare_bytes)
+        await self.ending_epoch_when_full(expected, kept)
 
     async def make_room(self, expected: ExpectedBlob) -> int:
-        """Wait for room if a sweep makes some; return how much must stay free beside the blob.
+        """Make room if there is some to be made; return how much must stay free beside the blob.
 
         Results leave room for a checkpoint: without one, no blob would ever be swept again.
         """
         spare_bytes = (await self.form()).size_bound if expected.kind == "result" else 0
-        needed_bytes, most = expected.size_bytes + spare_bytes, self._service.run.state_file.blobs.max_total_bytes
-        await self._resumable.give_way(lambda: self._service.blobs.total_bytes + needed_bytes > most)
-        await self._service.maintenance.wait_for_room(needed_bytes)
+        await self._service.maintenance.make_room(expected.size_bytes + spare_bytes)
         return spare_bytes
 
     async def ending_epoch_when_full(self, expected: ExpectedBlob, step: Awaitable[T]) -> T:

@@ -31,6 +31,16 @@ class _Seen:
     polls: LongPolls
     arrivals: Arrivals
 
+    @property
+    def paused_count(self) -> int:
+        paused = self.service.maintenance.paused
+        return 0 if paused is None else paused.paused_count
+
+    @property
+    def paused_bytes(self) -> int:
+        paused = self.service.maintenance.paused
+        return 0 if paused is None else paused.paused_bytes
+
 
 _Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
 _GAUGES: _Rows = (
@@ -54,6 +64,16 @@ _GAUGES: _Rows = (
         lambda seen: seen.service.health.problem is not None,
     ),
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
+    (
+        "coordinator_paused_uploads",
+        "Uploads whose connection broke and that wait for their rest.",
+        lambda seen: seen.paused_count,
+    ),
+    (
+        "coordinator_paused_upload_bytes",
+        "Bytes that have arrived of uploads that wait for their rest.",
+        lambda seen: seen.paused_bytes,
+    ),
     (
         "coordinator_blobs_lost",
         "Blobs that the run relies on and that were found gone or overwritten.",

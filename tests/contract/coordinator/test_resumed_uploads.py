@@ -10,17 +10,18 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rates
+from coordinator import rates, service
 from coordinator.genesis import Genesis
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import PlainBlobs
 from coordinator_client.resumed_uploads import ASKED_FROM_BYTES
 from state.config.model import ModelSpec
-from state.errors import CoordinatorUnreachable
+from state.errors import CoordinatorUnreachable, StoreBlocked
 from state.first_model import FirstModel
 from state.replica import Replica
 from state.tensors import TensorLayout
 from state.wire import Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.cutting_relay import CuttingRelay, cutting_relay, until
 from tests.support.served import (
     DIFFERENCE,
@@ -252,3 +253,25 @@ async def test_broken_upload_ends_with_its_senders_membership(tmp_path: Path) ->
         await upload.break_off(api, BROKEN_AT)
         assert (await upload.member.send("DELETE", "/clients/me")).status_code == 204
         await until(lambda: upload.run.service.blobs.total_bytes == before)
+
+
+async def test_broken_upload_gives_its_room_to_a_run_that_a_full_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STORE_RETRY_S", 0.01)
+    async with uploading(tmp_path) as upload, upload.process() as api:
+        before = upload.run.service.blobs.total_bytes
+        await upload.break_off(api, BROKEN_AT)
+        upload.run.service.note_failure(StoreBlocked("no space", is_full=True, needed_bytes=2**60))
+        answer = await upload.put_from(upload.member, BROKEN_AT, upload.data[BROKEN_AT:])
+        assert problem(answer) == "store-failed"
+        async with asyncio.timeout(BOUND_S):
+            await until(lambda: upload.run.service.blobs.total_bytes == before)
+
+
+async def test_broken_uploads_are_shown_in_the_metrics(tmp_path: Path) -> None:
+    async with uploading(tmp_path) as upload, upload.process() as api:
+        await upload.break_off(api, BROKEN_AT)
+        shown = (await upload.run.http.get("/metrics")).text
+        assert "epochal_coordinator_paused_uploads 1.0" in shown
+        assert f"epochal_coordinator_paused_upload_bytes {BROKEN_AT}.0" in shown

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from coordinator.machine.views import ExpectedBlob
 from coordinator.resumable_uploads import ResumableUploads
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.transfers import Transfer
-from state.errors import Refused
+from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256, sha256_hex
 from tests.support.cutting_relay import until
@@ -38,12 +39,18 @@ async def whole(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
+async def unended(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+    await asyncio.Event().wait()
+
+
 class Uploader:
     """Uploads to blobs on a disk."""
 
     def __init__(self, blobs: DirectoryBlobs) -> None:
         self.blobs = blobs
-        self.uploads = ResumableUploads(self._keep)
+        self.failures: list[StoreFailed] = []
+        self.uploads = ResumableUploads(self._keep, self.failures.append)
 
     async def _keep(self, expected: ExpectedBlob, pieces: AsyncIterator[bytes]) -> None:
         await self.blobs.receive(expected.sha256, expected.size_bytes, pieces)
@@ -93,7 +100,7 @@ async def test_upload_that_was_too_slow_may_go_on(uploader: Uploader, kind: Refu
 
 async def test_upload_that_must_end_waits_for_nothing(uploader: Uploader) -> None:
     await uploader.break_off(1, error=Refused(Refusal.LATE_RESULT, "late"))
-    assert (uploader.uploads.waiting_count, uploader.blobs.total_bytes) == (0, 0)
+    assert (uploader.uploads.paused_count, uploader.blobs.total_bytes) == (0, 0)
 
 
 async def test_rest_from_another_place_is_refused_with_the_right_one(uploader: Uploader) -> None:
@@ -165,13 +172,66 @@ async def test_oldest_waiting_uploads_end_beyond_the_number_of_all(
 
 async def test_waiting_uploads_give_way_to_who_needs_their_room(uploader: Uploader) -> None:
     blobs = [await uploader.break_off(1, client=client) for client in range(3)]
-    await uploader.uploads.give_way(lambda: uploader.blobs.total_bytes > len(HALF))
+    assert (uploader.uploads.paused_count, uploader.uploads.paused_bytes) == (3, 3 * len(HALF))
+    for _ in range(2):
+        await uploader.uploads.end_oldest()
     assert [uploader.arrived(expected) for expected in blobs] == [0, 0, len(HALF)]
+    assert (uploader.uploads.paused_count, uploader.blobs.total_bytes) == (1, len(HALF))
+
+
+async def test_failure_of_the_store_is_told_also_where_no_request_waits(uploader: Uploader, tmp_path: Path) -> None:
+    """As when a disk fails while the rest of an upload is awaited, and its end finds that out."""
+    expected, data = blob_of(1)
+    await uploader.break_off(1)
+    shutil.rmtree(tmp_path / "blobs" / "partial")
+    (tmp_path / "blobs" / "partial").write_bytes(b"")
+    has_left = asyncio.create_task(uploader.send(expected, unended(data[len(HALF) :]), len(HALF)))
+    await until(lambda: uploader.blobs.total_bytes == len(data))
+    has_left.cancel()
+    await asyncio.wait({has_left}, timeout=BOUND_S)
+    await until(lambda: not uploader.uploads.under_way())
+    assert len(uploader.failures) == 1
+
+
+async def test_failure_of_the_store_is_told_once_to_a_request(uploader: Uploader, tmp_path: Path) -> None:
+    expected, data = blob_of(1)
+    await uploader.break_off(1)
+    shutil.rmtree(tmp_path / "blobs" / "partial")
+    (tmp_path / "blobs" / "partial").write_bytes(b"")
+    with pytest.raises(StoreFailed):
+        await uploader.send(expected, whole(data[len(HALF) :]), len(HALF))
+    assert uploader.failures == []
+
+
+async def test_uploads_that_do_not_end_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable_uploads, "END_S", 0.01)
+    cancelled, expected = [], [blob_of(number)[0] for number in range(3)]
+
+    async def keep(expected: ExpectedBlob, _: AsyncIterator[bytes]) -> None:
+        try:
+            await asyncio.Event().wait()  # as in the wait for room
+        finally:
+            cancelled.append(expected)
+
+    def fail(error: StoreFailed) -> None:
+        raise error
+
+    uploads = ResumableUploads(keep, fail)
+    transfers = [Transfer(blob.client_id, asyncio.get_running_loop().time, 1.0) for blob in expected]
+    requests = [
+        asyncio.create_task(uploads.receive(blob, transfer, whole(HALF), None))
+        for blob, transfer in zip(expected, transfers, strict=True)
+    ]
+    await until(lambda: len(uploads.under_way()) == 3)
+    async with asyncio.timeout(BOUND_S):
+        await uploads.aclose()
+    await asyncio.wait(requests, timeout=BOUND_S)
+    assert cancelled == expected
 
 
 async def test_nothing_waits_after_the_end(uploader: Uploader, tmp_path: Path) -> None:
     for number in range(3):
         await uploader.break_off(number)
     await uploader.uploads.aclose()
-    assert (uploader.uploads.waiting_count, uploader.blobs.total_bytes) == (0, 0)
+    assert (uploader.uploads.paused_count, uploader.blobs.total_bytes) == (0, 0)
     assert list((tmp_path / "blobs" / "partial").iterdir()) == []
