@@ -59,14 +59,16 @@ def bare_download(url: str, token: str, path: Path | None = None) -> int:
     return size_bytes
 
 
-def _cpu_s(process: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_s(process: int) -> float:
+    """Return the processor time in s of a process and its descendants, whenever they were started; also ended ones.
 
-
-def _children_of(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    A server may fork its workers after it listens, so they are looked up at each call.
+    """
+    folder = Path(f"/proc/{process}")
+    fields = folder.joinpath("stat").read_text().rpartition(")")[2].split()
+    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # user's and system's, and those of ended children
+    children = [int(child) for path in folder.glob("task/*/children") for child in path.read_text().split()]
+    return own_s + sum(map(cpu_s, children))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,7 @@ async def _nginx_transfer(folder: Path, blob: Path) -> _Transfer | None:
     os.link(blob, root / "blob")
     (root / "blob").chmod(0o644)
     with nginx(folder / "nginx", root) as server:
-        workers = _children_of(server.process.pid)
-        return await _transfer(lambda: sum(map(_cpu_s, workers)), lambda: _bare(f"{server.url}/data/blob", ""))
+        return await _transfer(lambda: cpu_s(server.process.pid), lambda: _bare(f"{server.url}/data/blob", ""))
 
 
 async def _client_transfer(process: CoordinatorProcess, folder: Path, sha256: Sha256) -> tuple[_Transfer, _Transfer]:
@@ -125,12 +126,12 @@ async def _client_transfer(process: CoordinatorProcess, folder: Path, sha256: Sh
                 raise EpochalError("the blob arrived with another digest")
             yield file.size_bytes
 
-        def cpu_s() -> float:
-            return _cpu_s(process.child.process.pid)
+        def server_s() -> float:
+            return cpu_s(process.child.process.pid)
 
         url = f"{process.url}/v1/blobs/{sha256}"
-        bare = await _transfer(cpu_s, lambda: _bare(url, process.admin_token))
-        whole = await _transfer(cpu_s, ours)
+        bare = await _transfer(server_s, lambda: _bare(url, process.admin_token))
+        whole = await _transfer(server_s, ours)
         spool.close()
     return bare, whole
 
