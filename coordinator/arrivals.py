@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from coordinator.announced_blobs import announced, expectations
 from coordinator.leased_checks import LeasedChecks
 from coordinator.machine.run import Run
 from coordinator.machine.views import ExpectedBlob
 from coordinator.object_looks import ObjectLooks
 from coordinator.service import CoordinatorService
 from coordinator.store.object_store.objects import SIGNED_FOR_S
-from coordinator.uploads import Uploads, announced, expectations
+from coordinator.uploads import Uploads
 from runtime.keyed_locks import KeyedLocks
 from runtime.worker_thread import Worker
 from state.blob_checks import HashedReadable, names_of

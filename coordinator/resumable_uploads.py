@@ -3,6 +3,7 @@
 Theory of operation. One task receives a blob into the store, which hashes and writes it on the way, and reads it from
 the body of a request. If that body breaks off, the task pauses, and the member's next request for the blob gives it the
 rest. So nothing is read or hashed twice. Only this task knows what has arrived, which counts among the store's bytes.
+Once all bytes have arrived it goes on by itself: it checks and counts them, and later requests wait for that.
 
 The rules kept here: a member goes on with its own upload only, whatever others send. A request that goes on takes over
 from one whose connection broke unnoticed. The store compares the digest of the whole before the blob has a name. An
@@ -26,6 +27,9 @@ from state.wire import ClientId, Sha256
 
 PAUSED_FOR_S = 300.0
 """Maximum time for which an upload waits for its rest."""
+FINISHED_WITHIN_S = 10.0
+"""Maximum time for which a request waits for the check of an upload of which all bytes have arrived."""
+ASK_AGAIN_S = 1.0
 MAX_PAUSED = 64
 """Maximum number of uploads that wait; each may hold one piece (`store/directory/arriving.py`) in memory."""
 MAX_PAUSED_PER_CLIENT = 4
@@ -37,7 +41,7 @@ _BROKEN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT, Refusal.OVER
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 Keep = Callable[[ExpectedBlob, AsyncIterator[bytes]], Awaitable[None]]
-"""Receives an announced blob from the pieces of its bytes."""
+"""Receives an announced blob from the pieces of its bytes, checks and counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +117,17 @@ class _Upload:
         return self._source is not None
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all bytes have arrived."""
+        return self.received_bytes == self._size_bytes
+
+    @property
     def has_ended(self) -> bool:
         """Whether it takes no bytes any more."""
         return self._ended is not None or self.task.done()
 
     async def receive(self, transfer: Transfer, pieces: AsyncIterator[bytes]) -> None:
-        """Take the next bytes from a request; return when all of them are kept. There must be no other source.
+        """Take the next bytes from a request; return when all are kept and counted. There must be no other source.
 
         Raises:
             Refused: the body broke off, and the upload waits; or it has ended.
@@ -158,7 +167,7 @@ class _Upload:
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         """Yield the blob's bytes from one source after another."""
-        while True:
+        while self._source is not None or not self.is_complete:
             source = await self._next_source()
             try:
                 piece = await anext(source.pieces, None)
@@ -166,8 +175,6 @@ class _Upload:
                 if self._source is source and (refusal.kind not in _BROKEN or self._ended is not None):
                     raise
                 self._leave(source, refusal)
-                if self.received_bytes == self._size_bytes:
-                    return
                 continue
             if self._source is not source:
                 continue  # it was left meanwhile, and this piece is sent once more
@@ -199,7 +206,7 @@ class ResumableUploads:
     """The uploads of one service that can be gone on with.
 
     Args:
-        keep: receives a blob into the store.
+        keep: receives a blob into the store, checks and counts it.
         fail: called when the store fails while no request waits for the upload.
     """
 
@@ -231,10 +238,25 @@ class ResumableUploads:
         upload.take_over()
         return upload.received_bytes
 
+    async def finish(self, client_id: ClientId, sha256: Sha256) -> bool:
+        """Wait for a member's upload if all of its bytes have arrived; return whether it was taken.
+
+        Raises:
+            Refused: `overloaded`, if that takes longer than `FINISHED_WITHIN_S`.
+        """
+        upload = self._open(client_id, sha256)
+        if upload is None or not upload.is_complete:
+            return False
+        done, _ = await asyncio.wait({upload.task}, timeout=FINISHED_WITHIN_S)
+        if not done:
+            message = f"all of blob {sha256} has arrived, and is being checked; ask again in a moment"
+            raise Refused(Refusal.OVERLOADED, message, retry_after_s=ASK_AGAIN_S)
+        return not upload.task.cancelled() and upload.task.exception() is None
+
     async def receive(
         self, expected: ExpectedBlob, transfer: Transfer, pieces: AsyncIterator[bytes], start: int | None
     ) -> None:
-        """Receive an announced blob, or the rest of it; return when it is kept.
+        """Receive an announced blob, or the rest of it; return when it is kept and counted.
 
         Args:
             expected: the blob.

@@ -17,11 +17,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from coordinator.announced_blobs import announced, expectations, is_delivered, refusal_of
 from coordinator.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
 from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
-from coordinator.machine.views import ExpectedBlob, checkpoint_blobs, expected_blob
+from coordinator.machine.views import ExpectedBlob, checkpoint_blobs
 from coordinator.result_checks import ResultChecks, delete_unless_needed
 from coordinator.resumable_uploads import BlobBody, ResumableUploads
 from coordinator.service import CoordinatorService
@@ -63,7 +64,7 @@ class Uploads:
         self._reading_layout = asyncio.Lock()
         self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
-        self._resumable = ResumableUploads(self._keep, service.note_failure)
+        self._resumable = ResumableUploads(self._take, service.note_failure)
         service.maintenance.paused = self._resumable
         self.results = ResultChecks(service, worker, self.layout)
         self._taking_checkpoint = asyncio.Lock()
@@ -102,13 +103,18 @@ class Uploads:
                     self._form = await self._worker.run(partial(checkpoint_form, data))
         return self._form
 
-    def progress(self, client_id: ClientId, sha256: Sha256) -> UploadProgress:
+    async def progress(self, client_id: ClientId, sha256: Sha256) -> UploadProgress:
         """Return how much of an announced blob has arrived from this member. A request that sends some now ends.
 
-        Raises as `expected`.
+        Raises:
+            Refused: as `expected`; `overloaded`, if all of it has arrived and its check takes long.
         """
         if self.expected(client_id, sha256) is None:
             return UploadProgress(0, delivered=True)
+        received = self._resumable.received_bytes(client_id, sha256)
+        if await self._resumable.finish(client_id, sha256):
+            return UploadProgress(received, delivered=True)
+        self.expected(client_id, sha256)  # its check may have refused it
         return UploadProgress(self._resumable.received_bytes(client_id, sha256))
 
     async def receive(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
@@ -124,6 +130,7 @@ class Uploads:
                 (the context's `rule` says why), `body-timeout` (too slow), `overloaded`, `unauthorized` (the member has
                 left), `store-failed`, `offset-differs` (other bytes follow), and as reading the body raises.
         """
+        await self._resumable.finish(client_id, sha256)
         expected = self.expected(client_id, sha256)
         if expected is None:
             return
@@ -134,14 +141,12 @@ class Uploads:
             async with self._places.place(client_id, self._needed_bytes_per_s(expected)) as transfer:
                 self._receiving[transfer] = sha256
                 try:
-                    if expected.claim is not None and await self._is_held(expected):
-                        await self._keep(expected, _no_pieces())
+                    if await self._is_held(expected):
+                        await self._take(expected, _no_pieces())
                     else:
                         await self._resumable.receive(expected, transfer, _moved_by(transfer, body.pieces), start)
                 finally:
                     del self._receiving[transfer]
-            self._service.heard(client_id)
-            await self.take_held(expected)
         except StoreFailed as error:
             self._service.note_failure(error)
             raise self._service.health.refusal() from error
@@ -226,11 +231,17 @@ class Uploads:
         if expectations(run) == expectations(before) and run.members is before.members:
             return
         for client_id, sha256 in self._resumable.under_way():
-            if (refusal := _unexpected(run, client_id, sha256)) is not None:
+            if (refusal := refusal_of(run, client_id, sha256)) is not None:
                 self._resumable.end(client_id, sha256, refusal)
         for transfer, sha256 in self._receiving.items():
-            if (refusal := _unexpected(run, transfer.client_id, sha256)) is not None:
+            if (refusal := refusal_of(run, transfer.client_id, sha256)) is not None:
                 transfer.end(refusal)
+
+    async def _take(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
+        """Receive the bytes, check and count them. Whoever sends them may leave after the last."""
+        await self._keep(expected, body)
+        self._service.heard(expected.client_id)
+        await self.take_held(expected)
 
     async def _keep(self, expected: ExpectedBlob, body: AsyncIterator[bytes]) -> None:
         """Receive the bytes."""
@@ -338,52 +349,6 @@ def _without_claim(run: Run, client_id: ClientId) -> Run:
         return run
     claims = {claimer: claim for claimer, claim in making.claims.items() if claimer != client_id}
     return replace(run, checkpointing=replace(making, claims=claims))
-
-
-def expectations(run: Run) -> tuple[object, ...]:
-    """Return what changes whenever the run waits for other blobs, apart from new commitments and members."""
-    return run.phase, run.step, run.attempt, run.checkpointing
-
-
-def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
-    bound = None if run.round is None else run.round.commitments.get(client_id)
-    return bound is not None and bound.result_sha256 == sha256
-
-
-def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
-    """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
-    if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
-        return True
-    if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.checkpoints):
-        return True
-    last = run.outcomes.get(run.replica_step)
-    return last is not None and any(
-        (entry.client_id, entry.result_sha256) == (client_id, sha256) for entry in last.entries
-    )
-
-
-def announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
-    """Return the blob that this member announced and may deliver now. Raise `Refused` if there is none."""
-    if client_id not in run.members:
-        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
-    expected = expected_blob(run, client_id, sha256)
-    if expected is not None:
-        return expected
-    if run.round is None or not _has_committed(run, client_id, sha256):
-        raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} is not expected to deliver blob {sha256}")
-    broken = run.round.rejected.get(client_id)
-    if broken is not None:
-        raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
-    raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")
-
-
-def _unexpected(run: Run, client_id: ClientId, sha256: Sha256) -> Refused | None:
-    """Return why this member may not deliver a blob any more; None if it may."""
-    try:
-        announced(run, client_id, sha256)
-    except Refused as refusal:
-        return refusal
-    return None
 
 
 async def _no_pieces() -> AsyncIterator[bytes]:

@@ -145,7 +145,7 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     )
     async def upload_progress(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
-        return document_response(handlers.uploads.progress(client_id, sha256_of(sha256)))
+        return document_response(await handlers.uploads.progress(client_id, sha256_of(sha256)))
 
     @router.post(
         "/v1/blobs/{sha256}/grant",

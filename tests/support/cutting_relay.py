@@ -69,6 +69,9 @@ class CuttingRelay:
                     self.sent_bytes += len(piece)
                 if cut_after is not None:
                     cut_after -= len(piece)
+            if cut_after == 0:
+                await self._cut()
+                return
 
     async def introduce(self, answers: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         """Send the introduction, and drop its answer."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,14 +10,16 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rates, service
+from coordinator import rates, resumable_uploads, service
 from coordinator.genesis import Genesis
+from coordinator.result_checks import MAX_CHECKS
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import PlainBlobs
 from coordinator_client.resumed_uploads import ASKED_FROM_BYTES
 from state.config.model import ModelSpec
-from state.errors import CoordinatorUnreachable, StoreBlocked
+from state.errors import CoordinatorUnreachable, Refused, StoreBlocked
 from state.first_model import FirstModel
+from state.refusals import Refusal
 from state.replica import Replica
 from state.tensors import TensorLayout
 from state.wire import Sha256, sha256_hex
@@ -98,6 +100,10 @@ class Uploading:
         return current is not None and self.member.client_id in current.verified
 
 
+async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 @asynccontextmanager
 async def uploading(folder: Path, way: str = "plain") -> AsyncIterator[Uploading]:
     async with served_over_sockets(folder) as run:
@@ -145,6 +151,45 @@ async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path, w
         assert upload.is_counted()
         assert upload.relay.starts == [0, BROKEN_AT, 2 * BROKEN_AT, 3 * BROKEN_AT]
         assert upload.relay.sent_bytes == len(upload.data)
+
+
+@pytest.mark.parametrize("way", ["plain", "general"])
+async def test_upload_that_breaks_after_its_last_byte_is_not_sent_again(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with uploading(tmp_path, way) as upload, upload.process() as api, AsyncExitStack() as while_checks_wait:
+        for _ in range(MAX_CHECKS):
+            await while_checks_wait.enter_async_context(upload.run.handlers.uploads.results.checking)
+        await upload.break_off(api, len(upload.data))
+        monkeypatch.setattr(resumable_uploads, "FINISHED_WITHIN_S", 0.01)
+        with pytest.raises(Refused, match="all of blob") as refused:
+            await api.put_blob(upload.sha256, spooled(upload.data))
+        assert refused.value.kind is Refusal.OVERLOADED
+        monkeypatch.undo()
+        await while_checks_wait.aclose()
+        await api.put_blob(upload.sha256, spooled(upload.data))
+        assert upload.is_counted()
+        assert upload.relay.starts == [0]
+        assert upload.relay.sent_bytes == len(upload.data)
+
+
+async def test_result_that_is_held_is_counted_unread(tmp_path: Path) -> None:
+    async with uploading(tmp_path) as upload, asyncio.timeout(20):
+        await upload.run.service.blobs.receive(upload.sha256, len(upload.data), _pieces_of(upload.data))
+        url = upload.run.http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(upload.relay.introduction)
+        await reader.readuntil(b" 200 OK")
+        head = [
+            f"PUT /v1/blobs/{upload.sha256} HTTP/1.1",
+            f"Host: {url.host}",
+            f"Authorization: Bearer {upload.member.token}",
+            f"Content-Length: {len(upload.data)}",
+        ]
+        writer.write("\r\n".join([*head, "", ""]).encode() + upload.data[:BROKEN_AT])
+        await reader.readuntil(b" 201 Created")
+        writer.close()
+        assert upload.is_counted()
 
 
 async def test_large_upload_is_gone_on_with_by_later_processes(tmp_path: Path) -> None:

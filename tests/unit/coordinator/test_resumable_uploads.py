@@ -51,9 +51,12 @@ class Uploader:
         self.blobs = blobs
         self.failures: list[StoreFailed] = []
         self.uploads = ResumableUploads(self._keep, self.failures.append)
+        self.may_check = asyncio.Event()
+        self.may_check.set()
 
     async def _keep(self, expected: ExpectedBlob, pieces: AsyncIterator[bytes]) -> None:
         await self.blobs.receive(expected.sha256, expected.size_bytes, pieces)
+        await self.may_check.wait()
 
     async def send(self, expected: ExpectedBlob, pieces: AsyncIterator[bytes], start: int | None = None) -> None:
         transfer = Transfer(expected.client_id, asyncio.get_running_loop().time, 1.0)
@@ -144,6 +147,49 @@ async def test_two_requests_for_one_blob_do_not_disturb_each_other(uploader: Upl
         await uploader.send(expected, whole(data))
         goes_on.set()
     assert uploader.blobs.total_bytes == len(data)
+
+
+async def hanging(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+    await asyncio.Event().wait()
+
+
+async def test_upload_of_which_all_has_arrived_needs_nobody(
+    uploader: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, data = blob_of(1)
+    uploader.may_check.clear()
+    with pytest.raises(Refused) as caught:
+        await uploader.send(expected, broken(data))
+    assert caught.value.kind is Refusal.BODY_INCOMPLETE
+    assert uploader.arrived(expected) == len(data)
+    monkeypatch.setattr(resumable_uploads, "FINISHED_WITHIN_S", 0.01)
+    with pytest.raises(Refused) as caught:
+        await uploader.uploads.finish(expected.client_id, expected.sha256)
+    assert caught.value.kind is Refusal.OVERLOADED
+    monkeypatch.undo()
+    uploader.may_check.set()
+    assert await uploader.uploads.finish(expected.client_id, expected.sha256)
+    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, len(data))
+    assert not await uploader.uploads.finish(expected.client_id, expected.sha256)
+
+
+async def test_upload_whose_end_is_not_heard_of_has_arrived_with_its_last_byte(uploader: Uploader) -> None:
+    expected, data = blob_of(1)
+    first = asyncio.create_task(uploader.send(expected, hanging(data)))
+    await until(lambda: uploader.blobs.total_bytes == len(data))
+    assert uploader.arrived(expected) == len(data)
+    assert await uploader.uploads.finish(expected.client_id, expected.sha256)
+    with pytest.raises(Refused):
+        await first
+
+
+async def test_upload_whose_bytes_are_others_did_not_finish(uploader: Uploader) -> None:
+    expected, data = blob_of(1)
+    with pytest.raises(Refused):
+        await uploader.send(expected, broken(data[:-1] + b"x"))
+    assert not await uploader.uploads.finish(expected.client_id, expected.sha256)
+    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, 0)
 
 
 async def test_upload_waits_no_longer_than_its_bound(uploader: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
