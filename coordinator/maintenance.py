@@ -16,6 +16,7 @@ from coordinator.store.open import Store
 from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
+from state.phases import RunState
 
 log = logging.getLogger(__name__)
 
@@ -143,10 +144,12 @@ class Maintenance:
 
     async def stays_below_bound(self) -> bool:
         """Return whether blobs are below the part of their bound at which an epoch ends, or will be after a sweep."""
-        bound = blobs_bound(self._run_now())
-        if self._store.blobs.total_bytes <= bound or self.makes_room():
+        run = self._run_now()
+        if self._store.blobs.total_bytes <= blobs_bound(run) or self.makes_room():
             return True
-        return not self._run_now().blobs_near_bound and await self.make_room(0, bound)
+        if run.blobs_near_bound or run.phase is RunState.COOLDOWN:
+            return False  # the epoch ends anyway, and its checkpoint may be what waits for its rest
+        return await self.make_room(0, blobs_bound(run))
 
     async def make_room_on_disk(self) -> None:
         """Free some of a full disk: by a sweep that is due, or by one upload that waits for its rest."""

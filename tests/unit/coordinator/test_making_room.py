@@ -4,7 +4,9 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from coordinator.resumable_uploads import ResumableUploads
 from coordinator.store.directory.run_directory import RunDirectory
 from coordinator.transfers import Transfer
 from state.errors import Refused, StoreBlocked, StoreFailed
+from state.phases import RunState
 from state.refusals import Refusal
 from state.wire import ClientId, sha256_hex
 from tests.support.cutting_relay import until
@@ -43,10 +46,10 @@ class Room:
     def __init__(self, store: RunDirectory, disk: FailingDisk) -> None:
         self.disk = disk
         state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
-        run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
+        self.run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
         self.blobs = store.blobs
         self.failures: list[StoreFailed] = []
-        self.maintenance = Maintenance(store, lambda: run, self.failures.append)
+        self.maintenance = Maintenance(store, lambda: self.run, self.failures.append)
         self.uploads = ResumableUploads(self._keep, self.failures.append)
         self.maintenance.paused = self.uploads
 
@@ -129,9 +132,20 @@ async def test_waiting_uploads_end_no_epoch_where_they_can_give_way(room: Room) 
     assert not await room.maintenance.stays_below_bound()
 
 
-async def test_no_upload_gives_way_to_an_epoch_that_ends_anyway(room: Room) -> None:
+async def test_no_upload_gives_way_to_an_epoch_that_ends_all_the_same(room: Room) -> None:
     await room.hold(8500)
     await room.pause(1)
+    assert not await room.maintenance.stays_below_bound()
+    assert room.paused() == [1]
+
+
+@pytest.mark.parametrize("change", [{"phase": RunState.COOLDOWN}, {"blobs_near_bound": True}])
+async def test_checkpoint_that_waits_for_its_rest_does_not_give_way_to_itself(
+    room: Room, change: dict[str, Any]
+) -> None:
+    await room.hold(7500)
+    await room.pause(1)
+    room.run = replace(room.run, **change)
     assert not await room.maintenance.stays_below_bound()
     assert room.paused() == [1]
 
