@@ -138,8 +138,8 @@ torch and transformers.
 a round, and time runs until the first remaining worker holds the model after the next step that is applied |
 | start of a newcomer | from the start of its process until it holds the model after the first step in which its own \
 training is |
-| without its imports | from the moment at which torch and everything else is imported (for Epochal, which joins \
-meanwhile: at which its trainer is open) |
+| without its imports | from the moment at which torch and everything else is imported (for Epochal: at which its \
+trainer is open; it has joined and fetched the model meanwhile, so that these are not in the row) |
 
 A wait that reaches {bound_s:.0f} s counts as {bound_s:.0f} s.
 

@@ -75,8 +75,9 @@ NOTES = (
     f"Whole files, chosen by a hash of their names, are held out; {HELD_OUT_SEQUENCES * LENGTH:,} bytes of them are "
     f"evaluated. One machine takes {LOCAL_STEPS:,} steps of {CLIENTS * CLIENT_ROWS} samples of {LENGTH} bytes; "
     f"{CLIENTS} clients take as many local steps, each of {CLIENT_ROWS}, so that tokens and total batch are the same. "
-    "Both have AdamW, the same warm-up and cosine, and each side the learning rate that is best for it (rows of one "
-    "seed). Trainer, schedule, codec and merge are those of a client; the wire is left out, since it changes no value. "
+    "Both have AdamW, the same warm-up and cosine, and each side the best of the learning rates tried (rows of one "
+    f"seed; at {SWEPT_STEPS} local steps {FASTER_LR} does better with one seed, and worse with all three). "
+    "Trainer, schedule, codec and merge are those of a client; the wire is left out, since it changes no value. "
     "Results are float32 unless the row says otherwise (`python -m benchmarks codecs` compares them). With one client, "
     "an outer rate of 1, no momentum and float32, training is that of a loop of torch within float rounding "
     "(`tests/unit/trainers/test_torch_trainer.py`); one machine is trained so here.",

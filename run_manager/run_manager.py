@@ -40,8 +40,8 @@ from state.first_model import model_digest
 from state.merging import OuterStep
 from state.phases import RunState
 from state.wire import Sha256
+from trainers.architectures import known_vocabulary
 from trainers.genesis import check_first_step, check_trainable
-from trainers.protocol import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -255,11 +255,9 @@ class RunManager:
         check = partial(check_trainable, access.spec)
         opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, dependencies.observer)
 
-        async def packing_for(trainer: Trainer) -> Packing | None:
-            packing = Packing.of(state, trainer.vocabulary, worker)
-            await self._while_unavailable(
-                partial(_check_fits, provider, DataNeeds.of(state, trainer.vocabulary, packing))
-            )
+        async def packing_for(vocabulary: int | None) -> Packing | None:
+            packing = Packing.of(state, vocabulary, worker)
+            await self._while_unavailable(partial(_check_fits, provider, DataNeeds.of(state, vocabulary, packing)))
             return packing
 
         own_worker = dependencies.new_worker("epochal-train")
@@ -267,7 +265,9 @@ class RunManager:
         opened.push_async_callback(opening.aclose)
         running = BackgroundTask(self._group, "trainer")
         opened.push_async_callback(running.replace, None)
-        await running.replace(opening.run(partial(dependencies.open_trainer, access, own_worker), packing_for))
+        open_trainer = partial(dependencies.open_trainer, access, own_worker)
+        vocabulary = None if dependencies.trainer_opens_in_s is None else known_vocabulary(access.spec)
+        await running.replace(opening.run(open_trainer, packing_for, vocabulary))
         return opening
 
     async def _open_provider(self, access: RunAccess) -> DataProvider:

@@ -8,6 +8,7 @@ trainer. A trainer that cannot be opened, or not trained on the run's replica, e
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,23 +56,34 @@ class TrainerOpening:
         self._observer = observer
         self._trainer: Trainer | None = None
         self._opened: OpenedTrainer | None = None
+        self._are_data_fit = False
         self._is_open = asyncio.Event()
         self._checked: TensorLayout | None = None
 
     async def run(
         self,
         open_trainer: Callable[[], Awaitable[Trainer]],
-        packing_for: Callable[[Trainer], Awaitable[Packing | None]],
+        packing_for: Callable[[int | None], Awaitable[Packing | None]],
+        vocabulary: int | None = None,
     ) -> None:
         """Open the trainer. What it raises ends the client.
 
         Args:
             open_trainer: returns it.
-            packing_for: returns the packing of the run's samples for a trainer, and raises if it cannot take them.
+            packing_for: returns the packing of the run's samples for a trainer with this vocabulary, and raises if it
+                cannot take them.
+            vocabulary: the trainer's, where it is known before: the data are looked at first. A client whose data were
+                not looked at is not due before its trainer is open.
         """
         started_s = asyncio.get_running_loop().time()
+        packing = None
+        if vocabulary is not None:
+            packing = await packing_for(vocabulary)
+            self._are_data_fit = True
         self._trainer = await open_trainer()
-        self._opened = OpenedTrainer(self._trainer, await packing_for(self._trainer))
+        if vocabulary is None or self._trainer.vocabulary != vocabulary:
+            packing = await packing_for(self._trainer.vocabulary)
+        self._opened = OpenedTrainer(self._trainer, packing)
         self._is_open.set()
         self._observer(TrainerOpened(asyncio.get_running_loop().time() - started_s))
 
@@ -94,7 +106,8 @@ class TrainerOpening:
             InvalidDocument: nobody can train on the replica.
         """
         while not self._is_open.is_set():
-            if self._opens_in_s is not None and self._opens_in_s() <= in_time_s:
+            left_s = math.inf if self._opens_in_s is None or not self._are_data_fit else self._opens_in_s()
+            if 0.0 < left_s <= in_time_s:  # with nothing left it is open at once, or something else is the matter
                 return
             try:
                 async with asyncio.timeout(None if self._opens_in_s is None else LOOK_EVERY_S):

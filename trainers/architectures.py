@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from state.config.model import Architecture, ModelSpec
-from state.errors import InvalidInput, Mistake, Unsupported
+from state.errors import EpochalError, InvalidInput, Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
     from trainers.learner import Model
@@ -48,10 +48,15 @@ class ArchitectureEntry:
 
 @contextmanager
 def naming_broken_libraries() -> Iterator[None]:
-    """Raise `InvalidInput` if torch or transformers, which are installed, cannot be imported within the block."""
+    """Raise `InvalidInput` if torch or transformers, which are installed, cannot be imported within the block.
+
+    Libraries whose versions do not go together raise errors of any kind while they are imported.
+    """
     try:
         yield
-    except (ImportError, OSError) as error:  # the latter for a shared library that cannot be loaded
+    except EpochalError:
+        raise
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InvalidInput(f"torch or transformers cannot be imported: {reason}") from error
 
@@ -65,6 +70,9 @@ def _open_ngram(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
 
 def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
     with naming_broken_libraries():
+        import torch  # noqa: F401
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: F401 - which imports what they need
+
         from trainers.torch.model import HfModel
 
     return HfModel(spec) if options is None else HfModel(spec, options)
@@ -119,6 +127,18 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
         allowed = "a table with the keys of the model's config.json"
         raise Unsupported(asked_by, (Mistake("model.LLM.hf", None, allowed),))
     return entry.open(spec, options)
+
+
+def known_vocabulary(spec: ModelSpec) -> int | None:
+    """Return the number of the model's tokens without importing a library of its trainer; None if only that tells."""
+    if spec.dummy or spec.architecture is Architecture.CUSTOM:
+        return None
+    if spec.architecture is Architecture.EPOCHAL_NGRAM:
+        from trainers.ngram.model import VOCABULARY
+
+        return VOCABULARY
+    size = (spec.hf or {}).get("vocab_size")
+    return size if type(size) is int else None
 
 
 def check_trainer(trainer: str, architecture: Architecture) -> None:

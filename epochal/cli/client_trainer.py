@@ -19,10 +19,12 @@ from runtime.importing_call import ImportingCall
 from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from trainers.architectures import TORCH
 from trainers.mesh.options import MeshOptions
 from trainers.protocol import Trainer
 from trainers.registry import (
     NULL,
+    TRAINERS,
     TrainerOptions,
     check_mesh_trains,
     check_suits,
@@ -53,6 +55,11 @@ class ClientTrainer:
         self._mesh = mesh
         self._checking: ImportingCall | None = None
 
+    @property
+    def may_open_late(self) -> bool:
+        """Whether it may be opened while the client joins, so that somebody can tell how long that takes."""
+        return self._name == TORCH and self._mesh is None and self._options.torch.suits_any_machine
+
     async def check(self, state: StateFile, spec: ModelSpec) -> None:
         """Raise what `open_trainer` would if the run cannot be trained, as far as it is known before joining."""
         name = self._name
@@ -78,16 +85,18 @@ class ClientTrainer:
             return await open_mesh_trainer(self._mesh, state, spec, access.ticket, worker)
         if is_surely_opened(self._name, spec, self._options):
             await self._check_beside(state, spec).ended()
-        return open_trainer(self._name, state, spec, worker, self._options)
+        opening = partial(open_trainer, self._name, state, spec, worker, self._options)
+        return opening() if self._name in TRAINERS else await worker.run(opening)  # a package's may take its time
 
     def opens_in_s(self) -> float:
         """Return about how many seconds `open` will still take."""
         return math.inf if self._checking is None else self._checking.left_s()
 
     def close(self) -> None:
-        """Stop what is being imported for nothing."""
+        """Stop what is being imported for nothing, and wait a little for its end."""
         if self._checking is not None:
             self._checking.stop()
+            self._checking.join()
 
     def _check_beside(self, state: StateFile, spec: ModelSpec) -> ImportingCall:
         """Begin to check in a thread of its own, with all imports, unless that has begun."""

@@ -228,7 +228,7 @@ def client(
         spool_folder=checked_spool_folder(spool),
         check_trainer=own_trainer.check,
         check_trainer_further=own_trainer.check_further,
-        trainer_opens_in_s=own_trainer.opens_in_s,
+        trainer_opens_in_s=own_trainer.opens_in_s if own_trainer.may_open_late else None,
         feedback_stem=key,
         open_mirrors=mirror_opener(mirror or (), verify),
     )

@@ -38,6 +38,7 @@ class WarmupStep:
         context = self._context
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
+        await context.opening.opened()  # so that two threads do not import the same libraries
         held = await context.worker.run(partial(_first_held, context.state, step))
         context.keeper.adopt(held)
         return held

@@ -91,15 +91,25 @@ def torch_that(does: str, folder: Path) -> dict[str, str]:
 
 
 async def left_while_importing(run: RealRun, folder: Path) -> Child:
-    """Return a client that joined, and was then asked to leave, before it had imported torch."""
+    """Return a client that joined, and was asked to leave while it was importing torch."""
     client = await run.start_client(trainer="torch", environment=torch_that(WAITING, folder))
     await run.until_logged(client, "joined")
+    pipe = await writing_end(folder / "pipe")
     client.process.send_signal(signal.SIGTERM)
     await run.until_logged(client, "client_ended")
-    pipe = await asyncio.to_thread(os.open, folder / "pipe", os.O_WRONLY)  # returns once torch is being imported
     os.close(pipe)
     await client.wait(BOUND_S)
     return client
+
+
+async def writing_end(pipe: Path) -> int:
+    """Return the pipe, opened to write, as soon as somebody reads it."""
+    opening = asyncio.get_running_loop().run_in_executor(None, os.open, pipe, os.O_WRONLY)
+    try:
+        return await asyncio.wait_for(asyncio.shield(opening), BOUND_S)
+    except TimeoutError:
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # so that the thread ends
+        raise
 
 
 async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained: TrainedRun) -> None:

@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from data_providers.dummy import DummyDataProvider
+from data_providers.protocol import DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import EndReason
 from run_manager.events import BecameReady, Event, RoundTrained, TrainerOpened
 from run_manager.readiness import READY_AHEAD_ROUNDS
 from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
 from state.errors import InvalidInput
+from state.intervals import DataIds
 from state.phases import RunState
 from tests.simulation.test_adversaries import PacedTrainer
-from tests.support.simulated_client import ClientSpec, SimulatedClient
+from tests.support.simulated_client import ClientSpec, FaultyData, SimulatedClient, with_data
 from tests.support.simulated_run import BOUND_S, SimulatedRun, prove, simulated_run, small_state
 from tests.support.virtual_time import in_virtual_time
 from trainers.architectures import open_model
@@ -147,10 +150,48 @@ async def test_estimate_that_is_far_too_small_costs_a_bounded_wait() -> None:
     async with simulated_run(state(30), seed=0) as run:
         clients = await begun(run)
         joined_s = asyncio.get_running_loop().time()
-        late = run.start(run.client(3, newcomer(Opening(takes_s=40.0, said_s=0.0))))
+        late = run.start(run.client(3, newcomer(Opening(takes_s=40.0, said_s=OPENING_S))))
         await run.coordinator.reached(RunState.ROUND_TRAIN, PACE_KNOWN_AT + 8)
         assert asyncio.get_running_loop().time() - joined_s < 60.0, "eight rounds, of which it has held up a few"
         ends = await run.ends([*clients, late], BOUND_S)
         assert len({end.replica_digest for end in ends}) == 1
         assert late.of(RoundTrained), "it takes part in the end"
         await prove(run)
+
+
+class LateData(DummyDataProvider):
+    """Made-up data whose source does not answer before `from_s`."""
+
+    def __init__(self, from_s: float) -> None:
+        super().__init__(DatasetSpec(2, 16))
+        self.from_s = from_s
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        if asyncio.get_running_loop().time() < self.from_s:
+            raise SourceUnavailable("no answer yet")
+        return await super().get_samples(data_ids)
+
+
+@in_virtual_time
+async def test_newcomer_is_not_ready_before_its_data_are_looked_at() -> None:
+    course = Course()
+    async with simulated_run(state(16), seed=0) as run:
+        clients = await begun(run)
+        data = LateData(asyncio.get_running_loop().time() + 3 * OPENING_S)
+        spec = with_data(data, open_trainer=open_paced, opening=Opening(), opens_in_s=lambda: 1.0, saw=course.saw)
+        ends = await run.ends([*clients, run.start(run.client(3, spec))], BOUND_S)
+        assert len({end.replica_digest for end in ends}) == 1
+    assert data.from_s <= course.times_s[BecameReady] < course.times_s[TrainerOpened]
+
+
+@in_virtual_time
+async def test_newcomer_whose_data_do_not_fit_is_never_ready() -> None:
+    async with simulated_run(state(16), seed=0) as run:
+        clients = await begun(run)
+        data = FaultyData(frozenset(range(100_000)))
+        late = run.client(3, with_data(data, open_trainer=open_paced, opening=Opening(), opens_in_s=lambda: 1.0))
+        with pytest.raises(InvalidInput, match="cannot be trained on these data"):
+            await late.agent.run()
+        assert not late.of(BecameReady)
+        ends = await run.ends(clients, BOUND_S)
+        assert len({end.replica_digest for end in ends}) == 1

@@ -22,6 +22,17 @@ def check_available(options: TorchOptions) -> None:
     if missing:
         allowed = ", ".join(name for name in ATTENTIONS if name != FLASH_ATTENTION)
         raise InvalidInput(f"--attention {FLASH_ATTENTION} needs {' and '.join(missing)}; allowed here: {allowed}")
+    if options.compiles:
+        _check_compiles(device)
+
+
+def _check_compiles(device: torch.device) -> None:
+    """Compile the smallest of modules, which takes some seconds. Raise `InvalidInput` if that fails."""
+    try:
+        torch.compile(torch.nn.Linear(1, 1, device=device))(torch.zeros(1, 1, device=device))
+    except Exception as error:  # whatever a compiler that is absent or too old makes of it
+        reason = str(error).partition("\n")[0]
+        raise InvalidInput(f"--compile: torch compiles nothing for {device} on this machine: {reason}") from error
 
 
 def flash_needs(placement: Placement) -> list[str]:

@@ -49,7 +49,8 @@ class TorchOptions:
     @property
     def suits_any_machine(self) -> bool:
         """Whether every machine can compute so. Other options need torch to say whether this one can."""
-        return self.device in ("auto", "cpu") and self.precision in ("auto", "float32") and self.attention == "auto"
+        is_plain = self.precision in ("auto", "float32") and self.attention == "auto" and not self.compiles
+        return self.device in ("auto", "cpu") and is_plain
 
 
 DEFAULT_TORCH_OPTIONS = TorchOptions()

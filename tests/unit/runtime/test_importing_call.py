@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.importing_call import MOST_DONE, ImportingCall
+from runtime.importing_call import MOST_DONE, STALL_S, ImportingCall
 from state.errors import EpochalError
 from tests.support.virtual_time import VirtualClock
 
@@ -65,9 +65,9 @@ async def test_time_left_follows_from_the_modules_imported_so_far() -> None:
     assert call.left_s() == math.inf
     call.start()
     paused.wait()
-    clock.now_s += 4.0
+    clock.now_s += 2.0
     importlib.import_module(NAMES[3])  # in another thread than the call's
-    assert call.left_s() == 4.0 * (8 - 2) / 2
+    assert call.left_s() == 2.0 * (8 - 2) / 2
     sys.modules.pop(NAMES[3])
     paused.go_on()
     await asyncio.wait_for(call.ended(), BOUND_S)
@@ -80,8 +80,10 @@ async def test_call_that_imports_more_than_expected_is_almost_done() -> None:
     call = ImportingCall(paused, module_count=1, clock=clock)
     call.start()
     paused.wait()
-    clock.now_s += 4.0
-    assert call.left_s() == pytest.approx(4.0 * (1 - MOST_DONE) / MOST_DONE)
+    clock.now_s += 2.0
+    assert call.left_s() == pytest.approx(2.0 * (1 - MOST_DONE) / MOST_DONE)
+    clock.now_s += STALL_S
+    assert call.left_s() == math.inf, "it may hang"
     paused.go_on()
     await asyncio.wait_for(call.ended(), BOUND_S)
 
@@ -118,3 +120,29 @@ async def test_waiter_that_is_cancelled_leaves_the_call_alone() -> None:
         await asyncio.wait_for(call.ended(), 0)
     paused.go_on()
     await asyncio.wait_for(call.ended(), BOUND_S)
+
+
+async def test_finders_that_others_go_through_do_not_change_under_them() -> None:
+    paused, before = Paused(), sys.meta_path
+    finders = list(before)
+    call = ImportingCall(paused, module_count=4)
+    call.start()
+    paused.wait()
+    during = sys.meta_path
+    assert len(during) == len(finders) + 1
+    paused.go_on()
+    await asyncio.wait_for(call.ended(), BOUND_S)
+    assert len(during) == len(finders) + 1
+    assert before == finders
+
+
+async def test_import_that_hangs_does_not_keep_the_process() -> None:
+    paused = Paused()
+    call = ImportingCall(paused, module_count=4)
+    call.start()
+    paused.wait()
+    (thread,) = (one for one in threading.enumerate() if one.name == "epochal-import")
+    assert thread.daemon
+    paused.go_on()
+    call.join()
+    assert not thread.is_alive()

@@ -1,7 +1,9 @@
 """`trainers/torch/known_models.py`, and which options of torch need no look at the machine."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +35,8 @@ def test_model_of_transformers_is_known_by_its_type(spec: ModelSpec, is_known: b
     ("options", "suits"),
     [
         (TorchOptions(), True),
-        (TorchOptions(device="cpu", precision="float32", compiles=True, micro_batch=2), True),
+        (TorchOptions(device="cpu", precision="float32", micro_batch=2), True),
+        (TorchOptions(compiles=True), False),
         (TorchOptions(device="cuda:1"), False),
         (TorchOptions(precision="bf16"), False),
         (TorchOptions(attention="eager"), False),
@@ -52,3 +55,33 @@ def test_telling_so_imports_neither_torch_nor_transformers() -> None:
         "assert is_surely_opened('torch', LLAMA_SPEC); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+BROKEN_LIBRARY = """
+import sys
+from state.errors import InvalidInput
+from tests.support.tiny_llama import LLAMA_SPEC
+from trainers.architectures import open_model
+try:
+    open_model(LLAMA_SPEC)
+except InvalidInput as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("error", ["ImportError('no tokenizers')", "AttributeError('numpy has no bool8')"])
+def test_broken_transformers_is_named_whatever_it_raises(tmp_path: Path, error: str) -> None:
+    need_module("torch")
+    need_module("transformers")
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text(f"raise {error}")
+    path = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    ran = subprocess.run(
+        [sys.executable, "-c", BROKEN_LIBRARY],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
+    kind, _, text = error.partition("(")
+    assert f"torch or transformers cannot be imported: {kind}: {text[1:-2]}" in ran.stdout

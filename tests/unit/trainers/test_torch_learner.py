@@ -1,6 +1,7 @@
 """The learner of transformers' models: the loss is transformers' own, however rows are cut, padded and packed."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
 from state.errors import InvalidInput, TrainerFailed, Unsupported
 from state.tensors import Tensors
-from tests.support.heavy import need_module
+from tests.support.heavy import need_module, need_program
 from tests.support.local_training import ADAMW, SEED, sequences_of
 from tests.support.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of
 from trainers.architectures import open_model
@@ -301,14 +302,33 @@ def test_proceed_is_called_before_each_micro_batch_and_may_raise(start: Tensors)
     assert len(calls) == 3
 
 
-def test_compiled_model_has_the_same_loss(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # within torch.compile
+def test_compiled_model_has_the_same_loss_and_gradient(start: Tensors) -> None:
+    need_module("torch")
+    need_program("g++")
+    from trainers.torch.availability import check_available
 
-    compiled: list[Any] = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, *_, **__: compiled.append(module))
+    check_available(TorchOptions(device="cpu", compiles=True))
     learner = loaded(start, compiles=True)
-    assert [type(module).__name__ for module in compiled] == ["LlamaForCausalLM"]
-    assert learner.evaluate(EXAMPLES).token_count == PREDICTED
+    assert float(learner.accumulate(EXAMPLES[:1]).nats) == pytest.approx(alone(start, EXAMPLES[:1])[0], rel=1e-5)
+    assert_close(gradient_of(learner), alone(start, EXAMPLES[:1])[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_compiler_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("torch")
+    import torch
+    from torch._inductor import config
+
+    from trainers.torch.availability import check_available
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
+    monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))
+    torch._dynamo.reset()
+    with pytest.raises(
+        InvalidInput, match="--compile: torch compiles nothing for cpu on this machine: InvalidCxxCompiler"
+    ):
+        check_available(TorchOptions(device="cpu", compiles=True))
 
 
 def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
