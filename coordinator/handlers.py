@@ -18,7 +18,7 @@ from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
-from coordinator.machine.run import Member
+from coordinator.machine.run import Member, Run
 from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
@@ -298,18 +298,17 @@ class Handlers:
 
     def check_rate(self, client_id: ClientId) -> None:
         """Count a message of a member. Raise `Refused` (`rate-limited`) if it has sent too many in this phase."""
-        run = self.service.run
-        self.rates.check_report(client_id, self.service.now_s(), (run.epoch, run.step, run.attempt, run.phase))
+        self.rates.check_report(client_id, self.service.now_s(), _occasion(self.service.run))
 
     def check_upload_rate(self, client_id: ClientId, sha256: Sha256) -> None:
-        """Count a request about a blob that a member delivers: a part of a checkpoint apart from its messages.
+        """Count a request about a blob that a member delivers: apart from its messages, also parts of a checkpoint.
 
         Raises:
             Refused: `rate-limited`, if it has sent too many.
         """
         expected = expected_blob(self.service.run, client_id, sha256)
         if expected is None or expected.claim is None:
-            self.check_rate(client_id)
+            self.rates.check_upload(client_id, self.service.now_s(), _occasion(self.service.run))
         else:
             self.rates.check_part(client_id, self.service.now_s(), expected.step)
 
@@ -384,6 +383,11 @@ class Handlers:
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client, whose key may not join again."""
         await self._submit(stimuli.ClientEjected(client_id))
+
+
+def _occasion(run: Run) -> tuple[object, ...]:
+    """Return what changes when a member may send as many messages as before."""
+    return run.epoch, run.step, run.attempt, run.phase
 
 
 def _session_of(member: Member) -> int:

@@ -16,8 +16,10 @@ from state.refusals import Refusal
 from state.wire import ClientId
 
 REPORTS_PER_PHASE = 32
-"""Number of messages and uploads that a member may send at once. An honest one sends five a round, and repeats what was
-lost."""
+"""Number of messages that a member may send at once. An honest one sends four a round, and repeats what was lost."""
+UPLOADS_PER_PHASE = 256
+"""Number of requests that bring a result, or ask where to put one. An honest member needs one a round, and another
+whenever its connection breaks; they add nothing to the journal until the result is checked."""
 PARTS_PER_CHECKPOINT = 2 * MAX_PARTS
 """Number of uploads of parts of one checkpoint that a member may send at once: each part once, and as many again."""
 REPORT_PERIOD_S = 5.0
@@ -84,6 +86,7 @@ class MessageRates:
 
     def __init__(self) -> None:
         self._reports = TokenBuckets[ClientId](REPORTS_PER_PHASE, REPORT_PERIOD_S)
+        self._uploads = TokenBuckets[ClientId](UPLOADS_PER_PHASE, REPORT_PERIOD_S)
         self._parts = TokenBuckets[ClientId](PARTS_PER_CHECKPOINT, REPORT_PERIOD_S)
         self._joins = TokenBuckets[ClientId](JOINS_AT_ONCE, JOIN_PERIOD_S)
         self._joins_of_addresses = TokenBuckets[str](JOINS_OF_ADDRESS_AT_ONCE, JOIN_PERIOD_OF_ADDRESS_S)
@@ -93,6 +96,16 @@ class MessageRates:
         wait_s = self._reports.take(client_id, now_s, occasion)
         if wait_s:
             message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
+            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+
+    def check_upload(self, client_id: ClientId, now_s: float, occasion: object) -> None:
+        """Raise `Refused` (`rate-limited`) if the member begins too many uploads of results in this phase of the run.
+
+        They are counted apart from its messages: a connection that breaks often leaves these their number.
+        """
+        wait_s = self._uploads.take(client_id, now_s, occasion)
+        if wait_s:
+            message = f"client {client_id} has begun {UPLOADS_PER_PHASE} uploads in this phase; try again later"
             raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
 
     def check_part(self, client_id: ClientId, now_s: float, step: int) -> None:

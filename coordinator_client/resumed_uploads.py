@@ -22,6 +22,8 @@ MAX_REMEMBERED = 64
 MAX_OFFSETS = 4
 """Maximum number of places from which the rest of a blob is sent in one delivery, before all of it is."""
 _NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
+_ENDS_REQUEST = frozenset({Refusal.OVERLOADED, Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
+"""Refusals that end a request, but not its upload."""
 _WRONG_REST = frozenset({Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.OFFSET_DIFFERS})
 
 Send = Callable[[str, Mapping[str, str], "SentBytes"], Awaitable[None]]
@@ -58,7 +60,7 @@ class ResumedUploads:
         except CoordinatorUnreachable:
             raise
         except Refused as refusal:
-            if refusal.kind is not Refusal.OVERLOADED:  # which ends a request, but not its upload
+            if refusal.kind not in _ENDS_REQUEST:
                 self._broken.pop(sha256, None)
             raise
         self._broken.pop(sha256, None)

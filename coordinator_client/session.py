@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from coordinator_client.api import CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
@@ -24,7 +24,10 @@ from state.codecs.named import SPOKEN
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
 from state.refusals import Refusal, Retry
-from state.wire import ClientId
+from state.wire import ClientId, Sha256
+
+if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
+    from runtime.spool_part import SentBytes
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,11 @@ MAX_WAIT_S = 20.0
 WARN_AGAIN_AFTER_S = 60.0
 """Time for which a warning that requests are refused for now is not repeated."""
 WITHDRAW_TIMEOUT_S = 2.0
+MAX_UPLOAD_ATTEMPTS = 8
+"""Maximum number of requests for one blob that end as too slow or incomplete. Each leaves what it brought; the run
+refuses the next one once it waits for the blob no longer."""
 UNREACHABLE = "unreachable"
+_GONE_ON_WITH = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,6 +207,19 @@ class CoordinatorSession(ForwardedRequests):
         standing = await super().report(report)
         self._note_rest(standing)
         return standing
+
+    async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
+        """Deliver a blob. One that was too slow is gone on with, in `MAX_UPLOAD_ATTEMPTS` requests at most."""
+        policy = self._retry_policy
+        backoff = replace(policy, attempts=min(policy.attempts, MAX_UPLOAD_ATTEMPTS)).begin()
+        while True:
+            try:
+                return await super().put_blob(sha256, file)
+            except Refused as refusal:
+                if refusal.kind not in _GONE_ON_WITH:
+                    raise
+                await backoff.wait(refusal)
+                self._observer(RequestRepeated(refusal.kind.value))
 
     async def standing(self) -> Standing:
         """Return which of this member's messages have arrived; log if it rests."""

@@ -10,12 +10,14 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rates, resumable_uploads, service
+from coordinator import rates, resumable_uploads, service, transfers
 from coordinator.genesis import Genesis
 from coordinator.result_checks import MAX_CHECKS
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import PlainBlobs
 from coordinator_client.resumed_uploads import ASKED_FROM_BYTES
+from coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
+from runtime.retry import RetryPolicy
 from state.config.model import ModelSpec
 from state.errors import CoordinatorUnreachable, Refused, StoreBlocked
 from state.first_model import FirstModel
@@ -35,6 +37,7 @@ from tests.support.served import (
     served_over_sockets,
     training,
 )
+from tests.support.simulated_client import key_of
 from tests.support.spooled import fetched, spooled
 
 BROKEN_AT = 100
@@ -127,7 +130,7 @@ def direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_upload_that_breaks_at_every_byte_arrives_once(
     tmp_path: Path, way: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "REPORTS_PER_PHASE", 10_000)
+    monkeypatch.setattr(rates, "UPLOADS_PER_PHASE", 10_000)
     async with uploading(tmp_path, way) as upload, upload.process() as api:
         starts = range(0, len(upload.data), step)
         for _ in starts[1:]:
@@ -171,6 +174,27 @@ async def test_upload_that_breaks_after_its_last_byte_is_not_sent_again(
         assert upload.is_counted()
         assert upload.relay.starts == [0]
         assert upload.relay.sent_bytes == len(upload.data)
+
+
+async def test_upload_that_was_too_slow_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with uploading(tmp_path) as upload, upload.process() as api:
+        arrived = upload.run.service.blobs.total_bytes + BROKEN_AT
+
+        def has_given_up() -> bool:
+            if upload.run.handlers.uploads.running_count or upload.run.service.blobs.total_bytes != arrived:
+                return False
+            upload.relay.cut_after = None
+            monkeypatch.undo()
+            return True
+
+        events: list[SessionEvent] = []
+        session = CoordinatorSession(api, ClientProfile(key_of(1)), RetryPolicy(bound_s=20), events.append)
+        monkeypatch.setattr(transfers, "GRACE_S", 0.1)
+        upload.relay.cut_after, upload.relay.until = BROKEN_AT, has_given_up
+        await session.put_blob(upload.sha256, spooled(upload.data))
+        assert upload.is_counted()
+        assert events == [RequestRepeated("body-timeout")]
+        assert upload.relay.starts == [0, BROKEN_AT]
 
 
 async def test_result_that_is_held_is_counted_unread(tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_address_that_joins_with_ever_new_keys_is_refused_alone(monkeypatch: pyt
         found.check_new_member("127.0.0.1", 0.0)
 
 
+def test_uploads_of_results_are_counted_apart_from_messages() -> None:
+    found = MessageRates()
+    for _ in range(rates.UPLOADS_PER_PHASE):
+        found.check_upload(ONE, 0.0, "train")
+    with pytest.raises(Refused, match="begun 256 uploads") as refused:
+        found.check_upload(ONE, 0.0, "train")
+    assert (refused.value.kind, refused.value.context) == ("rate-limited", {"retry_after_s": REPORT_PERIOD_S})
+    found.check_report(ONE, 0.0, "train")
+    found.check_upload(OTHER, 0.0, "train")
+    found.check_upload(ONE, 0.0, "witness")
+
+
 def test_parts_of_a_checkpoint_are_counted_apart_from_messages() -> None:
     found = MessageRates()
     for _ in range(rates.PARTS_PER_CHECKPOINT):

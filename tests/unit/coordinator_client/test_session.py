@@ -12,6 +12,7 @@ from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator_client.follow import DocumentFeed
 from coordinator_client.session import (
     KEY_IN_USE_BOUND_S,
+    MAX_UPLOAD_ATTEMPTS,
     ClientProfile,
     CoordinatorSession,
     Joined,
@@ -21,9 +22,11 @@ from coordinator_client.session import (
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.refusals import Refusal
+from state.wire import sha256_hex
 from tests.support.simulated_client import key_of
 from tests.support.simulated_network import Faults, no_faults
 from tests.support.simulated_run import SimulatedRun, simulated_run
+from tests.support.spooled import spooled
 from tests.support.states import state_file
 from tests.support.virtual_time import VirtualClock, in_virtual_time
 
@@ -64,6 +67,25 @@ async def test_request_lost_or_unanswered_is_repeated() -> None:
         await session.renew()
         assert losses == [("withdraw", "request")]
         assert len([event for event in events if isinstance(event, Joined)]) == 1
+
+
+@in_virtual_time
+@pytest.mark.parametrize("kind", [Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT])
+async def test_upload_that_is_too_slow_is_repeated_a_bounded_number_of_times(kind: Refusal) -> None:
+    attempts = 0
+
+    def faults(name: str, leg: str) -> None:
+        nonlocal attempts
+        if (name, leg) == ("put_blob", "request"):
+            attempts += 1
+            raise Refused(kind, "too slow")
+
+    async with waiting_run() as run:
+        session, _ = session_of(run, faults)
+        await session.join()
+        with pytest.raises(Refused) as refused:
+            await session.put_blob(sha256_hex(b"blob"), spooled(b"blob"))
+        assert (refused.value.kind, attempts) == (kind, MAX_UPLOAD_ATTEMPTS)
 
 
 @in_virtual_time
