@@ -102,15 +102,13 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
 def may_read_results(run: Run, client_id: ClientId | None) -> bool:
     """Whether a client may read others' results of the round under way: commit before reveal.
 
-    While the round trains, only those may that can publish nothing any more which they could have taken from others:
-    clients of the roster that have committed, have failed, or have no work. Once training is over everybody may.
+    While somebody of the roster may still publish a result, only those may that have committed to their own. One
+    without work, or that has failed, would otherwise be able to pass others' results on. Afterwards everybody may.
     """
     current = run.round
-    if current is None or run.phase is not RunState.ROUND_TRAIN:
+    if current is None or run.phase is not RunState.ROUND_TRAIN or not current.pending:
         return True
-    if client_id in current.commitments or client_id in current.failures:
-        return True
-    return client_id in current.plan.positions and not current.plan.assignments.get(client_id)
+    return client_id in current.commitments
 
 
 def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:

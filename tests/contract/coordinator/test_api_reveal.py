@@ -61,15 +61,18 @@ async def test_commitment_wakes_a_reader_that_waits_for_results(coordinator: Ser
     assert waiting.result() == [sha256_hex(data)]
 
 
-async def test_client_that_failed_may_read_and_never_commits(coordinator: Served) -> None:
-    first, second = await training(coordinator)
+async def test_client_that_failed_reads_only_when_no_result_is_awaited(coordinator: Served) -> None:
+    first, second, third = await training(coordinator, 3)
     data = await delivered(first)
     current = coordinator.service.run.round
     assert current is not None
     failed = FailureReport(current.step, current.attempt, "trainer", "out of memory", None)
     assert (await second.send("POST", "/failures", failed)).status_code == 200
-    assert await read(second, data) == "read"
+    assert (await listed(second), await read(second, data)) == ([], "not-now")
     assert problem(await second.commit(second.result(REPLICA, DIFFERENCE))) == "already-committed"
+    own = await delivered(third)
+    assert await listed(second) == [sha256_hex(data), sha256_hex(own)]
+    assert await read(second, data) == "read"
 
 
 async def test_results_are_shown_to_everybody_once_training_is_over(coordinator: Served) -> None:
