@@ -19,7 +19,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member, Run
-from coordinator.machine.views import expected_blob, is_revealed
+from coordinator.machine.views import check_still_awaited, expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
 from coordinator.resumable_uploads import BlobBody
@@ -287,6 +287,7 @@ class Handlers:
         if isinstance(report, messages.ResultCommitment):
             codec = self.service.run.state_file.merge.codec_name
             self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout(), codec))
+            check_still_awaited(self.service.run, client_id, report)
         elif isinstance(report, messages.CheckpointReport):
             await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))

@@ -13,6 +13,7 @@ such uploads, and all members `MAX_PAUSED`; they give way, the oldest first, to 
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from coordinator.transfers import Transfer
 from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
+
+log = logging.getLogger(__name__)
 
 PAUSED_FOR_S = 300.0
 """Maximum time for which an upload waits for its rest."""
@@ -281,6 +284,8 @@ class ResumableUploads:
             upload = self._open(*key)
         if start is None and upload is not None:
             await self._keep(expected, pieces)
+            if upload.is_waiting:
+                await self._end(upload, "the blob was sent by another request")
             return
         if upload is None:
             upload = self._uploads[key] = _Upload(expected, self._keep, self._note_waiting)
@@ -326,8 +331,12 @@ class ResumableUploads:
         if self._uploads.get(upload.key) is upload:
             del self._uploads[upload.key]
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, StoreFailed) and not upload.has_source:
-            self._fail(error)  # else the request raises it
+        if error is None or isinstance(error, Refused) or upload.has_source:
+            return  # the request, if there is one, raises it
+        if isinstance(error, StoreFailed):
+            self._fail(error)
+        else:
+            log.error("upload_failed", extra={"sha256": upload.key[1]}, exc_info=error)
 
     async def _end(self, upload: _Upload, reason: str) -> None:
         await self._end_all([upload], reason)

@@ -278,7 +278,7 @@ class CoordinatorService:
                 if self.health.block_count == block_count:
                     self.health.end_hold(self._clock.now_s())
                     self.maintenance.repeat()
-            if self.health.blocked.is_set():
+            if self.health.is_full:
                 await self.maintenance.make_room_on_disk()
 
     def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:

@@ -26,6 +26,7 @@ class StoreHealth:
         failed: set once the store has failed.
         needed_bytes: size of the largest thing that could not be kept while it is blocked.
         block_count: number of times that something could not be kept.
+        is_full: whether something found no room while it is blocked.
         reason: why nothing can be kept, or None.
     """
 
@@ -34,6 +35,7 @@ class StoreHealth:
         self.failed = asyncio.Event()
         self.needed_bytes = 0
         self.block_count = 0
+        self.is_full = False
         self._since_s = 0.0
         self.reason: str | None = None
 
@@ -60,6 +62,7 @@ class StoreHealth:
             return
         self.block_count += 1
         self.needed_bytes = max(self.needed_bytes, error.needed_bytes)
+        self.is_full = self.is_full or error.is_full
         self.reason = str(error)
         if not self.blocked.is_set():
             self._since_s = now_s
@@ -69,7 +72,7 @@ class StoreHealth:
     def end_hold(self, now_s: float) -> None:
         """Record that the store keeps things again."""
         self.blocked.clear()
-        self.reason, self.needed_bytes = None, 0
+        self.reason, self.needed_bytes, self.is_full = None, 0, False
         log.info("store_goes_on", extra={"held_s": round(now_s - self._since_s, 1)})
 
     def check_hold(self, now_s: float) -> None:

@@ -142,7 +142,9 @@ class Uploads:
                 self._receiving[transfer] = sha256
                 try:
                     if await self._is_held(expected):
-                        await self._take(expected, _no_pieces())
+                        await self._service.blobs.receive(expected.sha256, expected.size_bytes, _no_pieces())
+                        self._service.heard(client_id)
+                        await self.take_held(expected)
                     else:
                         await self._resumable.receive(expected, transfer, _moved_by(transfer, body.pieces), start)
                 finally:

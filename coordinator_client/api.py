@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
 P = ParamSpec("P")
 T = TypeVar("T")
 
+THROUGH_STORE = "through_store"
+"""In the context of a refusal of `put_blob`: an object store had the bytes, and the put was repeated."""
+
 
 @dataclass(frozen=True, slots=True)
 class DocumentMark:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
-from coordinator_client.api import CoordinatorApi, ForwardedRequests
+from coordinator_client.api import THROUGH_STORE, CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
@@ -216,7 +216,7 @@ class CoordinatorSession(ForwardedRequests):
             try:
                 return await super().put_blob(sha256, file)
             except Refused as refusal:
-                if refusal.kind not in _GONE_ON_WITH:
+                if refusal.kind not in _GONE_ON_WITH or THROUGH_STORE in refusal.context:
                     raise
                 await backoff.wait(refusal)
                 self._observer(RequestRepeated(refusal.kind.value))

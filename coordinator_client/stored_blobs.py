@@ -14,6 +14,7 @@ from typing import Protocol
 
 import httpx
 
+from coordinator_client.api import THROUGH_STORE
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from runtime.http_client import is_temporary, raw_body, reason_of, streamed
 from state.blob_messages import UploadGrant
@@ -117,7 +118,7 @@ class StoredBlobs:
                 return True
             await asyncio.sleep(FIRST_DELAY_S)
         assert problem is not None
-        raise problem
+        raise Refused(problem.kind, problem.message, **{**problem.context, THROUGH_STORE: True})
 
     async def _grant(self, sha256: Sha256) -> UploadGrant:
         try:

@@ -55,12 +55,16 @@ class LeftFiles:
         self.unclaimed_bytes = sum(path.stat().st_size for path in found[:MAX_TAKEN_OVER])
 
     def claim(self, folder: Path, content: str, size_bytes: int) -> Path | None:
-        """Return the left file of this content if it has this size, else None; remove all others."""
+        """Return the left file of this content if it has this size, else None; remove all others.
+
+        One that has another name, too, is in use in this process, and may be written over once that use ends.
+        """
         self.unclaimed_bytes = 0
         self._unfinished.clear()
         wanted = folder / f"{PREFIX}{content}"
         for path in folder.glob(f"{PREFIX}*"):
-            if path != wanted or path.stat().st_size != size_bytes:
+            found = path.stat()
+            if path != wanted or found.st_size != size_bytes or found.st_nlink > 1:
                 path.unlink()
         return wanted if wanted.exists() else None
 

@@ -7,9 +7,11 @@ from coordinator.machine.checkpointers import current_checkpointer, may_write
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
 from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundHead, RunDocument
+from state.errors import Refused
 from state.intervals import total_batches
-from state.messages import CheckpointReport
+from state.messages import CheckpointReport, ResultCommitment
 from state.phases import ROUND_PHASES, RunState
+from state.refusals import Refusal
 from state.wire import ClientId, Sha256, document_digest
 
 
@@ -109,6 +111,20 @@ def may_read_results(run: Run, client_id: ClientId | None) -> bool:
     if current is None or run.phase is not RunState.ROUND_TRAIN or not current.pending:
         return True
     return client_id in current.commitments
+
+
+def check_still_awaited(run: Run, client_id: ClientId, report: ResultCommitment) -> None:
+    """Raise `Refused` (`late-result`) for a first commitment to a result after others' results were shown to everybody.
+
+    So may a client do that left, joined again, and has seen them meanwhile.
+    """
+    current = run.round
+    if current is None or (report.step, report.attempt) != (current.step, current.attempt):
+        return
+    if run.phase is RunState.ROUND_TRAIN and not current.pending and client_id not in current.commitments:
+        raise Refused(
+            Refusal.LATE_RESULT, "all results that the round waited for have arrived, and others may read them"
+        )
 
 
 def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:

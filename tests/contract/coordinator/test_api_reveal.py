@@ -75,6 +75,16 @@ async def test_client_that_failed_reads_only_when_no_result_is_awaited(coordinat
     assert await read(second, data) == "read"
 
 
+async def test_client_that_left_commits_no_more_once_results_are_shown(coordinator: Served) -> None:
+    first, second, third = await training(coordinator, 3)
+    assert (await third.send("DELETE", "/clients/me")).status_code == 204
+    data = await delivered(first)
+    await delivered(second)
+    await third.join()
+    assert await read(third, data) == "read"
+    assert problem(await third.commit(third.result(REPLICA, DIFFERENCE))) == "late-result"
+
+
 async def test_results_are_shown_to_everybody_once_training_is_over(coordinator: Served) -> None:
     first, second = await training(coordinator)
     late = WireClient(coordinator, 9)

@@ -131,6 +131,17 @@ def test_claimed_file_is_left_again_until_it_is_finished(tmp_path: Path) -> None
     assert len(folders(tmp_path)) == 1
 
 
+def test_left_file_that_this_process_still_uses_is_not_claimed(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    used = unfinished(spool)
+    spool.left.finish(CONTENT)
+    view = used.view()
+    del used
+    assert spool.left_file(CONTENT, SIZE) is None, "the file will be written over once nobody uses the view"
+    assert bytes(view[: len(DATA)]) == DATA
+    spool.close()
+
+
 def test_only_the_newest_left_file_is_taken_over(tmp_path: Path) -> None:
     for number, content in enumerate(("cd" * 32, CONTENT)):
         spool = Spool(tmp_path / str(number))
