@@ -40,11 +40,15 @@ def lengths_of(count: int, seed: int = 0) -> list[int]:
     return lengths
 
 
-def samples_of(lengths: list[int], text: Tokens) -> Iterator[RawSample]:
-    """Yield samples of these lengths from a text's bytes, as a provider would deliver them."""
+def delivered(lengths: list[int], text: Tokens) -> TokenBatch:
+    """Return samples of these lengths from a text's bytes, as a provider delivers them."""
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    tokens = np.resize(text, offsets[-1])
-    yield from raw_samples(TokenBatch(tokens, offsets), iter(range(len(lengths))))
+    return TokenBatch(np.resize(text, offsets[-1]), offsets)
+
+
+def samples_of(batch: TokenBatch) -> Iterator[RawSample]:
+    """Yield a batch's samples, with the data indices 0, 1, 2, …"""
+    return raw_samples(batch, iter(range(batch.sample_count)))
 
 
 def packer_of(method: str, pool_size: int) -> Packer:
@@ -56,7 +60,7 @@ def packer_of(method: str, pool_size: int) -> Packer:
 def _fill(lengths: list[int], method: str, pool_size: int) -> float:
     """Return the percentage of the rows' tokens that are not padding."""
     packer = packer_of(method, pool_size)
-    rows = sum(1 for _ in packed(packer, samples_of(lengths, np.zeros(1, "<u2"))))
+    rows = sum(1 for _ in packed(packer, samples_of(delivered(lengths, np.zeros(1, "<u2")))))
     return 100 * sum(lengths) / (rows * ROW)
 
 
@@ -103,7 +107,8 @@ def measure() -> list[Figure]:
     ]
     decided = per_second(lambda: _rows_by(fill_row, lengths, 256), SAMPLES, 5)
     naive = per_second(lambda: _rows_by(_first_of_all, some, 256), len(some), 3)
-    made = per_second(lambda: _drain(packed(packer_of("rolling", 256), samples_of(lengths, text))), SAMPLES, 5)
+    batch = delivered(lengths, text)
+    made = per_second(lambda: _drain(packed(packer_of("rolling", 256), samples_of(batch))), SAMPLES, 5)
     name = "rows decided by the rolling packer, pool of 256"
     return [
         *figures,
@@ -119,8 +124,16 @@ def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
     assert packed_round.token_count == padded_round.token_count
     assert packed_round.loss is not None
     loss, target = packed_round.loss, "the same within noise"
+    name = "a round trained on packed rows, one BLAS thread"
     return [
-        Figure("a round trained on packed rows", packed_rate, "tokens/s", "", padded_rate, "the same samples, padded"),
+        Figure(
+            "a round trained on packed rows, one BLAS thread",
+            packed_rate,
+            "tokens/s",
+            "",
+            padded_rate,
+            "the same samples, padded",
+        ),
         Figure("its mean loss", loss, "nats", target, padded_round.loss, "of the padded round"),
     ]
 
@@ -129,10 +142,11 @@ def _train(lengths: list[int], text: Tokens, method: str) -> tuple[float, Traine
     """Train the embedded model for one round; return the predicted tokens per second, and the round."""
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
     trainer = LearnerTrainer(NgramModel(NgramConfig()), optimizer, False, InlineWorker())
+    batch = delivered(lengths, text)
     plan = RoundPlan(1, (BatchId(0, len(lengths) - 1),), 1, (0.003,) * LOCAL_STEPS)
 
     async def rows() -> AsyncIterator[TokenBatch]:
-        for row in packed(packer_of(method, 256), samples_of(lengths, text)):
+        for row in packed(packer_of(method, 256), samples_of(batch)):
             yield row
 
     async def train() -> tuple[float, TrainedRound]:

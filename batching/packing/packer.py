@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
-from batching.packing.samples import EncodedSample, RawSample, check_encoded, padded_row, part_of
+from batching.packing.samples import NO_INDEX, EncodedSample, RawSample, check_encoded, padded_row, part_of
 from batching.packing.task_encoder import SkipSample, TaskEncoder
 from data_providers.protocol import CorruptData, TokenBatch
 from state.config.state_file import PackingConfig
@@ -240,7 +240,9 @@ class Packer:
         if not length:
             self.counts.empty += 1
             return None
-        encoded = EncodedSample(encoded.input_ids, encoded.labels, encoded.sequence_lengths, raw.index)
+        if encoded.index != NO_INDEX:  # the encoder returned the same object before; each sample has its own
+            encoded = EncodedSample(encoded.input_ids, encoded.labels, encoded.sequence_lengths)
+        encoded.index, encoded.start = raw.index, 0
         return encoded if length <= self._row_tokens else self._fitted_to_row(encoded)
 
     def _fitted_to_row(self, encoded: EncodedSample) -> EncodedSample | None:

@@ -31,13 +31,13 @@ def fill_row(lengths: Sequence[int], row: int) -> list[int]:
     reached = 1  # bit s: some of the candidates so far add up to s
     candidates: list[int] = []
     reached_before: list[int] = []
-    for position, length in enumerate(lengths):
-        if length > room or not position:
+    for position, length in enumerate(lengths[1:], 1):
+        if length > room:
             continue
         candidates.append(position)
         reached_before.append(reached)
         reached |= (reached << length) & within
-        if reached & full or len(candidates) == MAX_CANDIDATES:
+        if reached >= full or len(candidates) == MAX_CANDIDATES:
             break
     chosen: list[int] = []
     left = reached.bit_length() - 1

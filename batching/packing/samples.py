@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
 
+NO_INDEX = -1
+"""The index of an encoded sample that the packer has not seen yet."""
+
 Labels = npt.NDArray[np.integer[Any]]
 
 
@@ -72,7 +75,7 @@ class EncodedSample:
     input_ids: Tokens
     labels: Labels | None = None
     sequence_lengths: npt.NDArray[np.integer[Any]] | None = None
-    index: int = -1
+    index: int = NO_INDEX
     start: int = 0
 
     def __len__(self) -> int:

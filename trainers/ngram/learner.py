@@ -1,10 +1,12 @@
 """The embedded model's `Model` and `Learner`, in NumPy."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 from batching.micro_batches import Example
 from data_providers.protocol import IGNORED_LABEL
@@ -110,7 +112,8 @@ class NgramLearner:
         weights = None if options.weights is None else self._padded_weights(options.weights)
         logprobs = np.zeros(padded.size, np.float32) if options.wants_logprobs else None
         gradient = self._gradient if backward else None
-        with np.errstate(all="ignore"):  # a loss that is not finite is found below
+        # With matrices this small, several BLAS threads mostly wait for each other, on a busy machine ten times as long.
+        with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # what is not finite is found below
             nats, token_count = add_gradient(
                 self.parameters, padded, targets, gradient, options.proceed, weights, logprobs
             )
@@ -125,6 +128,12 @@ class NgramLearner:
     def _by_example(self, padded: Float32Array, examples: Sequence[Example]) -> list[Float32Array]:
         ends = np.cumsum([self._context + example.tokens.size for example in examples], dtype=np.int64)
         return [padded[end - one.tokens.size : end] for end, one in zip(ends.tolist(), examples, strict=True)]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Return the control of the process's BLAS threads; finding the libraries takes a millisecond, so once."""
+    return ThreadpoolController()
 
 
 def _check_vocabulary(examples: Sequence[Example]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.packing.packer import Packer, packed
-from batching.packing.samples import RawSample
+from batching.packing.samples import EncodedSample, RawSample
 from batching.packing.task_encoder import TaskEncoder
 from data_providers.protocol import IGNORED_LABEL, CorruptData
 from tests.support.packing import (
@@ -183,3 +183,17 @@ def test_packer_takes_no_sample_that_it_does_not_want() -> None:
     packer.finish()
     assert packer.take(samples_of([1]))
     assert packer.counts.samples == 2
+
+
+def test_encoder_may_return_one_object_for_several_samples() -> None:
+    class Same(TaskEncoder):
+        kept = EncodedSample(np.full(5, 7, "<u2"))
+
+        def encode_sample(self, sample: RawSample) -> EncodedSample:
+            return self.kept
+
+    packer = packer_of("rolling", Same(context()), pool_size=4)
+    assert packer.take(samples_of([1, 1, 1, 1]))
+    assert [sample.index for sample in packer._pool] == [0, 1, 2, 3]
+    packer.finish()
+    assert [row.source_count for row in packed(packer, iter(()))] == [3, 1]

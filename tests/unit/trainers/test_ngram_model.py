@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from batching.micro_batches import Example
 from state.config.model import NgramConfig
 from tests.support.local_training import SEED, TINY, bytes_of, loss_and_gradient, sequences_of
+from trainers.learner import LossOptions
 from trainers.ngram import model as ngram
+from trainers.ngram.learner import NgramModel
 from trainers.ngram.model import (
     initial_parameters,
     padded_tokens,
@@ -101,3 +105,17 @@ def test_initial_parameters_of_several_blocks_do_not_repeat(monkeypatch: pytest.
     monkeypatch.setattr(ngram, "_INIT_BLOCK_VALUES", 64)
     values = initial_parameters(TINY, SEED)["embedding"]
     assert len(np.unique(values)) == values.size
+
+
+def test_ngram_computes_with_one_blas_thread_and_leaves_the_others() -> None:
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    seen: list[set[int]] = []
+    learner = NgramModel(TINY).learner()
+    learner.load(initial_parameters(TINY, SEED))
+    with threadpool_limits(2, user_api="blas"):
+        learner.accumulate([Example(sequences_of(9)[0])], LossOptions(proceed=lambda: seen.append(threads())))
+        assert threads() == {2}
+    assert seen
+    assert all(found == {1} for found in seen)
