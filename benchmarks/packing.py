@@ -124,7 +124,6 @@ def _trained(lengths: list[int], text: Tokens) -> list[Figure]:
     assert packed_round.token_count == padded_round.token_count
     assert packed_round.loss is not None
     loss, target = packed_round.loss, "the same within noise"
-    name = "a round trained on packed rows, one BLAS thread"
     return [
         Figure(
             "a round trained on packed rows, one BLAS thread",

@@ -112,7 +112,7 @@ class NgramLearner:
         weights = None if options.weights is None else self._padded_weights(options.weights)
         logprobs = np.zeros(padded.size, np.float32) if options.wants_logprobs else None
         gradient = self._gradient if backward else None
-        # With matrices this small, several BLAS threads mostly wait for each other, on a busy machine ten times as long.
+        # With matrices this small, several BLAS threads mostly wait for each other: tenfold on a busy machine.
         with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # what is not finite is found below
             nats, token_count = add_gradient(
                 self.parameters, padded, targets, gradient, options.proceed, weights, logprobs
