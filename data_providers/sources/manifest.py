@@ -1,8 +1,8 @@
 """A manifest of content hashes, by which a dataset's bytes are checked as they arrive.
 
-`epochal data manifest FOLDER` writes `epochal-manifest.json` beside the files: for every file its size and the first 16
-bytes of the SHA-256 of each block. A source with such a file is read block by block, each compared before it is used;
-so a truncated, damaged or replaced file is an error and never a wrong sample.
+`epochal data manifest FOLDER` writes `epochal-manifest.json` beside the files: for every file its size, its SHA-256,
+and the first 16 bytes of the SHA-256 of each block. A source with such a file is read block by block, each compared
+before it is used; so a truncated, damaged or replaced file is an error and never a wrong sample.
 """
 
 import base64
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
@@ -83,25 +84,45 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     return ListedFile(size_bytes, hashes, block_bytes)
 
 
+def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES) -> dict[str, Any]:
+    """Return a manifest's entry for a file: its size, the SHA-256 of all of it, and the hash of each block. Blocks."""
+    hashes, size_bytes, whole = bytearray(), 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(block_bytes):
+            hashes += block_hash(block)
+            whole.update(block)
+            size_bytes += len(block)
+    return {"size_bytes": size_bytes, "sha256": whole.hexdigest(), "hashes": base64.b64encode(hashes).decode()}
+
+
 def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
     """Write the manifest of these files of a folder; `InvalidInput` if one cannot be read. Blocks."""
     if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
         raise InvalidInput(f"blocks of {block_bytes} bytes; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
-    files: dict[str, Any] = {}
     path = folder / MANIFEST_NAME
     try:
-        for name in sorted(names):
-            hashes, size_bytes = bytearray(), 0
-            with (folder / name).open("rb") as file:
-                while block := file.read(block_bytes):
-                    hashes += block_hash(block)
-                    size_bytes += len(block)
-            files[name] = {"size_bytes": size_bytes, "hashes": base64.b64encode(hashes).decode()}
-        document = {"format": _FORMAT, "block_bytes": block_bytes, "files": files}
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # the format first: `looks_like_one`
+        files = {name: hashed_file(folder / name, block_bytes) for name in sorted(names)}
+        path.write_text(manifest_text(files, block_bytes), encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
     return path
+
+
+def manifest_text(
+    files: Mapping[str, Mapping[str, Any]],
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Return the text of a manifest.
+
+    Args:
+        files: the entries of `hashed_file` by name; they may have further fields, which a reader ignores.
+        block_bytes: size of the blocks of the entries.
+        more: further fields of the manifest itself, which a reader ignores unless it knows them.
+    """
+    # the format comes first: `looks_like_one`
+    document = {"format": _FORMAT, "block_bytes": block_bytes, **more, "files": files}
+    return json.dumps(document, indent=1) + "\n"
 
 
 def verify_folder(folder: Path, names: Sequence[str] = (), *, with_hashes: bool = True) -> int:
