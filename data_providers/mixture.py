@@ -9,10 +9,11 @@ every such window. The same weights give the same order on every machine; golden
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,10 @@ from state.intervals import MAX_INDEX, DataIds
 
 PERIOD = 65_536
 MAX_SOURCES = 1024
+
+Numbers: TypeAlias = NDArray[np.int64]
+Locate: TypeAlias = Callable[[Numbers], tuple[Numbers, Numbers]]
+"""Returns the source of each data index, and the source's own data index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def quantisation_error(weights: Sequence[float]) -> float:
 
 
 class MixtureOrder:
-    """The order of a mix with the counts of `counts_of`. Memory: `PERIOD` small integers."""
+    """The order of a mix with the counts of `counts_of`. A count may be 0. Memory: `PERIOD` small integers."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = np.array(counts, dtype=np.int64)
@@ -91,7 +96,7 @@ class MixtureOrder:
         # The rank of each place among those of its source: a stable sort by source keeps their order.
         by_source = np.argsort(self._sources, kind="stable")
         starts = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
-        self._ranks = np.empty(PERIOD, dtype=np.int64)
+        self._ranks = np.empty(PERIOD, dtype=np.int32)
         self._ranks[by_source] = np.arange(PERIOD) - np.repeat(starts, self.counts)
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -102,22 +107,33 @@ class MixtureOrder:
 
     def shares(self, data_ids: DataIds) -> list[Share]:
         """Return each source's part in the data indices, as one interval; `OutOfRange` beyond the last data index."""
-        if data_ids.end >= MAX_INDEX:
-            raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
-        sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
-        order = np.argsort(sources, kind="stable")
-        found: list[Share] = []
-        for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
-            local = DataIds(int(locals_[rows[0]]), int(locals_[rows[-1]]))
-            found.append(Share(int(sources[rows[0]]), local, rows))
-        return found
+        return shares_of(self.locate, data_ids)
+
+
+def shares_of(locate: Locate, data_ids: DataIds) -> list[Share]:
+    """Return each source's part in the data indices by an order in which every source is read in its own.
+
+    Raises:
+        OutOfRange: beyond the last data index; the caller's fault.
+    """
+    if data_ids.end >= MAX_INDEX:
+        raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
+    sources, locals_ = locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
+    order = np.argsort(sources, kind="stable")
+    found: list[Share] = []
+    for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
+        local = DataIds(int(locals_[rows[0]]), int(locals_[rows[-1]]))
+        found.append(Share(int(sources[rows[0]]), local, rows))
+    return found
 
 
 @lru_cache(maxsize=16)
 def _period(counts: tuple[int, ...]) -> NDArray[np.uint16]:
     """Return the source at each place of the period: the one whose next sample's window ends first."""
     places = np.empty(PERIOD, dtype=np.uint16)
-    waiting = [(0, number) for number in range(len(counts))]  # by the beginning of the next sample's window
+    waiting = [
+        (0, number) for number, count in enumerate(counts) if count
+    ]  # by the beginning of the next sample's window
     ready: list[tuple[int, int]] = []  # by its end
     taken = [0] * len(counts)
     heapq.heapify(waiting)

@@ -17,7 +17,8 @@ from data_providers.file_names import JSON_LINES_SUFFIX, PARQUET_SUFFIX, TOKEN_S
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.local_places import cannot_open
-from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, parse_mix, spec_for
+from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, spec_for
+from data_providers.mix_file import parse_mix
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
@@ -154,24 +155,24 @@ def _seed_of(config: DataConfig) -> bytes | None:
 
 
 async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    entries = parse_mix(await _mix_text(place), without_secrets(place) if "://" in place else place)
+    mix = parse_mix(await _mix_text(place), without_secrets(place) if "://" in place else place)
     folder = None if "://" in place else Path(place).parent
     sources: list[Weighted] = []
     async with AsyncExitStack() as opened:
-        for number, entry in enumerate(entries):
-            location = entry.location
+        for number, source in enumerate(mix.sources):
+            location = source.location
             if folder is not None and isinstance(location, Local | Preprocessed):
                 location = type(location)(str(folder / location.path))  # relative to the mix's own folder
-            name = f"{number} ({location.variant})"
             try:
                 provider = await open_location(location, spec_for(location, spec.sequence_length), options)
             except DataError as error:
-                raise of_source(name, error) from error
+                raise of_source(source.name, error) from error
             opened.push_async_callback(provider.aclose)
-            sources.append(Weighted(name, provider, entry.weight))
-        mix = WeightedDataProvider(sources)
+            sources.append(Weighted(source.name, provider, mix.phases[0].weights[number]))
+        # The order of many phases takes a while to compute.
+        provider = await asyncio.to_thread(WeightedDataProvider, sources, mix.phases)
         opened.pop_all()  # the mix closes them from now on
-    return mix
+    return provider
 
 
 async def _mix_text(place: str) -> bytes:

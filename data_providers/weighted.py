@@ -1,4 +1,4 @@
-"""The provider of a mix of several others, each with a share of the samples, in the order of `mixture.py`."""
+"""The provider of a mix of several others, each with a share of the samples, in the order of `mix_schedule.py`."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.mixture import MixtureOrder, Share, counts_of, quantisation_error
+from data_providers.mix_schedule import MixPhase, ScheduledOrder
+from data_providers.mixture import Share
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -31,32 +32,48 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One source of a mix. `name` is for messages."""
+    """One source of a mix. `name` is for messages; `weight` holds where no schedule says others."""
 
     name: str
     provider: DataProvider
-    weight: float
+    weight: float = 1.0
 
 
 class WeightedDataProvider:
-    """A `DataProvider` over others, which it closes; `InvalidInput` if a weight is not allowed."""
+    """A `DataProvider` over others, which it closes.
 
-    def __init__(self, sources: Sequence[Weighted]) -> None:
-        weights = [source.weight for source in sources]
-        counts = counts_of(weights)
-        self.counts = {source.name: count for source, count in zip(sources, counts, strict=True)}
-        """Each source's number of samples in a period of `PERIOD` data indices."""
-        self.quantisation_error = quantisation_error(weights)
+    Args:
+        sources: the mix's sources.
+        phases: the schedule of their weights; None for the sources' own, which never change.
+
+    Attributes:
+        sources: in the order of their numbers.
+        counts: each source's number of samples in a period of `PERIOD` data indices, in the first phase.
+        schedule: the same of each phase that changes the order, with the data index from which it holds.
+        quantisation_error: the largest one of any phase.
+
+    Raises:
+        InvalidInput: the weights or the phases are not allowed; the fault of the mix's author.
+    """
+
+    def __init__(self, sources: Sequence[Weighted], phases: Sequence[MixPhase] | None = None) -> None:
+        phases = phases or (MixPhase(0, tuple(source.weight for source in sources)),)
+        names = [source.name for source in sources]
+        self._order = ScheduledOrder(phases)
+        self.schedule = tuple(
+            (start, dict(zip(names, counts, strict=True)))
+            for start, counts in zip(self._order.starts, self._order.counts, strict=True)
+        )
+        self.counts = self.schedule[0][1]
+        self.quantisation_error = max(phase.quantisation_error for phase in phases)
         self.sequence_count = None  # a mix has no passes of its own: each source is read pass after pass
         self.sources = tuple(sources)
-        """The sources of the mix, in the order of their numbers."""
-        self._order = MixtureOrder(counts)
         self._closed = False
-        described = [[source.provider.fingerprint, count] for source, count in zip(sources, counts, strict=True)]
-        self.fingerprint = dataset_fingerprint("mixture", sources=described)
-        self.description = DatasetDescription(f"a mix of {len(sources)} sources")
+        self.fingerprint = _fingerprint(sources, self._order)
+        changes = f", whose weights change {len(self.schedule) - 1} times" if len(self.schedule) > 1 else ""
+        self.description = DatasetDescription(f"a mix of {len(sources)} sources{changes}")
         facts = {"quantisation_error": self.quantisation_error, "fingerprint": self.fingerprint}
-        log.info("mix_opened", extra={"counts": self.counts, **facts})
+        log.info("mix_opened", extra={"counts": self.counts, "phases": len(self.schedule), **facts})
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`; an error names the source.
@@ -90,6 +107,16 @@ class WeightedDataProvider:
         async with AsyncExitStack() as closing:
             for source in self.sources:
                 closing.push_async_callback(source.provider.aclose)
+
+
+def _fingerprint(sources: Sequence[Weighted], order: ScheduledOrder) -> str:
+    """Return the mix's fingerprint; that of weights which never change is the same as before there were schedules."""
+    fingerprints = [source.provider.fingerprint for source in sources]
+    if len(order.starts) == 1:
+        described = [list(pair) for pair in zip(fingerprints, order.counts[0], strict=True)]
+        return dataset_fingerprint("mixture", sources=described)
+    phases = [list(pair) for pair in zip(order.starts, order.counts, strict=True)]
+    return dataset_fingerprint("scheduled-mixture", sources=fingerprints, phases=phases)
 
 
 def of_source(name: str, error: DataError) -> DataError:

@@ -11,7 +11,8 @@ from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES, is_hidden
 from data_providers.formats.mds import SHARD_SUFFIX
-from data_providers.locations import AnyLocation, parse_mix
+from data_providers.locations import AnyLocation
+from data_providers.mix_file import parse_mix
 from data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
 from data_providers.protocol import DataProvider
 from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
@@ -242,7 +243,8 @@ def _why_not_opened(location: AnyLocation, with_network: bool) -> str:
         return ""
     if isinstance(location, WeightedHttp) and "://" not in location.place:
         path = Path(location.place)
-        reasons = [_why_not_opened(entry.location, with_network) for entry in parse_mix(mix_file(path), str(path))]
+        sources = parse_mix(mix_file(path), str(path)).sources
+        reasons = [_why_not_opened(source.location, with_network) for source in sources]
         return next(filter(None, reasons), "")
     return "" if with_network else "it is on another machine; --network opens it"
 

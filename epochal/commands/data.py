@@ -62,6 +62,8 @@ class DataReport:
 
     Attributes:
         sequences, tokens: of one pass; None if it is endless or they are not known.
+        mix: of a mix, each source's samples in a period, in its first phase.
+        schedule: of a mix whose weights change, the same of every phase with its first data index.
         largest_token: of the samples that were looked at; None if they are not tokens.
         problems: why the run's model cannot be trained on these data; empty if no run is named.
         notes: what looks wrong with them.
@@ -76,6 +78,7 @@ class DataReport:
     fingerprint: str
     columns: tuple[str, ...]
     mix: dict[str, int]
+    schedule: tuple[tuple[int, dict[str, int]], ...]
     quantisation_error: float | None
     sample_tokens: tuple[int, ...]
     sample_text: str | None
@@ -249,6 +252,7 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None,
         fingerprint=provider.fingerprint,
         columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
         mix=provider.counts if isinstance(provider, WeightedDataProvider) else {},
+        schedule=provider.schedule if isinstance(provider, WeightedDataProvider) and provider.schedule[1:] else (),
         quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
@@ -298,6 +302,10 @@ def _detokenized(tokens: list[int], tokenizer: Path) -> str:
     return text
 
 
+def _shares(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count)
+
+
 def _show(report: DataReport) -> None:
     console = Console()
     table = Table(title=escape(f"{report.location} · {report.kind}"), show_header=False)
@@ -311,7 +319,10 @@ def _show(report: DataReport) -> None:
         ),
         ("tokens of a pass", "" if report.tokens is None else f"{report.tokens:,}"),
         ("columns", ", ".join(report.columns)),
-        (f"share of {PERIOD:,}", ", ".join(f"{name}: {count:,}" for name, count in report.mix.items())),
+        *(
+            (f"share of {PERIOD:,}{f' from {start:,}' if report.schedule else ''}", _shares(counts))
+            for start, counts in report.schedule or ((0, report.mix),)
+        ),
         ("quantisation error", "" if report.quantisation_error is None else f"{report.quantisation_error:.2e}"),
         ("largest token seen", "" if report.largest_token is None else f"{report.largest_token:,}"),
         ("first tokens", " ".join(map(str, report.sample_tokens))),

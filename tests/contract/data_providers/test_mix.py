@@ -110,7 +110,8 @@ async def test_mix_with_other_weights_has_another_fingerprint(tmp_path: Path) ->
     ("text", "message"),
     [
         ("no json", "is not JSON"),
-        ("{}", "should be a valid list"),
+        ('"mix"', "should be a valid list"),
+        ("{}", r"sources: Field required; schedule: Field required"),
         ("[]", "at least 1 item"),
         ("[" * 200_000, "is not JSON"),
         ('[{"location": "Dummy", "weight": NaN}]', "is not JSON"),
@@ -159,6 +160,82 @@ async def test_source_that_cannot_be_opened_ends_the_mix_with_its_error(
     (tmp_path / "empty.bin").write_bytes(b"")
     with pytest.raises(error, match=r"source 1 \(Local\) of the mix: "):
         await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), (location, 1))))
+
+
+def scheduled(*phases: Any, names: tuple[str, ...] = ("en", "de")) -> str:
+    sources = [{"name": name, "location": {"Local": f"{name}.bin"}} for name in names]
+    schedule = [phase if isinstance(phase, dict) else {"from": phase[0], "weights": phase[1]} for phase in phases]
+    return json.dumps({"sources": sources, "schedule": schedule})
+
+
+async def test_weights_that_change_leave_out_no_sample_and_repeat_none(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    path = tmp_path / "mix.json"
+    path.write_text(scheduled((0, {"en": 3, "de": 1}), (40, {"de": 1}), (50, {"en": 1, "de": 1})))
+    provider = await opened(str(path))
+    rows = (await provider.get_samples(DataIds(0, 69))).rows()[:, 0].tolist()
+    assert [row for row in rows if row < 1000] == list(range(30 + 10))
+    assert [row - 1000 for row in rows if row >= 1000] == list(range(10 + 10 + 10))
+    assert all(row >= 1000 for row in rows[40:50])
+    again = (await provider.get_samples(DataIds(45, 55))).rows()[:, 0].tolist()
+    assert again == rows[45:56]
+    await provider.aclose()
+
+
+async def test_schedule_of_one_phase_is_the_mix_of_a_list(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    near = await opened(str(write_mix(tmp_path, ({"Local": "en.bin"}, 3), ({"Local": "de.bin"}, 1))))
+    path = tmp_path / "scheduled.json"
+    found = []
+    for phases in ([(0, {"en": 3, "de": 1})], [(0, {"en": 3, "de": 1}), (PERIOD, {"en": 6, "de": 2})]):
+        path.write_text(scheduled(*phases))
+        provider = await opened(str(path))
+        found.append(provider.fingerprint)
+        await provider.aclose()
+    assert found == [near.fingerprint] * 2
+    await near.aclose()
+
+
+async def test_other_phases_make_another_fingerprint(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    path = tmp_path / "mix.json"
+    found = set()
+    for start, weight in ((100, 2), (101, 2), (100, 3), (PERIOD, 1), (PERIOD + 1, 1)):
+        path.write_text(scheduled((0, {"en": 1, "de": 1}), (start, {"en": 1, "de": weight})))
+        provider = await opened(str(path))
+        found.add(provider.fingerprint)
+        await provider.aclose()
+    assert len(found) == 5
+
+
+BOTH = (0, {"en": 1, "de": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (scheduled((1, {"en": 1, "de": 1})), "phase 0 is from data index 1; allowed: 0"),
+        (scheduled(BOTH, (0, {"en": 1})), "phase 1 is from data index 0; allowed: above 0"),
+        (scheduled(BOTH, (9, {"en": 1}), (5, {"en": 1})), "phase 2 is from data index 5; allowed: above 9"),
+        (scheduled(BOTH, (9, {"fr": 1})), r"schedule\.1\.weights names 'fr'; the sources are 'en', 'de'"),
+        (scheduled(BOTH, (9, {"en": 0})), r"schedule\.1\.weights are all 0"),
+        (scheduled(BOTH, (9, {"en": -1})), r"schedule\.1\.weights\.en: .*greater than or equal to 0"),
+        (scheduled(BOTH, (9, {})), r"schedule\.1\.weights: .*at least 1 item"),
+        (scheduled((0, {"en": 1})), "no phase has a weight for 'de'"),
+        (scheduled(BOTH, names=("en", "de", "en")), "two sources are named 'en'"),
+        (scheduled(BOTH, {"form": 9, "weights": {}}), r"schedule\.1\.from: Field required"),
+        (scheduled(BOTH, {"from": "9", "weights": {"en": 1}}), r"schedule\.1\.from: .*valid integer"),
+        (scheduled(), "schedule: .*at least 1 item"),
+        (scheduled(*((n, {"en": 1, "de": 1}) for n in range(129))), "schedule: .*at most 128 items"),
+    ],
+)
+async def test_schedule_that_contradicts_itself_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    write_sources(tmp_path)
+    path = tmp_path / "mix.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        await opened(str(path))
+    assert "mix.json" in str(refused.value)
 
 
 async def test_source_that_fails_is_named(tmp_path: Path) -> None:
