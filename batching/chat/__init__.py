@@ -1,0 +1,1 @@
+"""Conversations as training samples: records, templates, labels."""
