@@ -30,6 +30,10 @@ from epochal.cli.named_files import LOOK_TIMEOUT_S, data_names, fingerprint_prob
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
+from epochal.inspection.decoding import BYTES_VOCABULARY, Decode, decoder_for, decoder_of
+from epochal.inspection.drawings import draw_parts, draw_profile
+from epochal.inspection.profile import DataProfile, profile_of
+from epochal.inspection.sample_parts import SamplePart, encoded_first, first_parts
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
 from state.config.model import DataType
@@ -41,7 +45,6 @@ DEFAULT_SEQUENCE_LENGTH = 2048
 MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
 SAMPLE_CHARACTERS = 400
-BYTES_VOCABULARY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class DataReport:
         mix: of a mix, each source's samples in a period, in its first phase.
         schedule: of a mix whose weights change, the same of every phase with its first data index.
         largest_token: of the samples that were looked at; None if they are not tokens.
+        sample_parts: the first sample's first document, by what of it is learnt; empty if it cannot be decoded.
+        profile: lengths and frequencies; None if they were not asked for.
         problems: why the run's model cannot be trained on these data; empty if no run is named.
         notes: what looks wrong with them.
     """
@@ -82,6 +87,8 @@ class DataReport:
     quantisation_error: float | None
     sample_tokens: tuple[int, ...]
     sample_text: str | None
+    sample_parts: tuple[SamplePart, ...]
+    profile: DataProfile | None
     largest_token: int | None
     problems: tuple[str, ...]
     notes: tuple[str, ...]
@@ -116,11 +123,19 @@ def inspect(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the first sample.")
     ] = None,
+    end_token: Annotated[
+        int | None, typer.Option(min=0, metavar="TOKEN", help="Token that ends each document of token files.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile/--no-profile", help="Draw lengths of documents and frequencies of tokens.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.
+    """Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded.
 
-    Some of the data are read to find tokens that no model knows. The exit code is 2 if the location cannot be read.
+    Some of the data are read: to find tokens that no model knows, and to draw how long documents are, and how frequent
+    tokens. Parts of the sample that are masked, and so not learnt, are told apart. The exit code is 2 if the location
+    cannot be read.
     """
     if state is None:
         if location is None:
@@ -132,7 +147,8 @@ def inspect(
         asked = _asked_of_run(read_supported_state(state), location)
     if isinstance(asked.location, Server):
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
-    run_to_end(_inspect(asked, tokenizer, as_json))
+    looks = _Looks(decoder_of(tokenizer), profile, end_token)
+    run_to_end(_inspect(asked, looks, as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,15 @@ class _Asked:
     spec: DatasetSpec
     packs: bool
     run: StateFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """How the data are looked at: `decode` is None where there is no tokenizer."""
+
+    decode: Decode | None
+    profile: bool
+    end_token: int | None
 
 
 def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> _Asked:
@@ -164,7 +189,7 @@ def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
     return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run)
 
 
-async def _inspect(asked: _Asked, tokenizer: Path | None, as_json: bool) -> None:
+async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
     run_id = "" if asked.run is None else asked.run.run_id
     options = OpenOptions(run_id, None, packs=asked.packs)
     try:
@@ -172,13 +197,13 @@ async def _inspect(asked: _Asked, tokenizer: Path | None, as_json: bool) -> None
             findings = await _findings(provider, asked)
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
-            report = await _report(asked.shown, provider, tokenizer, findings)
+            report = await _report(asked, provider, looks, findings)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
     if as_json:
         say(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        _show(report)
+        _show(report, decoder_for(looks.decode, report.largest_token))
     if report.problems:
         raise InvalidInput("; ".join(report.problems))
 
@@ -236,14 +261,18 @@ def _holds_samples(path: Path) -> bool:
         return False
 
 
-async def _report(location: str, provider: DataProvider, tokenizer: Path | None, findings: DataFindings) -> DataReport:
-    batch = await provider.get_samples(DataIds(0, 0))
-    sample: list[int] = batch.input_ids[: int(batch.offsets[1])].tolist()
+async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings) -> DataReport:
+    first = await provider.get_samples(DataIds(0, 0))
+    batch = encoded_first(first, asked.run) if first.is_text else first
+    decode = decoder_for(looks.decode, int(batch.input_ids.max(initial=0)))
+    text_of = decoder_for(None, 0) if first.is_text else decode
+    parts = () if decode is None else await asyncio.to_thread(first_parts, batch, decode)
+    sample: list[int] = first.input_ids[: int(first.offsets[1])].tolist()
     order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
     length = None if order is None else order.spec.sequence_length
     count = provider.sequence_count
     return DataReport(
-        location=without_secrets(location) if "://" in location else location,
+        location=without_secrets(asked.shown) if "://" in asked.shown else asked.shown,
         kind=type(provider).__name__.removesuffix("DataProvider"),
         sequence_length=length,
         files=_files(provider),
@@ -255,7 +284,9 @@ async def _report(location: str, provider: DataProvider, tokenizer: Path | None,
         schedule=provider.schedule if isinstance(provider, WeightedDataProvider) and provider.schedule[1:] else (),
         quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
-        sample_text=await asyncio.to_thread(_decoded, sample, tokenizer),
+        sample_text=None if text_of is None else text_of(sample)[:SAMPLE_CHARACTERS],
+        sample_parts=parts,
+        profile=await profile_of(provider, looks.end_token) if looks.profile else None,
         largest_token=findings.largest_token,
         problems=tuple(findings.problems),
         notes=tuple(findings.notes),
@@ -278,35 +309,11 @@ def _files(provider: DataProvider) -> tuple[FileReport, ...]:
     )
 
 
-def _decoded(tokens: list[int], tokenizer: Path | None) -> str | None:
-    """Return the beginning of the sample's text, or None if there is neither a tokenizer nor a sample of bytes."""
-    if tokenizer is not None:
-        text = _detokenized(tokens, tokenizer)
-    elif max(tokens, default=0) < BYTES_VOCABULARY:
-        text = bytes(tokens).decode("utf-8", errors="replace")
-    else:
-        return None
-    # a terminal must not obey the characters of the data
-    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text[:SAMPLE_CHARACTERS])
-
-
-def _detokenized(tokens: list[int], tokenizer: Path) -> str:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise InvalidInput("--tokenizer needs the tokenizers package: pip install tokenizers") from error
-    try:
-        text: str = tokenizers.Tokenizer.from_file(str(tokenizer)).decode(tokens)
-    except Exception as error:  # the package raises plain Exception
-        raise InvalidInput(f"--tokenizer {tokenizer}: {error}", path=str(tokenizer)) from error
-    return text
-
-
 def _shares(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count)
 
 
-def _show(report: DataReport) -> None:
+def _show(report: DataReport, decode: Decode | None) -> None:
     console = Console()
     table = Table(title=escape(f"{report.location} · {report.kind}"), show_header=False)
     table.add_column()
@@ -340,8 +347,10 @@ def _show(report: DataReport) -> None:
         if len(report.files) > MAX_FILES_SHOWN:
             files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "", "")
         console.print(files)
-    if report.sample_text is not None:
+    if report.profile is not None:
+        console.print(draw_profile(report.profile, decode), highlight=False)
+    if report.sample_parts:
         console.print("the first sample, decoded:", style="bold")
-        console.print(report.sample_text, markup=False, highlight=False)
+        console.print(draw_parts(report.sample_parts), highlight=False)
     for note in report.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What data look like: lengths of documents, frequencies of tokens, what of a sample is learnt."""

@@ -1,0 +1,185 @@
+"""Counts what some of a dataset's samples are made of: lengths of documents and frequencies of tokens.
+
+A few places, evenly spaced over one pass, are read: at most `PROFILE_BYTES`, however large the data are. The rule kept
+here: a document is counted only if it lies wholly within what was read, from its beginning to its end.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from data_providers.local import LocalDataProvider
+from data_providers.mixture import PERIOD
+from data_providers.protocol import DataProvider, Rejected, TokenBatch, Tokens
+from data_providers.ranged import RangedDataProvider
+from state.intervals import DataIds
+
+PROFILE_BYTES = 8 * 1024**2
+"""Approximate number of bytes of samples that are read."""
+MAX_PLACES = 16
+MAX_PLACE_SAMPLES = 256
+MOST_FREQUENT = 16
+"""Number of the most frequent tokens that are kept."""
+_TOKEN_BYTES = 2
+_GUESSED_SAMPLE_BYTES = 4096
+"""Of samples whose length varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBucket:
+    """The number of documents of `least` to `most` tokens."""
+
+    least: int
+    most: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How often a token was seen."""
+
+    token: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataProfile:
+    """What was counted.
+
+    Attributes:
+        unit: of the lengths: `tokens`, or `bytes` of records that a task encoder has yet to encode.
+        samples, tokens: that were looked at; bytes of records.
+        learnt_tokens: those with a label; None where labels are the tokens themselves.
+        documents: that lie wholly within what was looked at; 0 where no end of a document is known.
+        median, longest: lengths of these documents; 0 without any.
+        lengths: buckets whose bounds double, from the shortest document to the longest.
+        distinct_tokens: different tokens seen; 0 for records.
+        most_frequent: the most frequent ones, first the most frequent.
+    """
+
+    unit: str
+    samples: int
+    tokens: int
+    learnt_tokens: int | None
+    documents: int
+    median: int
+    longest: int
+    lengths: tuple[LengthBucket, ...]
+    distinct_tokens: int
+    most_frequent: tuple[TokenCount, ...]
+
+
+@dataclass
+class _Seen:
+    samples: int = 0
+    tokens: int = 0
+    learnt: int = 0
+    has_labels: bool = False
+    is_text: bool = False
+    lengths: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    flat: list[Tokens] = field(default_factory=list)
+
+
+async def profile_of(provider: DataProvider, end_token: int | None = None) -> DataProfile:
+    """Read some of a provider's samples and count what they are made of.
+
+    Args:
+        provider: delivers the data; not closed here.
+        end_token: the token that ends each document of token files; None if it is not known, and then documents of
+            such files are not counted.
+
+    Raises:
+        DataError: as `DataProvider.get_samples`.
+    """
+    seen = _Seen()
+    for place in _places(provider):
+        try:
+            batch = await provider.get_samples(place)
+        except Rejected:  # samples of varying length, which are longer than thought
+            place = DataIds(place.start, place.start)
+            batch = await provider.get_samples(place)
+        _count(seen, batch, _stretches(provider, place), end_token)
+        if seen.tokens * _TOKEN_BYTES >= PROFILE_BYTES:
+            break
+    return _profile(seen)
+
+
+def _places(provider: DataProvider) -> Iterator[DataIds]:
+    """Yield the data indices to read: evenly spaced stretches of one pass."""
+    end = PERIOD if provider.sequence_count is None else provider.sequence_count
+    length = _length_of(provider)
+    size_bytes = _GUESSED_SAMPLE_BYTES if length is None else length * _TOKEN_BYTES
+    affordable = max(1, PROFILE_BYTES // size_bytes)
+    least = -(-end // MAX_PLACE_SAMPLES)  # a small dataset is read whole, in few stretches
+    places = min(MAX_PLACES, affordable, least if end <= affordable else end)
+    count = max(1, min(MAX_PLACE_SAMPLES, affordable // places, end // places))
+    for number in range(places):
+        start = 0 if places == 1 else (end - count) * number // (places - 1)
+        yield DataIds(start, start + count - 1)
+
+
+def _length_of(provider: DataProvider) -> int | None:
+    if not isinstance(provider, LocalDataProvider | RangedDataProvider):
+        return None
+    return provider.order.spec.sequence_length
+
+
+def _stretches(provider: DataProvider, place: DataIds) -> list[int]:
+    """Return how many samples of a place are neighbours in a file, one number for each such stretch."""
+    if not isinstance(provider, LocalDataProvider | RangedDataProvider):
+        return [place.count]
+    return [extent.length for extent in provider.order.locate(place)]
+
+
+def _count(seen: _Seen, batch: TokenBatch, stretches: list[int], end_token: int | None) -> None:
+    seen.samples += batch.sample_count
+    seen.tokens += batch.input_ids.size
+    seen.is_text = batch.is_text
+    if batch.labels is not None:
+        seen.has_labels = True
+        seen.learnt += int((batch.labels >= 0).sum())
+    sample_lengths = np.diff(batch.offsets)
+    if batch.is_text:
+        seen.lengths.append(sample_lengths)
+        return
+    seen.flat.append(batch.input_ids)
+    if batch.sequence_lengths is not None:
+        seen.lengths.append(batch.sequence_lengths.astype(np.int64))
+    elif (sample_lengths != sample_lengths[:1]).any():
+        seen.lengths.append(sample_lengths)
+    elif end_token is not None:
+        edges = np.concatenate(([0], np.cumsum(stretches)))
+        for first, last in itertools.pairwise(batch.offsets[edges].tolist()):
+            seen.lengths.append(np.diff(np.flatnonzero(batch.input_ids[first:last] == end_token)))
+
+
+def _profile(seen: _Seen) -> DataProfile:
+    lengths = np.sort(np.concatenate([np.empty(0, np.int64), *seen.lengths]))
+    lengths = lengths[lengths > 0]
+    tokens, counts = np.unique(np.concatenate([np.empty(0, "<u2"), *seen.flat]), return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MOST_FREQUENT]
+    return DataProfile(
+        unit="bytes" if seen.is_text else "tokens",
+        samples=seen.samples,
+        tokens=seen.tokens,
+        learnt_tokens=seen.learnt if seen.has_labels else None,
+        documents=len(lengths),
+        median=int(lengths[len(lengths) // 2]) if len(lengths) else 0,
+        longest=int(lengths[-1]) if len(lengths) else 0,
+        lengths=tuple(_buckets(lengths)),
+        distinct_tokens=len(tokens),
+        most_frequent=tuple(TokenCount(int(tokens[at]), int(counts[at])) for at in order),
+    )
+
+
+def _buckets(lengths: npt.NDArray[np.int64]) -> Iterator[LengthBucket]:
+    """Yield buckets of 1, 2 to 3, 4 to 7, … for sorted lengths, from the first that is not empty to the last."""
+    if not len(lengths):
+        return
+    for power in range(int(lengths[0]).bit_length() - 1, int(lengths[-1]).bit_length()):
+        least, most = 2**power, 2 ** (power + 1) - 1
+        first, stop = np.searchsorted(lengths, (least, most + 1))
+        yield LengthBucket(least, most, int(stop - first))
