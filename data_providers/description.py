@@ -3,10 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from data_providers.order import DataFile
+from data_providers.order import DataFile, DataOrder
 from data_providers.protocol import DataProvider, DatasetSpec
-from state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DatasetDescription, DescribedFile
+from state.datasets import (
+    MAX_CONTENT_NAME_CHARS,
+    MAX_DESCRIBED_FILES,
+    MAX_DESCRIBED_NAME_CHARS,
+    DatasetDescription,
+    DescribedFile,
+)
 
 SHUFFLE_NAME_DIGITS = 12
 """Length of a shuffle key's short name: hex digits of its SHA-256."""
@@ -31,9 +38,23 @@ def describe_files(
     )
 
 
-def describe_tokens(kind: str, files: Sequence[DataFile], spec: DatasetSpec, sample_count: int) -> DatasetDescription:
-    """Return the description of a dataset of token files, which are in the order of their names."""
-    described = describe_files(kind, files, sample_count, spec.shuffle_seed)
+def describe_order(kind: str, order: DataOrder[Any]) -> DatasetDescription:
+    """Return the description of the dataset that has this order, with what its files are told from others by."""
+    described = describe_files(kind, order.files, order.sequence_count, order.spec.shuffle_seed)
+    return replace(
+        described,
+        files=tuple(
+            replace(listed, content=_content_name(order.contents.get(file.name, "")))
+            for listed, file in zip(described.files, order.files, strict=False)
+        ),
+        identified_by=order.identified_by,
+    )
+
+
+def describe_tokens(kind: str, order: DataOrder[Any]) -> DatasetDescription:
+    """Return the description of a dataset of token files."""
+    spec = order.spec
+    described = describe_order(kind, order)
     return replace(described, token_size_bytes=spec.token_size_bytes, sequence_length=spec.sequence_length)
 
 
@@ -46,6 +67,11 @@ def description_of(provider: DataProvider) -> DatasetDescription | None:
 def describe_spec(kind: str, spec: DatasetSpec, sample_count: int | None) -> DatasetDescription:
     """Return the description of a dataset of which only the shape of its samples is known."""
     return DatasetDescription(kind, spec.token_size_bytes, spec.sequence_length, sample_count)
+
+
+def _content_name(content: str) -> str:
+    """Return a short name of a file's content, for people: the first digits of its hash."""
+    return content.rpartition(":")[2][:MAX_CONTENT_NAME_CHARS]
 
 
 def _short(name: str) -> str:

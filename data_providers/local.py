@@ -1,4 +1,4 @@
-"""Samples from token files on this machine: one file, or a folder of them.
+"""Samples from token files on this machine: one file, or a folder of them and of folders below it.
 
 Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
 (SIGBUS), while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would
@@ -12,19 +12,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
 
 from data_providers.description import describe_tokens
-from data_providers.file_names import MDS_INDEX_NAME, TOKEN_FILES, is_hidden
+from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import Part, discovery
-from data_providers.formats.mds import SHARD_SUFFIX
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
-from data_providers.local_places import cannot_open
+from data_providers.identity import Contents
+from data_providers.local_manifest import contents_in, listed_beside, listed_in_folder
+from data_providers.local_places import cannot_open, files_below
 from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
+from data_providers.sources.manifest import MANIFEST_NAME
 from data_providers.sources.protocol import SourceFile
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -54,11 +57,17 @@ class _OpenFile:
 class LocalDataProvider:
     """A `DataProvider` over local token files. Make one with `open`."""
 
-    def __init__(self, paths: Mapping[str, Path], files: Sequence[TokenFile], spec: DatasetSpec) -> None:
-        self.order = DataOrder(files, spec)
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        files: Sequence[TokenFile],
+        spec: DatasetSpec,
+        contents: Contents = MappingProxyType({}),
+    ) -> None:
+        self.order = DataOrder(files, spec, contents=contents)
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
-        self.description = describe_tokens("token files", self.order.files, spec, self.sequence_count)
+        self.description = describe_tokens("token files", self.order)
         self._paths = [paths[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -67,32 +76,31 @@ class LocalDataProvider:
 
     @classmethod
     def open(cls, path: Path, spec: DatasetSpec) -> Self:
-        """Open one token file, or every token file directly in a folder. Blocks.
+        """Open one token file, or every token file in a folder and those below it. Blocks.
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
             Rejected: there is no such path, or this user may not read it.
-            CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
+            CorruptData: there are no token files, one of them is not in its format, or differs from the manifest
+                beside them; the fault of the data's owner.
         """
         try:
-            folder = path if path.is_dir() else path.parent
-            paths = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
-            if folder is path:
-                paths = {name: entry for name, entry in paths.items() if not is_hidden(name)}
-            if MDS_INDEX_NAME in paths:  # the index of a merged dataset names shards in folders below it
-                paths |= {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*" + SHARD_SUFFIX)}
-            if folder is not path:
+            if path.is_dir():
+                paths = dict(files_below(path))
+                manifest = listed_in_folder(path, paths)
+            else:
                 # A single file is a dataset by itself; of the files beside it only its own index matters.
-                wanted = {path.name} | ({path.stem + INDEX_SUFFIX} if path.suffix == TOKENS_SUFFIX else set())
-                paths = {name: entry for name, entry in paths.items() if name in wanted}
+                wanted = [path] + ([path.with_suffix(INDEX_SUFFIX)] if path.suffix == TOKENS_SUFFIX else [])
+                paths = {file.name: file for file in wanted if file.is_file()}
                 if path.name not in paths:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+                manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
             files = _discovered(paths, spec)
         except OSError as error:
             raise cannot_open(path, error) from error
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
-        return cls(paths, files, spec)
+        return cls(paths, files, spec, contents_in(manifest))
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""

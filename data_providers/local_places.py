@@ -1,10 +1,15 @@
-"""Errors of places on this machine that cannot be opened: a mistyped path, or a disk that does not answer."""
+"""Places on this machine: the files below a folder, and the errors of what cannot be opened."""
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from data_providers.file_names import is_hidden
 from data_providers.protocol import Rejected, SourceUnavailable
+
+MAX_FILES_BELOW = 1_000_000
+"""Maximum number of files below a folder of data."""
 
 MISTAKEN_PLACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 """Errors of the system that no waiting ends: the path is wrong, or this user may not read there."""
@@ -17,3 +22,21 @@ def cannot_open(path: Path, error: OSError) -> Rejected | SourceUnavailable:
     if error.errno in MISTAKEN_PLACES:
         return Rejected(f"{message}; check the path, or name the data with --data", path=str(path))
     return SourceUnavailable(message, path=str(path))
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files in a folder and those below it, hidden ones left out, each with its name relative to the folder.
+
+    Raises:
+        Rejected: there are more than `MAX_FILES_BELOW`.
+        OSError: the folder cannot be read.
+    """
+    os.listdir(folder)  # `rglob` passes over a folder that cannot be read
+    count = 0
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if not is_hidden(name) and path.is_file():
+            count += 1
+            if count > MAX_FILES_BELOW:
+                raise Rejected(f"{folder} holds more than {MAX_FILES_BELOW} files", path=str(folder))
+            yield name, path

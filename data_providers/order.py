@@ -15,11 +15,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_providers.identity import Contents, content_fingerprint, identified_by
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, dataset_fingerprint
 from state.intervals import MAX_INDEX, DataIds
 from state.permutation import permutation_key, permute
@@ -88,15 +90,19 @@ class DataOrder(Generic[File]):
     Args:
         files: the dataset's files.
         spec: how they are read.
-        fingerprint_of: returns the fingerprint of the sorted files, of data that are not plain tokens.
+        fingerprint_of: returns the fingerprint of sorted files without regard to their contents, of data that are not
+            plain tokens.
+        contents: the files' contents, as far as manifests name them.
 
     Attributes:
         files: the dataset's files, sorted by name.
         spec: how they are read.
         sequence_count: samples of one pass.
         dropped_tokens: by file name, the number of tokens at a file's end that are too few for a sample.
-        fingerprint: 64 hex characters; of plain tokens over the files' names and sizes, the token size, sequence length
-            and shuffle.
+        fingerprint: 64 hex characters; of plain tokens over the files' names, sizes and known contents, the token
+            size, sequence length and shuffle.
+        contents: the files' contents, as far as manifests name them.
+        identified_by: in words, by what of the files the fingerprint tells them from others.
 
     Raises:
         CorruptData: no file holds a whole sample, or two have the same name. The fault of the data's owner.
@@ -107,6 +113,7 @@ class DataOrder(Generic[File]):
         files: Iterable[File],
         spec: DatasetSpec,
         fingerprint_of: Callable[[tuple[File, ...]], str] | None = None,
+        contents: Contents = MappingProxyType({}),
     ) -> None:
         self.files: tuple[File, ...] = tuple(sorted(files, key=lambda file: file.name))
         self.spec = spec
@@ -128,7 +135,10 @@ class DataOrder(Generic[File]):
         self._full_blocks, self._short = divmod(self.sequence_count, self._block)
         self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_window)
         self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_short_place)
-        self.fingerprint = self._fingerprint_of_tokens() if fingerprint_of is None else fingerprint_of(self.files)
+        self._fingerprint_by_name = fingerprint_of or self._fingerprint_of_tokens
+        self.contents = contents
+        self.identified_by = identified_by([file.name for file in self.files], contents)
+        self.fingerprint = self.fingerprint_of_first(len(self.files))
         _log.info(
             "dataset opened",
             extra={
@@ -137,14 +147,21 @@ class DataOrder(Generic[File]):
                 "files_with_dropped_tail": len(self.dropped_tokens),
                 "dropped_tokens": sum(self.dropped_tokens.values()),
                 "fingerprint": self.fingerprint,
+                "identified_by": self.identified_by,
             },
         )
 
-    def _fingerprint_of_tokens(self) -> str:
+    def fingerprint_of_first(self, file_count: int, *, by_content: bool = True) -> str:
+        """Return the fingerprint of a dataset of the first files alone; without contents, of their names and sizes."""
+        files = self.files[:file_count]
+        by_name = self._fingerprint_by_name(files)
+        return content_fingerprint(by_name, [file.name for file in files], self.contents) if by_content else by_name
+
+    def _fingerprint_of_tokens(self, files: tuple[File, ...]) -> str:
         spec = self.spec
         return dataset_fingerprint(
             "dataset",
-            files=[[file.name, file.size_bytes] for file in self.files],
+            files=[[file.name, file.size_bytes] for file in files],
             token_size_bytes=spec.token_size_bytes,
             sequence_length=spec.sequence_length,
             shuffle_seed=None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),

@@ -10,6 +10,7 @@ from data_providers.description import describe_tokens
 from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import discover
 from data_providers.formats.token_file import TokenFile
+from data_providers.identity import contents_of
 from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, run_bounded
@@ -45,10 +46,10 @@ class RangedDataProvider:
     """A `DataProvider` over the token files of a source. Make one with `open`."""
 
     def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
-        self.order = DataOrder(files, spec)
+        self.order = DataOrder(files, spec, contents=contents_of(source.files))
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
-        self.description = describe_tokens("token files", self.order.files, spec, self.sequence_count)
+        self.description = describe_tokens("token files", self.order)
         self._source = source
         self._closed = False
 

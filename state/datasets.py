@@ -16,16 +16,20 @@ MAX_DESCRIBED_FILES = 4
 MAX_DESCRIBED_NAME_CHARS = 64
 """Maximum length of a file's name in a description; a longer one is cut."""
 
+MAX_CONTENT_NAME_CHARS = 12
+"""Length of the short name of a file's content: the first digits of a hash."""
+
 Size = Annotated[int, Field(ge=0, lt=2**63)]
 ShortText = Annotated[str, Field(max_length=MAX_DESCRIBED_NAME_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedFile(WireDocument):
-    """The name and size of one file of a dataset."""
+    """The name and size of one file of a dataset, and a short name of its content; "" if no manifest lists it."""
 
     name: ShortText
     size_bytes: Size
+    content: Annotated[str, Field(max_length=MAX_CONTENT_NAME_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class DatasetDescription(WireDocument):
         shuffle: "" for the files' own order, else a short name of the shuffle's key.
         file_count, total_bytes: over all of its files.
         files: the first of them by name, at most `MAX_DESCRIBED_FILES`.
+        identified_by: by what of the files the fingerprint tells them from others, such as "contents".
     """
 
     kind: ShortText
@@ -50,6 +55,7 @@ class DatasetDescription(WireDocument):
     file_count: Size | None = None
     total_bytes: Size | None = None
     files: Annotated[tuple[DescribedFile, ...], Field(max_length=MAX_DESCRIBED_FILES)] = ()
+    identified_by: ShortText | None = None
 
     def lists(self, name: str) -> bool:
         """Whether a file of this name would be among `files`, if the dataset had it."""
@@ -65,6 +71,11 @@ def dataset_difference(found: DatasetDescription | None, run: DatasetDescription
     if run is None:
         return "no member has described the run's data yet"
     parts = [*_differing_shapes(found, run), *_differing_files(found, run)]
+    if found.identified_by is not None and run.identified_by is not None and found.identified_by != run.identified_by:
+        parts.append(
+            f"a fingerprint over {found.identified_by}, the run's over {run.identified_by} "
+            "(the manifest of `epochal data manifest` beside the files makes the difference)"
+        )
     if not parts:
         return "what is described of the two is the same: files that are not listed, contents or the order differ"
     return f"the client's data have {'; '.join(parts)}"
@@ -84,6 +95,8 @@ def dataset_in_words(found: DatasetDescription) -> str:
             parts.append(f"{before}{value}{after}")
     if found.shuffle is not None:
         parts.append(f"shuffled (key {found.shuffle})" if found.shuffle else "not shuffled")
+    if found.identified_by is not None:
+        parts.append(f"identified by {found.identified_by}")
     parts += [f"{file.name!a} of {file.size_bytes} bytes" for file in found.files]
     return ", ".join(parts)
 
@@ -119,6 +132,12 @@ def _differing_files(found: DatasetDescription, run: DatasetDescription) -> list
         f"{name!a} of {size} bytes, the run's of {theirs[name]}"
         for name, size in mine.items()
         if theirs.get(name, size) != size
+    ]
+    my_contents = {file.name: file.content for file in found.files}
+    parts += [
+        f"{file.name!a} with content {my_contents[file.name]}…, the run's with {file.content}…"
+        for file in run.files
+        if file.content and my_contents.get(file.name) not in (None, "", file.content)
     ]
     parts += [f"{name!a}, which the run's lack" for name in mine if name not in theirs and run.lists(name)]
     parts += [f"no {name!a}, which the run's have" for name in theirs if name not in mine and found.lists(name)]

@@ -8,8 +8,9 @@ before it is used; so a truncated, damaged or replaced file is an error and neve
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -22,20 +23,40 @@ from state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024**2
+MAX_MANIFESTS = 64
+"""Maximum number of manifests of one dataset, each in a folder of its own."""
 DEFAULT_BLOCK_BYTES = 256 * 1024
 MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
 _FORMAT = "epochal/manifest/v1"
 HEAD_BYTES = 256
 _HASH_BYTES = 16
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file in a manifest; `hashes` has `_HASH_BYTES` for each block of `block_bytes`."""
+    """A file in a manifest.
+
+    Attributes:
+        hashes: `_HASH_BYTES` for each block of `block_bytes`.
+        sha256: of the whole file, in hex; "" in a manifest that was written before there was one.
+    """
 
     size_bytes: int
     hashes: bytes
     block_bytes: int
+    sha256: str = ""
+
+    @property
+    def content(self) -> str:
+        """The name of the file's content: equal for equal bytes, if manifests of the same kind list both."""
+        if self.sha256:
+            return f"sha256:{self.sha256}"
+        return f"blocks:{self.block_bytes}:{hashlib.sha256(self.hashes).hexdigest()}"
+
+    @property
+    def block_count(self) -> int:
+        return len(self.hashes) // _HASH_BYTES
 
     def hash_of(self, number: int) -> bytes:
         """Return the hash of the block with this number."""
@@ -81,7 +102,10 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
     if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
         raise CorruptData(f"{place}: {name} has {size_bytes!r} bytes and {len(hashes) // _HASH_BYTES} hashes")
-    return ListedFile(size_bytes, hashes, block_bytes)
+    sha256 = entry.get("sha256", "")
+    if type(sha256) is not str or (sha256 and not _SHA256.fullmatch(sha256)):
+        raise CorruptData(f"{place}: {name} has the sha256 {sha256!r}; allowed: 64 hex digits in lower case")
+    return ListedFile(size_bytes, hashes, block_bytes, sha256)
 
 
 def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES) -> dict[str, Any]:
@@ -150,14 +174,83 @@ def verify_folder(folder: Path, names: Sequence[str] = (), *, with_hashes: bool 
                 raise CorruptData(f"{path} has {path.stat().st_size} bytes; the manifest says {listed.size_bytes}")
             if not with_hashes:
                 continue
-            with path.open("rb") as file:
-                for number in range(len(listed.hashes) // _HASH_BYTES):
-                    size = listed.block_bytes
-                    if block_hash(file.read(size)) != listed.hash_of(number):
-                        raise CorruptData(f"{path}: block {number} of {size} bytes differs from the manifest")
+            _verify_file(path, listed)
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
     return len(manifest)
+
+
+def _verify_file(path: Path, listed: ListedFile) -> None:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(listed.block_count):
+            size = listed.block_bytes
+            block = file.read(size)
+            whole.update(block)
+            if block_hash(block) != listed.hash_of(number):
+                raise CorruptData(f"{path}: block {number} of {size} bytes differs from the manifest")
+    if listed.sha256 and whole.hexdigest() != listed.sha256:
+        raise CorruptData(f"{path}: the manifest contradicts itself: the blocks match, and the SHA-256 does not")
+
+
+def is_manifest(name: str) -> bool:
+    """Return whether a file of this name is a manifest, of its folder and those below."""
+    return name.rpartition("/")[2] == MANIFEST_NAME
+
+
+def manifests_among(names: Iterable[str]) -> list[str]:
+    """Return the names of the manifests among a dataset's files, those of outer folders first.
+
+    Raises:
+        CorruptData: there are more than `MAX_MANIFESTS`; the fault of the data's owner.
+    """
+    held = sorted(filter(is_manifest, names), key=lambda name: (name.count("/"), name))
+    if len(held) > MAX_MANIFESTS:
+        raise CorruptData(
+            f"{len(held)} manifests; at most {MAX_MANIFESTS}: write one for the folder above", name=held[0]
+        )
+    return held
+
+
+def combined(manifests: Mapping[str, Manifest]) -> Manifest:
+    """Return one manifest of the whole dataset, in which the nearest of several that list a file counts.
+
+    Args:
+        manifests: by their own names, in the order of `manifests_among`.
+    """
+    found: dict[str, ListedFile] = {}
+    for held, manifest in manifests.items():
+        folder = held.removesuffix(MANIFEST_NAME)
+        found |= {folder + name: listed for name, listed in manifest.items()}
+    return found
+
+
+def check_lists_all(location: str, names: Collection[str], held: Sequence[str], manifest: Manifest) -> None:
+    """Raise `CorruptData` if a token file in or below the folder of a manifest is not listed.
+
+    Args:
+        location: the dataset's place, for messages.
+        names: of all of its files.
+        held: the names of its manifests.
+        manifest: all of them together.
+    """
+    if any(name.rpartition("/")[2] == MDS_INDEX_NAME for name in names):
+        return  # only the shards of the index are read
+    folders = tuple(name.removesuffix(MANIFEST_NAME) for name in held)
+    for name in sorted(names):
+        if name.endswith(TOKEN_SUFFIXES) and name.startswith(folders) and name not in manifest:
+            raise CorruptData(f"{location}: the manifest does not list {name}, which would be read as data", name=name)
+
+
+def check_sizes(location: str, files: Mapping[str, SourceFile], manifest: Manifest) -> None:
+    """Raise `CorruptData` unless every file that the manifest lists exists and has its size."""
+    for name, listed in manifest.items():
+        file = files.get(name)
+        if file is None:
+            raise CorruptData(f"{location}: the manifest lists {name}, which does not exist", name=name)
+        if file.size_bytes != listed.size_bytes:
+            sizes = f"{file.size_bytes} bytes; the manifest says {listed.size_bytes}"
+            raise CorruptData(f"{file.place} has {sizes}", name=name)
 
 
 class VerifiedSource:
@@ -165,17 +258,13 @@ class VerifiedSource:
 
     def __init__(self, source: ByteSource, manifest: Manifest) -> None:
         self.location = source.location
-        self.files: Sequence[SourceFile] = [file for file in source.files if file.name != MANIFEST_NAME]
+        found = [file for file in source.files if not is_manifest(file.name)]
+        check_sizes(source.location, {file.name: file for file in found}, manifest)
+        self.files: Sequence[SourceFile] = [
+            replace(file, content=manifest[file.name].content) if file.name in manifest else file for file in found
+        ]
         self._source = source
         self._manifest = manifest
-        by_name = {file.name: file for file in self.files}
-        for name, listed in manifest.items():
-            file = by_name.get(name)
-            if file is None:
-                raise CorruptData(f"{source.location}: the manifest lists {name}, which does not exist", name=name)
-            if file.size_bytes != listed.size_bytes:
-                sizes = f"{file.size_bytes} bytes; the manifest says {listed.size_bytes}"
-                raise CorruptData(f"{file.place} has {sizes}", name=name)
 
     @classmethod
     async def where_listed(cls, source: ByteSource) -> ByteSource:
@@ -185,17 +274,13 @@ class VerifiedSource:
             CorruptData: the manifest is damaged, or does not list exactly the source's token files.
             SourceUnavailable, Rejected: as `ByteSource.read_into`.
         """
-        held = next((file for file in source.files if file.name == MANIFEST_NAME), None)
-        if held is None:
+        held = manifests_among(file.name for file in source.files)
+        if not held:
             return source
         try:
-            manifest = await read_manifest(source, held)
-            # In an MDS dataset only the shards of the index are read.
-            is_mds = any(file.name.rpartition("/")[2] == MDS_INDEX_NAME for file in source.files)
-            for file in source.files:
-                if not is_mds and file.name.endswith(TOKEN_SUFFIXES) and file.name not in manifest:
-                    missing = f"{source.location}: the manifest does not list {file.name}"
-                    raise CorruptData(f"{missing}, which would be read as data", name=file.name)
+            by_name = {file.name: file for file in source.files}
+            manifest = combined({name: await read_manifest(source, by_name[name]) for name in held})
+            check_lists_all(source.location, by_name, held, manifest)
             return cls(source, manifest)
         except BaseException:
             await source.aclose()

@@ -27,6 +27,7 @@ class SourceFile:
         place: the file's path or URL without credentials, for messages and as a cache's key.
         version: a value that changes with the content (an ETag, for example); "" if the source has none.
         distinction: distinguishes the file from others with the same place, if `version` does not.
+        content: names the file's content, as a manifest does; "" if none lists it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class SourceFile:
     place: str
     version: str = ""
     distinction: str = ""
+    content: str = ""
 
 
 class ByteSource(Protocol):

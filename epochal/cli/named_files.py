@@ -9,8 +9,9 @@ from pathlib import Path
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
-from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES, is_hidden
+from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES
 from data_providers.formats.mds import SHARD_SUFFIX
+from data_providers.local_places import files_below
 from data_providers.locations import AnyLocation
 from data_providers.mix_file import parse_mix
 from data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
@@ -27,7 +28,8 @@ from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
 from trainers.genesis import Note, check_config, look_at_source, make_first_model, step_of_own_checkpoint
 
-DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
+TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
+DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, JSON_LINES_SUFFIX, PARQUET_SUFFIX)
 DATA_PLACE = "model.LLM.data_location"
 _LLM = ("model", "LLM")
 _DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
@@ -206,13 +208,9 @@ def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
     return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}{described}"]
 
 
-def data_names(folder: Path) -> list[str]:
-    """Return the names of the files in a folder that a manifest lists."""
-    entries = [path for path in folder.iterdir() if path.is_file() and not is_hidden(path.name)]
-    names = {path.name for path in entries if path.name.endswith(DATA_SUFFIXES) or path.name == MDS_INDEX_NAME}
-    if MDS_INDEX_NAME in names:  # a merged index names shards in folders below it
-        names |= {path.relative_to(folder).as_posix() for path in folder.rglob("*" + SHARD_SUFFIX)}
-    return sorted(names)
+def data_names(folder: Path, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> list[str]:
+    """Return the names of the files in a folder, and in those below it, that a manifest lists."""
+    return sorted(name for name, path in files_below(folder) if name.endswith(suffixes) or path.name == MDS_INDEX_NAME)
 
 
 async def _open_data(
@@ -258,4 +256,4 @@ async def _look(provider: DataProvider, place: str, needs: DataNeeds, found: Nam
 def _check_manifest(folder: Path) -> None:
     """Raise `CorruptData` unless the folder's manifest, if it has one, lists its files with their sizes."""
     if (folder / MANIFEST_NAME).is_file():
-        verify_folder(folder, data_names(folder), with_hashes=False)
+        verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES), with_hashes=False)

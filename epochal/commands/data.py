@@ -14,6 +14,7 @@ from rich.table import Table
 
 from batching.data_check import DataFindings, DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
+from data_providers.description import description_of
 from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES
 from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
@@ -26,7 +27,7 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.weighted import WeightedDataProvider
-from epochal.cli.named_files import LOOK_TIMEOUT_S, data_names, fingerprint_problems, vocabulary_of
+from epochal.cli.named_files import LOOK_TIMEOUT_S, TOKEN_DATA_SUFFIXES, data_names, fingerprint_problems, vocabulary_of
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
@@ -64,6 +65,7 @@ class DataReport:
     """The data of a location.
 
     Attributes:
+        identified_by: by what of the files the fingerprint tells them from others; None if there are no files.
         sequences, tokens: of one pass; None if it is endless or they are not known.
         mix: of a mix, each source's samples in a period, in its first phase.
         schedule: of a mix whose weights change, the same of every phase with its first data index.
@@ -81,6 +83,7 @@ class DataReport:
     sequences: int | None
     tokens: int | None
     fingerprint: str
+    identified_by: str | None
     columns: tuple[str, ...]
     mix: dict[str, int]
     schedule: tuple[tuple[int, dict[str, int]], ...]
@@ -245,7 +248,7 @@ def manifest(
 
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
-    count = verify_folder(folder, data_names(folder) if folder.is_dir() else ())
+    count = verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES) if folder.is_dir() else ())
     say(f"{folder}: {count} files match the manifest")
 
 
@@ -270,7 +273,7 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
     sample: list[int] = first.input_ids[: int(first.offsets[1])].tolist()
     order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
     length = None if order is None else order.spec.sequence_length
-    count = provider.sequence_count
+    count, described = provider.sequence_count, description_of(provider)
     return DataReport(
         location=without_secrets(asked.shown) if "://" in asked.shown else asked.shown,
         kind=type(provider).__name__.removesuffix("DataProvider"),
@@ -279,6 +282,7 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
         sequences=count,
         tokens=None if count is None or length is None else count * length,
         fingerprint=provider.fingerprint,
+        identified_by=None if described is None else described.identified_by,
         columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
         mix=provider.counts if isinstance(provider, WeightedDataProvider) else {},
         schedule=provider.schedule if isinstance(provider, WeightedDataProvider) and provider.schedule[1:] else (),
@@ -337,7 +341,8 @@ def _show(report: DataReport, decode: Decode | None) -> None:
         if value:
             table.add_row(name, escape(value))
     console.print(table)
-    console.print(f"fingerprint: {report.fingerprint}", highlight=False, soft_wrap=True)  # a table would cut it
+    over = "" if report.identified_by is None else f" (over the files' {report.identified_by})"
+    console.print(f"fingerprint: {report.fingerprint}{over}", highlight=False, soft_wrap=True)  # a table would cut it
     if report.files:
         files = Table("file", "format", "bytes", "sequences", "tokens", "tokens dropped")
         for file in report.files[:MAX_FILES_SHOWN]:

@@ -1,8 +1,8 @@
 """Finds the manifests beside the files of URLs, and compares the files with them.
 
-A manifest is looked for in each folder with one of the URLs' files, and applies to the files in its folder and below;
-of several that list a file, the nearest counts. If a server refuses the manifest, or answers with a page of its own,
-there is none; if it does not answer now, that is an error.
+A manifest is looked for in each folder with one of the URLs' files, and in the longest folder that all of them share.
+It applies to the files in its folder and below; of several that list a file, the nearest counts. If a server refuses
+the manifest, or answers with a page of its own, there is none; if it does not answer now, that is an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,8 @@ async def open_checked(urls: Sequence[str]) -> ByteSource:
         if found is not None:
             manifests[folder] = found
 
-    folders = dict.fromkeys(next(_folders_of(url)) for url in names)
+    # The folder above all files comes first: it is the only one that a dataset of many folders may need.
+    folders = dict.fromkeys([*_shared_folder(list(names)), *(next(_folders_of(url)) for url in names)])
     await run_bounded(look_into, list(folders)[:MAX_FOLDERS], MAX_CONCURRENT_READS)
     source = await HttpSource.open(urls)
     if not manifests:
@@ -79,6 +80,12 @@ def _listed(names: Mapping[str, str], manifests: Mapping[str, Manifest]) -> dict
                 listed[name] = entry
                 break
     return listed
+
+
+def _shared_folder(urls: Sequence[str]) -> list[str]:
+    """Return the URL of the longest folder that all of the files share, as the only item; nothing if there is none."""
+    shared = set(_folders_of(urls[0])).intersection(*(_folders_of(url) for url in urls[1:]))
+    return [max(shared, key=len)] if shared else []
 
 
 def _path_of(url: str) -> str:

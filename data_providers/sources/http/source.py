@@ -19,7 +19,6 @@ from urllib.parse import unquote
 
 import httpx
 
-from data_providers.file_names import MDS_INDEX_NAME
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.http.answers import Filling, Opened, announced_range, body_into, check_covers, opened
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
@@ -179,10 +178,9 @@ class HttpSource:
 
 
 def file_names(urls: Sequence[str]) -> dict[str, str]:
-    """Return the name of the file at each URL: the last part of its path.
+    """Return the name of the file at each URL: its path below the longest folder that every URL shares.
 
-    If two files would have the same name, or an MDS index may name folders, it is all of the path after the longest
-    folder that every URL shares.
+    Of files on several servers it is the last part of the path, unless two would have the same name.
 
     Raises:
         InvalidInput: two URLs still have the same name, or one names no file; the fault of the location's author.
@@ -201,7 +199,8 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"{without_secrets(url)} names no file", url=without_secrets(url))
         places[url] = parts
     names = {url: parts[-1] for url, parts in places.items()}
-    if len(set(names.values())) < len(names) or (len(names) > 1 and MDS_INDEX_NAME in names.values()):
+    is_of_one_server = len({parts[0] for parts in places.values()}) == 1
+    if len(names) > 1 and (is_of_one_server or len(set(names.values())) < len(names)):
         first, last = min(places.values()), max(places.values())
         pairs = enumerate(zip(first, last, strict=False))
         shared = next((number for number, (one, other) in pairs if one != other), 0)

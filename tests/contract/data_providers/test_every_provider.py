@@ -164,7 +164,7 @@ async def test_provider_over_files_delivers_the_files_bytes_pass_after_pass(
 @over_files
 async def test_provider_over_files_has_the_fingerprint_of_the_files(open_provider: Opener, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path)
-    async with open_local(folder, SPEC) as local, open_provider(folder, SPEC) as provider:
+    async with open_provider(folder, SPEC) as provider, open_local(folder, SPEC) as local:
         assert provider.fingerprint == local.fingerprint
     async with open_provider(folder, replace(SPEC, shuffle_seed=None)) as provider:
         assert provider.fingerprint != local.fingerprint

@@ -189,7 +189,7 @@ def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
         entry["raw_data"]["basename"] = "0/" + entry["raw_data"]["basename"]
     (tmp_path / "index.json").write_text(json.dumps(index))
     data("manifest", tmp_path).expect(0)
-    data("verify", tmp_path).expect(0, "2 files match the manifest")
+    data("verify", tmp_path).expect(0, "3 files match the manifest")
     with (tmp_path / "0" / "shard.00000.mds").open("ab") as shard:
         shard.write(b"x")
     data("verify", tmp_path).expect(1, "0/shard.00000.mds")

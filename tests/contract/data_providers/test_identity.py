@@ -1,0 +1,200 @@
+"""The fingerprint of the same files: by content where a manifest names it, and the same wherever they lie."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data_providers.local_manifest
+from data_providers.identity import BY_CONTENT, BY_NAME
+from data_providers.local import LocalDataProvider
+from data_providers.opening import OpenOptions, open_location
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from data_providers.ranged import RangedDataProvider
+from data_providers.sources.manifest import (
+    MANIFEST_NAME,
+    MIN_BLOCK_BYTES,
+    VerifiedSource,
+    verify_folder,
+    write_manifest,
+)
+from data_providers.sources.object_store import ObjectStoreSource
+from epochal.cli.named_files import data_names
+from state.config.data_location import Urls
+from state.datasets import dataset_difference, dataset_in_words
+from state.intervals import DataIds
+from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
+from tests.support.heavy import need_module
+
+SPEC = DatasetSpec(2, 16, bytes(32))
+NESTED = {"de/a.bin": 100, "en/a.bin": 200, "en/more/b.bin": 50}
+
+
+class Tree:
+    """Answers range requests for the files below a folder, by their whole path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def __call__(self, request: HttpRequest) -> HttpReply:
+        folder, _, name = request.path.lstrip("/").rpartition("/")
+        return await FileServer(self._root / folder)(replace(request, path=name))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    for number, (name, count) in enumerate(NESTED.items()):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (np.arange(16 * count) + 7 * number).astype("<u2").tofile(root / name)
+    return root
+
+
+async def fingerprints(folder: Path) -> dict[str, tuple[str, str | None]]:
+    """Open the files on the disk, over HTTP and in a bucket."""
+    need_module("obstore")
+    from obstore.store import LocalStore
+
+    found: dict[str, tuple[str, str | None]] = {}
+    local = LocalDataProvider.open(folder, SPEC)
+    source = await ObjectStoreSource.over(LocalStore(folder.parent), "file://", folder.name)
+    bucket = await RangedDataProvider.open(await VerifiedSource.where_listed(source), SPEC)
+    async with http_server(Tree(folder)) as url:
+        urls = Urls(tuple(f"{url}/{name}" for name in NESTED))
+        remote = await open_location(urls, SPEC, OpenOptions("run", None))
+        everything = DataIds(0, sum(NESTED.values()) - 1)
+        samples = (await local.get_samples(everything)).input_ids
+        for name, provider in (("local", local), ("bucket", bucket), ("http", remote)):
+            assert np.array_equal((await provider.get_samples(everything)).input_ids, samples), name
+            assert isinstance(provider, LocalDataProvider | RangedDataProvider)
+            found[name] = provider.fingerprint, provider.description.identified_by
+            await provider.aclose()
+    return found
+
+
+@pytest.mark.parametrize("manifests", ["none", "at the root", "in each folder"])
+async def test_nested_folder_is_the_same_dataset_on_a_disk_behind_urls_and_in_a_bucket(
+    folder: Path, manifests: str
+) -> None:
+    if manifests == "at the root":
+        write_manifest(folder, data_names(folder), MIN_BLOCK_BYTES)
+    elif manifests == "in each folder":
+        for name in NESTED:
+            path = folder / name
+            write_manifest(path.parent, [path.name], MIN_BLOCK_BYTES)
+    found = await fingerprints(folder)
+    assert len(set(found.values())) == 1, found
+    assert found["local"][1] == (BY_NAME if manifests == "none" else BY_CONTENT)
+
+
+def opened(folder: Path) -> LocalDataProvider:
+    return LocalDataProvider.open(folder, SPEC)
+
+
+def test_other_bytes_of_the_same_size_have_another_fingerprint(folder: Path) -> None:
+    by_name = opened(folder).fingerprint
+    write_manifest(folder, data_names(folder))
+    before = opened(folder)
+    data = bytearray((folder / "en/a.bin").read_bytes())
+    data[100] ^= 1
+    (folder / "en/a.bin").write_bytes(data)
+    with pytest.raises(CorruptData, match=r"en/a\.bin: block 0 of .* differs from the manifest"):
+        opened(folder)
+    write_manifest(folder, data_names(folder))
+    after = opened(folder)
+    assert len({by_name, before.fingerprint, after.fingerprint}) == 3
+    assert before.order.fingerprint_of_first(len(NESTED), by_content=False) == by_name
+    said = dataset_difference(after.description, before.description)
+    assert "'en/a.bin' with content " in said
+    assert "the run's with " in said
+
+
+def test_fingerprint_by_content_does_not_depend_on_the_size_of_blocks(folder: Path) -> None:
+    found = set()
+    for block_bytes in (MIN_BLOCK_BYTES, 2 * MIN_BLOCK_BYTES):
+        write_manifest(folder, data_names(folder), block_bytes)
+        found.add(opened(folder).fingerprint)
+    assert len(found) == 1
+
+
+def test_manifest_without_whole_hashes_names_contents_by_its_blocks(folder: Path) -> None:
+    write_manifest(folder, data_names(folder))
+    document = json.loads((folder / MANIFEST_NAME).read_text())
+    for entry in document["files"].values():
+        del entry["sha256"]
+    found = {opened(folder).fingerprint}
+    (folder / MANIFEST_NAME).write_text(json.dumps(document))
+    found.add(opened(folder).fingerprint)
+    document["files"]["en/a.bin"]["sha256"] = "0" * 64
+    (folder / MANIFEST_NAME).write_text(json.dumps(document))
+    found.add(opened(folder).fingerprint)
+    assert len(found) == 3
+    with pytest.raises(CorruptData, match=r"en/a\.bin: the manifest contradicts itself"):
+        verify_folder(folder)
+    document["files"]["en/a.bin"]["sha256"] = "XYZ"
+    (folder / MANIFEST_NAME).write_text(json.dumps(document))
+    with pytest.raises(CorruptData, match=r"en/a\.bin has the sha256 'XYZ'; allowed: 64 hex digits"):
+        opened(folder)
+
+
+def test_data_with_a_manifest_and_without_are_told_apart_in_words(folder: Path) -> None:
+    without = opened(folder).description
+    write_manifest(folder, data_names(folder))
+    with_one = opened(folder).description
+    said = dataset_difference(without, with_one)
+    assert "a fingerprint over names and sizes, the run's over contents" in said
+    assert "epochal data manifest" in said
+    assert "identified by contents" in dataset_in_words(with_one)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "en/c.bin").write_bytes(bytes(64)), r"does not list en/c\.bin, which would be read"),
+        (lambda root: (root / "en/a.bin").unlink(), r"the manifest lists en/a\.bin, which does not exist"),
+        (lambda root: (root / "en/a.bin").write_bytes(bytes(64)), r"has 64 bytes; the manifest says 6400"),
+        (lambda root: (root / MANIFEST_NAME).write_text("{"), "is not a manifest"),
+    ],
+)
+def test_folder_that_contradicts_its_manifest_is_corrupt(folder: Path, change: object, message: str) -> None:
+    write_manifest(folder, data_names(folder))
+    change(folder)  # type: ignore[operator]
+    with pytest.raises(CorruptData, match=message):
+        opened(folder)
+
+
+def test_single_file_has_the_content_that_the_manifest_beside_it_names(folder: Path) -> None:
+    before = opened(folder / "en/a.bin")
+    write_manifest(folder / "en", ["a.bin"])
+    after = opened(folder / "en/a.bin")
+    assert (before.description.identified_by, after.description.identified_by) == (BY_NAME, BY_CONTENT)
+    (folder / "en/a.bin").write_bytes(bytes(6400))
+    with pytest.raises(CorruptData, match="differs from the manifest"):
+        opened(folder / "en/a.bin")
+
+
+def test_of_large_data_evenly_spread_blocks_are_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.arange(4096 * 10, dtype="<u2").tofile(folder / "en/large.bin")
+    write_manifest(folder, data_names(folder), MIN_BLOCK_BYTES)
+    monkeypatch.setattr(data_providers.local_manifest, "CHECKED_BYTES", 10 * MIN_BLOCK_BYTES)
+    data = bytearray((folder / "en/large.bin").read_bytes())
+    whole = bytes(len(data))
+    data[MIN_BLOCK_BYTES + 1] ^= 1
+    (folder / "en/large.bin").write_bytes(data)
+    opened(folder)  # one block of twenty, which was not looked at
+    with pytest.raises(CorruptData):
+        verify_folder(folder)
+    (folder / "en/large.bin").write_bytes(whole)
+    with pytest.raises(CorruptData, match=r"large\.bin"):
+        opened(folder)
+
+
+def test_folder_of_hidden_files_alone_holds_no_token_files(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden/a.bin").write_bytes(bytes(64))
+    with pytest.raises(CorruptData, match="holds no token files"):
+        opened(tmp_path)
+    with pytest.raises(Rejected):
+        opened(tmp_path / "nowhere")
