@@ -13,7 +13,7 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.identity import contents_of
 from data_providers.order import DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, run_bounded
+from data_providers.sources.protocol import ByteSource, Wanted, read_many
 from state.errors import InternalError
 from state.intervals import DataIds
 
@@ -78,19 +78,25 @@ class RangedDataProvider:
         tokens = self.order.spec.empty_tokens(data_ids)
         view = tokens.view(np.uint8).data
 
-        async def read(wanted: ByteRange) -> None:
-            name, (piece, *more) = self.order.files[wanted.file].name, wanted.pieces
-            if not more:
-                await self._source.read_into(name, wanted.start, view[piece.target : piece.target + piece.length])
-                return
-            found = memoryview(bytearray(wanted.stop - wanted.start))
-            await self._source.read_into(name, wanted.start, found)
-            for source, target, length in wanted.pieces:
-                view[target : target + length] = found[source : source + length]
-
-        ranges = plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec)
-        await run_bounded(read, ranges, MAX_CONCURRENT_READS)
+        await self._fill(data_ids, view)
         return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
+
+    async def _fill(self, data_ids: DataIds, view: memoryview) -> None:
+        """Fill the bytes of an answer with the samples of these data indices."""
+        wanted: list[Wanted] = []
+        scattered: list[tuple[ByteRange, memoryview]] = []
+        for one in plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec):
+            (piece, *more) = one.pieces
+            if more:
+                into = memoryview(bytearray(one.stop - one.start))
+                scattered.append((one, into))
+            else:
+                into = view[piece.target : piece.target + piece.length]
+            wanted.append(Wanted(self.order.files[one.file].name, one.start, into))
+        await read_many(self._source, wanted)
+        for one, found in scattered:
+            for source, target, length in one.pieces:
+                view[target : target + length] = found[source : source + length]
 
     async def aclose(self) -> None:
         self._closed = True

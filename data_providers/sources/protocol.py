@@ -7,7 +7,7 @@ A source lists its files and returns exactly the requested bytes, with retries w
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from state.errors import DataError
 
@@ -64,6 +64,35 @@ class ByteSource(Protocol):
     async def aclose(self) -> None:
         """Close connections. A second call does nothing."""
         ...
+
+
+class Wanted(NamedTuple):
+    """Bytes of a file to be read: as many as `into` (writable bytes) holds, from offset `start` on."""
+
+    name: str
+    start: int
+    into: memoryview
+
+
+@runtime_checkable
+class BatchedSource(Protocol):
+    """A `ByteSource` to which many ranges at a time cost less than each by itself."""
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Fill every destination. Raises what `ByteSource.read_into` raises, if one cannot be filled."""
+        ...
+
+
+async def read_many(source: ByteSource, wanted: Sequence[Wanted]) -> None:
+    """Fill every destination, together if the source is a `BatchedSource`. Raises as `ByteSource.read_into`."""
+    if len(wanted) > 1 and isinstance(source, BatchedSource):
+        await source.read_many_into(wanted)
+        return
+
+    async def read_one(one: Wanted) -> None:
+        await source.read_into(one.name, one.start, one.into)
+
+    await run_bounded(read_one, wanted, MAX_CONCURRENT_READS)
 
 
 async def read(source: ByteSource, name: str, start: int, stop: int) -> bytes:

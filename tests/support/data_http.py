@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,11 @@ class HttpRequest:
             return None
         first, _, last = value.removeprefix("bytes=").partition("-")
         return int(first), int(last)
+
+    def byte_ranges(self) -> list[tuple[int, int]]:
+        """The closed intervals of a `Range` header."""
+        parts = (part.partition("-") for part in self.headers["range"].removeprefix("bytes=").split(","))
+        return [(int(first), int(last)) for first, _, last in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,24 @@ async def _answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     return not reply.hangs and announced == len(reply.body)
 
 
+BOUNDARY = "00000000000000000001"
+
+
+def part(data: bytes, first: int, last: int) -> bytes:
+    """One part of a multipart answer, as nginx writes it."""
+    head = f"--{BOUNDARY}\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes {first}-{last}/{len(data)}"
+    return f"\r\n{head}\r\n\r\n".encode() + data[first : last + 1]
+
+
+def multipart_reply(
+    data: bytes, ranges: Sequence[tuple[int, int]], headers: Mapping[str, str], end: bytes | None = None
+) -> HttpReply:
+    """The answer to a request for several ranges, ended as it should be or with `end`."""
+    end = f"\r\n--{BOUNDARY}--\r\n".encode() if end is None else end
+    body = b"".join(part(data, first, last) for first, last in ranges) + end
+    return HttpReply(206, body, {**headers, "Content-Type": f"multipart/byteranges; boundary={BOUNDARY}"})
+
+
 class FileServer:
     """Answers range requests for the files of a folder, and keeps what was asked."""
 
@@ -110,9 +133,11 @@ class FileServer:
             return HttpReply(404)
         data = file.read_bytes()
         headers = {"ETag": f'"{file.stat().st_mtime_ns}"', "Accept-Ranges": "bytes"}
-        wanted = request.byte_range()
-        if wanted is None:
+        if "range" not in request.headers:
             return HttpReply(200, data, headers)
+        if len(request.byte_ranges()) > 1:
+            return multipart_reply(data, request.byte_ranges(), headers)
+        wanted = request.byte_ranges()[0]
         first, last = wanted[0], min(wanted[1], len(data) - 1)
         if first >= len(data):
             return HttpReply(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})

@@ -30,7 +30,7 @@ http {{
     uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
     server {{
         listen 127.0.0.1:{port};
-        location /data/ {{ alias {root}/; }}
+        location /data/ {{ alias {root}/; {limits} }}
         location /whole/ {{ alias {root}/; max_ranges 0; }}
         location /slow/ {{ alias {root}/; limit_rate 64k; }}
         location /denied/ {{ return 403; }}
@@ -65,14 +65,15 @@ class Nginx:
 
 
 @contextmanager
-def nginx(prefix: Path, root: Path, port: int | None = None) -> Iterator[Nginx]:
+def nginx(prefix: Path, root: Path, port: int | None = None, *, max_ranges: int | None = None) -> Iterator[Nginx]:
     """nginx over the files of `root`; everything that it writes is in `prefix`. Skips where there is no nginx."""
     program = need_program("nginx")
     prefix.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     user = "user root;" if os.geteuid() == 0 else ""
     config = prefix / "nginx.conf"
-    config.write_text(CONFIG.format(prefix=prefix, root=root, port=port, user=user))
+    limits = "" if max_ranges is None else f"max_ranges {max_ranges};"
+    config.write_text(CONFIG.format(prefix=prefix, root=root, port=port, user=user, limits=limits))
     process = subprocess.Popen(
         [program, "-p", str(prefix), "-c", str(config), "-e", str(prefix / "error.log")],
         stdout=subprocess.DEVNULL,

@@ -1,85 +1,67 @@
-"""One answer to one range request: its checks, its body, and httpx's errors as `DataError`s."""
+"""Answers to range requests: what their heads may say, and where their bodies go."""
 
-import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
-from runtime.http_client import is_temporary, raw_body, reason_of, streamed
+from data_providers.sources.http.connection import Body, Head
+from data_providers.sources.http.filling import Filling
+from data_providers.sources.http.multipart import BadMultipart, MultipartReader
+from runtime.http_client import is_temporary
 from runtime.retry import retry_after_s
 
-ANSWER_TIMEOUT_S = 60.0
-"""Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
 MAX_WHOLE_FILE_BYTES = 1024**2
 """Maximum size of a file that a server may send as a whole, ignoring ranges."""
 _CONTENT_RANGE = re.compile(r"bytes (?:(?P<first>\d{1,18})-(?P<last>\d{1,18})|\*)/(?P<size>\d{1,18})")
 
 
-class Opened(NamedTuple):
-    """An answer whose body has not been read yet. `url` is for messages: it shows no credentials."""
-
-    response: httpx.Response
-    url: str
+class UnfitAnswer(SourceUnavailable):
+    """The answer to a request for several ranges does not hold them; each is then requested by itself."""
 
 
-@asynccontextmanager
-async def opened(client: httpx.AsyncClient, url: str, start: int, stop: int) -> AsyncIterator[Opened]:
-    """Request the bytes `[start, stop)`, and yield the answer.
-
-    Raises:
-        SourceUnavailable: no answer, an interrupted or a slow one; retry.
-        Rejected: the URL cannot be requested.
-    """
-    shown = url.partition("?")[0]
-    try:
-        request = client.build_request("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
-        shown = str(request.url.copy_with(userinfo=b"", query=None, fragment=None))
-        async with asyncio.timeout(ANSWER_TIMEOUT_S), streamed(client, request) as response:
-            yield Opened(response, shown)
-    except (TimeoutError, httpx.TimeoutException) as error:
-        raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects, UnicodeError) as error:
-        # `UnicodeError`: a redirect to a host that is not a valid name (httpx decodes it to compare servers).
-        raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
-    except httpx.HTTPError as error:
-        raise SourceUnavailable(f"{shown} cannot be read: {reason_of(error, shown)}", url=shown) from error
+def check_temporary(head: Head, url: str) -> None:
+    """Raise `SourceUnavailable` if the status says that the request may succeed later, with the server's delay."""
+    if is_temporary(head.status):
+        raise SourceUnavailable(
+            f"{url} answered {head.status} {head.reason}",
+            url=url,
+            status=head.status,
+            retry_after_s=retry_after_s(head.fields.get("retry-after"), time.time()),
+        )
 
 
-def announced_range(answer: Opened) -> tuple[int, int, int]:
-    """Return the bytes `[first, stop)` of the file that the body will hold, and the file's size.
+def announced_range(head: Head, url: str) -> tuple[int, int, int]:
+    """Return the bytes `[first, stop)` of the file that the body holds, and the file's size.
 
     Raises:
         SourceUnavailable, Rejected: by the status or the headers, the answer does not hold the wanted bytes.
     """
-    response, url = answer.response, answer.url
-    status = response.status_code
-    if is_temporary(status):
-        raise SourceUnavailable(
-            f"{url} answered {status} {response.reason_phrase}",
-            url=url,
-            status=status,
-            retry_after_s=retry_after_s(response.headers.get("Retry-After"), time.time()),
-        )
-    if response.headers.get("Content-Encoding", "identity") != "identity":
+    check_temporary(head, url)
+    if is_encoded(head):
         raise Rejected(f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url)
-    if status == httpx.codes.OK:
-        size = response.headers.get("Content-Length", "")
-        if not size.isdecimal() or int(size) > MAX_WHOLE_FILE_BYTES:
-            whole = f"the whole file ({size or 'unknown'} bytes)"
+    if head.status == httpx.codes.OK:
+        if head.length is None or head.length > MAX_WHOLE_FILE_BYTES:
+            whole = f"the whole file ({'unknown' if head.length is None else head.length} bytes)"
             raise Rejected(f"{url} answers a range request with {whole}; use a server with range support", url=url)
-        return 0, int(size), int(size)
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    if status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
+        return 0, head.length, head.length
+    match = _CONTENT_RANGE.fullmatch(head.fields.get("content-range", ""))
+    if head.status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
         return int(match["first"]), int(match["last"]) + 1, int(match["size"])
-    if status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and match and not match["first"]:
+    if head.status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and match and not match["first"]:
         return 0, 0, int(match["size"])
-    raise Rejected(f"{url} answered {status} {response.reason_phrase}", url=url, status=status)
+    raise Rejected(f"{url} answered {head.status} {head.reason}", url=url, status=head.status)
+
+
+def is_encoded(head: Head) -> bool:
+    """Return whether the body has a content encoding."""
+    return head.fields.get("content-encoding", "identity") != "identity"
+
+
+def version_of(head: Head) -> str:
+    """Return a value that changes with the file's content, its ETag or else its modification time; "" without."""
+    return head.fields.get("etag") or head.fields.get("last-modified") or ""
 
 
 def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> None:
@@ -89,34 +71,92 @@ def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> No
         raise SourceUnavailable(f"{url} answered bytes [{sent[0]}, {sent[1]}) for [{wanted[0]}, {wanted[1]})", url=url)
 
 
-@dataclass(slots=True)
-class Filling:
-    """A buffer that is filled from its beginning."""
+class RangeBody(Body):
+    """Fills a target from the body of one range; bytes before an interruption are kept.
 
-    into: memoryview
-    filled: int = 0
+    Args:
+        target: what is filled.
+        skip: number of the body's first bytes that are not wanted.
+        announced: number of bytes that the head promises.
+        url: for messages.
+    """
 
-    @property
-    def missing(self) -> int:
-        """Number of bytes that are still missing."""
-        return len(self.into) - self.filled
+    def __init__(self, target: Filling, skip: int, announced: int, url: str) -> None:
+        self._target = target
+        self._begin = target.filled
+        self._skip = skip
+        self._announced = announced
+        self._received = 0
+        self._url = url
 
-    def take(self, chunk: memoryview) -> None:
-        """Append as much of the chunk as is still missing."""
-        chunk = chunk[: self.missing]
-        self.into[self.filled : self.filled + len(chunk)] = chunk
-        self.filled += len(chunk)
+    def direct(self) -> memoryview | None:
+        """Return the rest of the target, unless bytes are to be skipped first."""
+        if self._received < self._skip or not self._target.missing:
+            return None
+        return self._target.into[self._target.filled :]
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that are in place."""
+        self._received += count
+        self._target.filled += count
+
+    def feed(self, data: memoryview) -> None:
+        """Append what is wanted of the bytes. Raise `SourceUnavailable` if there are more than announced."""
+        first = max(0, self._skip - self._received)
+        self._received += len(data)
+        if self._received > self._announced:
+            self._target.filled = self._begin
+            raise self._unavailable(f"sent more bytes than the {self._announced} that it announced")
+        self._target.take(data[first:])
+
+    def finish(self) -> None:
+        """Raise `SourceUnavailable` unless as many bytes came as were announced."""
+        if self._received != self._announced:
+            raise self._unavailable(f"sent {self._received} bytes where it announced {self._announced}")
+
+    def _unavailable(self, what: str) -> SourceUnavailable:
+        return SourceUnavailable(f"{self._url} {what}", url=self._url)
 
 
-async def body_into(answer: Opened, target: Filling, *, skip: int, announced: int) -> None:
-    """Fill the target from the answer, without its first `skip` bytes; bytes before an interruption are kept."""
-    received, begin = 0, target.filled
-    async for chunk in raw_body(answer.response):
-        first = max(0, skip - received)
-        received += len(chunk)
-        if received > announced:
-            target.filled = begin
-            raise SourceUnavailable(f"{answer.url} sent more bytes than the {announced} that it announced")
-        target.take(memoryview(chunk)[first:])
-    if received != announced:
-        raise SourceUnavailable(f"{answer.url} sent {received} bytes where it announced {announced}", url=answer.url)
+class SeveralBody(Body):
+    """Fills several targets from the parts of a body; raises `UnfitAnswer` where it does not hold them.
+
+    Args:
+        reader: puts the parts in place.
+        most: maximum number of bytes of the whole body.
+        url: for messages.
+    """
+
+    def __init__(self, reader: MultipartReader, most: int, url: str) -> None:
+        self._reader = reader
+        self._left = most
+        self._url = url
+
+    def direct(self) -> memoryview | None:
+        """Return the rest of the part under way, if there is one."""
+        return self._reader.direct()
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that are in place."""
+        self._left -= count
+        self._reader.wrote(count)
+
+    def feed(self, data: memoryview) -> None:
+        """Put the next bytes in place."""
+        self._left -= len(data)
+        try:
+            if self._left < 0:
+                raise BadMultipart("it is longer than the ranges")
+            self._reader.feed(data)
+        except BadMultipart as error:
+            raise self._unfit(error) from error
+
+    def finish(self) -> None:
+        """Raise `UnfitAnswer` unless every part came."""
+        try:
+            self._reader.finish()
+        except BadMultipart as error:
+            raise self._unfit(error) from error
+
+    def _unfit(self, error: BadMultipart) -> UnfitAnswer:
+        return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {error}", url=self._url)

@@ -5,32 +5,37 @@ those of the first answer); an interrupted body is continued where it ended; the
 sent only to the location's own servers; every wait has a bound.
 """
 
-import asyncio
 import hashlib
 import json
 import os
 import re
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Self
 from urllib.parse import unquote
 
 import httpx
 
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.http.answers import Filling, Opened, announced_range, body_into, check_covers, opened
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, run_bounded
-from runtime.retry import RetryPolicy
-from state.config.data_location import MAX_PORT
+from data_providers.sources.http.answers import (
+    RangeBody,
+    UnfitAnswer,
+    announced_range,
+    check_covers,
+    version_of,
+)
+from data_providers.sources.http.connection import Body, Discarded, Head
+from data_providers.sources.http.filling import Filling
+from data_providers.sources.http.pool import MAX_CONNECTIONS
+from data_providers.sources.http.requester import Requester, without_secrets
+from data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, run_bounded
+from runtime.http_client import is_temporary
+from runtime.retry import Backoff, RetryPolicy
 from state.errors import InvalidInput
 
-MAX_CONNECTIONS = 16
-MAX_REDIRECTS = 5
-CONNECT_TIMEOUT_S = 10.0
-SILENCE_TIMEOUT_S = 20.0
-POOL_TIMEOUT_S = 120.0
+__all__ = ["MAX_CONNECTIONS", "RETRY", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
+
 MAX_ANSWERS_PER_READ = 64
 """Maximum number of answers for one read, as long as each of them has brought some bytes."""
 PROBE_BYTES = 1
@@ -86,12 +91,11 @@ class _RemoteFile:
 class HttpSource:
     """A `ByteSource` over URLs. Make one with `open`."""
 
-    def __init__(self, client: httpx.AsyncClient, files: Sequence[_RemoteFile], options: HttpOptions) -> None:
-        self._client = client
+    def __init__(self, requester: Requester, files: Sequence[_RemoteFile], options: HttpOptions) -> None:
+        self._requester = requester
         self._by_name = {file.listed.name: file for file in files}
         self._options = options
-        # httpcore's own queue loses a connection if a request is cancelled while it gets one.
-        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._servers = Servers()
 
     @classmethod
     async def open(cls, urls: Sequence[str], options: HttpOptions | None = None) -> Self:
@@ -100,15 +104,15 @@ class HttpSource:
         Raises:
             SourceUnavailable: a server does not answer now; retry.
             Rejected: a server refuses, or cannot send parts of a file; or there are more than `MAX_URLS`.
-            InvalidInput: two URLs name the same file, or one is not a URL; the fault of the location's author.
+            InvalidInput: two URLs name the same file, or one is not a URL; the fault of the location's author. Or the
+                environment names a proxy that cannot be used.
         """
         if len(urls) > MAX_URLS:
             raise Rejected(f"{len(urls)} URLs; at most {MAX_URLS} are allowed")
         options = options or HttpOptions.from_environment()
         names = file_names(urls)
-        client = _client_for(urls, options)
+        source = cls(Requester(urls, options.headers), (), options)
         found: dict[str, _RemoteFile] = {}
-        source = cls(client, (), options)
         try:
 
             async def look_at(url: str) -> None:
@@ -116,7 +120,7 @@ class HttpSource:
 
             await run_bounded(look_at, list(names), MAX_CONCURRENT_READS)
         except BaseException:
-            await client.aclose()
+            await source.aclose()
             raise
         source._by_name = {file.listed.name: file for file in found.values()}
         return source
@@ -130,51 +134,122 @@ class HttpSource:
     def files(self) -> Sequence[SourceFile]:
         return [file.listed for file in self._by_name.values()]
 
+    @property
+    def requests(self) -> int:
+        """Number of requests that were sent so far."""
+        return self._requester.pool.requests
+
+    @property
+    def received_bytes(self) -> int:
+        """Number of bytes that came so far, heads included; of TLS connections, decrypted."""
+        return self._requester.pool.received_bytes
+
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`; continue an interrupted body where it ended."""
-        file, target = self._by_name[name], Filling(into)
+        await self._fill(self._by_name[name], Filling(start, into))
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Fill every destination, as `BatchedSource.read_many_into`: several ranges in one request where that works."""
+        by_file: dict[str, list[Filling]] = {}
+        for one in wanted:
+            by_file.setdefault(one.name, []).append(Filling(one.start, one.into))
+        groups = [
+            (self._by_name[name], group) for name, targets in by_file.items() for group in self._grouped(name, targets)
+        ]
+        await run_bounded(self._read_group, groups, MAX_CONCURRENT_READS)
+
+    def _grouped(self, name: str, targets: Sequence[Filling]) -> list[list[Filling]]:
+        if self._servers.takes_several(self._requester.server(self._by_name[name].url)):
+            return plan_groups(targets)
+        return [[target] for target in targets]
+
+    async def _read_group(self, job: tuple[_RemoteFile, list[Filling]]) -> None:
+        file, targets = job
+        if len(targets) > 1 and self._servers.takes_several(self._requester.server(file.url)):
+            await self._ask_several(file, targets)
+
+        async def fill(target: Filling) -> None:
+            await self._fill(file, target)
+
+        await run_bounded(fill, [target for target in targets if target.missing], MAX_CONCURRENT_READS)
+
+    async def _ask_several(self, file: _RemoteFile, targets: list[Filling]) -> None:
+        """Request several ranges at once, once; what the answer does not hold is still missing afterwards."""
+        server, url = self._requester.server(file.url), file.listed.place
+        try:
+            await self._requester.ask(
+                file.url, range_field(targets), lambda head: several_body(head, url, file.listed, targets)
+            )
+        except UnfitAnswer as error:
+            self._servers.refused(server, error)
+        except SourceUnavailable as error:
+            self._servers.failed(server, error)
+            if not any(target.filled for target in targets):
+                await _wait(self._options.retry.begin(), error)
+        else:
+            self._servers.answered(server)
+
+    async def _fill(self, file: _RemoteFile, target: Filling) -> None:
+        """Request the missing bytes of a target until there are none, within the bounds of the options."""
         answers = 0
         backoff = self._options.retry.begin()
         while target.missing:
             held = target.filled
             try:
-                await self._continue(file, start, target)
+                await self._continue(file, target)
             except SourceUnavailable as error:
                 answers += 1
                 if answers == MAX_ANSWERS_PER_READ:
                     raise
                 if target.filled > held:
                     backoff.reset()
-                await backoff.wait(error, error.context.get("retry_after_s", 0.0))
+                await _wait(backoff, error)
 
-    async def _continue(self, file: _RemoteFile, start: int, target: Filling) -> None:
-        """Request the missing bytes of the target, which begins at byte `start`, once."""
-        begin, stop = start + target.filled, start + target.filled + target.missing
-        async with self._turns, opened(self._client, file.url, begin, stop) as answer:
-            first, end, size_bytes = announced_range(answer)
-            if (size_bytes, _version(answer)) != (file.listed.size_bytes, file.listed.version):
+    async def _continue(self, file: _RemoteFile, target: Filling) -> None:
+        """Request the missing bytes of the target once."""
+        begin, stop, url = target.start + target.filled, target.stop, file.listed.place
+
+        def into_target(head: Head) -> Body:
+            if is_temporary(head.status):
+                return Discarded()
+            first, end, size_bytes = announced_range(head, url)
+            if (size_bytes, version_of(head)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
-                    f"{answer.url} changed: it had {file.listed.size_bytes} bytes and version "
-                    f"{file.listed.version or 'unknown'}, and now has {size_bytes} and {_version(answer) or 'unknown'}",
-                    url=answer.url,
+                    f"{url} changed: it had {file.listed.size_bytes} bytes and version "
+                    f"{file.listed.version or 'unknown'}, and now has {size_bytes} and {version_of(head) or 'unknown'}",
+                    url=url,
                 )
-            check_covers(answer.url, (first, end), (begin, stop))
-            await body_into(answer, target, skip=begin - first, announced=end - first)
+            check_covers(url, (first, end), (begin, stop))
+            if head.length is not None and head.length > end - first:
+                raise SourceUnavailable(f"{url} sends more bytes than the {end - first} that it announced", url=url)
+            return RangeBody(target, begin - first, end - first, url)
+
+        announced_range(await self._requester.ask(file.url, range_field((target,)), into_target), url)
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """Return the file as the answer for its first bytes describes it."""
         backoff = self._options.retry.begin()
+        shown = self._requester.shown(url)
+
+        def probed(head: Head) -> Body:
+            if not is_temporary(head.status):
+                announced_range(head, shown)
+            return Discarded()
+
         while True:
             try:
-                async with self._turns, opened(self._client, url, 0, PROBE_BYTES) as answer:
-                    _, _, size_bytes = announced_range(answer)
-                    version, distinction = _version(answer), _distinction(url, answer)
-                    return _RemoteFile(url, SourceFile(name, size_bytes, answer.url, version, distinction))
+                head = await self._requester.ask(url, f"bytes=0-{PROBE_BYTES - 1}", probed)
+                _, _, size_bytes = announced_range(head, shown)
+                return _RemoteFile(url, SourceFile(name, size_bytes, shown, version_of(head), _distinction(url, head)))
             except SourceUnavailable as error:
-                await backoff.wait(error, error.context.get("retry_after_s", 0.0))
+                await _wait(backoff, error)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._requester.aclose()
+
+
+async def _wait(backoff: Backoff, error: SourceUnavailable) -> None:
+    await backoff.wait(error, error.context.get("retry_after_s", 0.0))
 
 
 def file_names(urls: Sequence[str]) -> dict[str, str]:
@@ -210,53 +285,9 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
     return names
 
 
-@lru_cache(maxsize=1)
-def _trusted() -> ssl.SSLContext:
-    """Return the trusted certificates, which take long to read."""
-    return httpx.create_ssl_context()
-
-
-def _client_for(urls: Sequence[str], options: HttpOptions) -> httpx.AsyncClient:
-    own_servers = {httpx.URL(url).copy_with(raw_path=b"/", userinfo=b"") for url in urls}
-    origins = {(url.scheme, url.raw_host, url.port) for url in own_servers}
-
-    async def keep_headers_at_home(request: httpx.Request) -> None:
-        if not 0 <= (request.url.port or 0) <= MAX_PORT:
-            raise httpx.InvalidURL(f"there is no port {request.url.port}")  # asyncio would raise `OverflowError`
-        if (request.url.scheme, request.url.raw_host, request.url.port) in origins:
-            request.headers.update(options.headers)
-        else:
-            for name in options.headers:
-                request.headers.pop(name, None)
-
-    return httpx.AsyncClient(
-        verify=_trusted(),
-        timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=POOL_TIMEOUT_S),
-        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        follow_redirects=True,
-        max_redirects=MAX_REDIRECTS,
-        headers={"Accept-Encoding": "identity"},
-        event_hooks={"request": [keep_headers_at_home]},
-    )
-
-
-def _version(answer: Opened) -> str:
-    headers = answer.response.headers
-    found: str = headers.get("ETag") or headers.get("Last-Modified") or ""
-    return found
-
-
-def _distinction(url: str, answer: Opened) -> str:
+def _distinction(url: str, head: Head) -> str:
     """Return a digest of the whole URL, its query included; "" if an ETag distinguishes the file from others.
 
     With an ETag the query does not count: it may be a signature that changes every hour.
     """
-    return "" if answer.response.headers.get("ETag") else hashlib.sha256(url.encode()).hexdigest()
-
-
-def without_secrets(url: str) -> str:
-    """Return the URL without user, password and query, which may be secrets."""
-    try:
-        return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))
-    except httpx.InvalidURL:
-        return "a URL"
+    return "" if head.fields.get("etag") else hashlib.sha256(url.encode()).hexdigest()

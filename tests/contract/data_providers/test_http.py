@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data_providers.sources.http.answers
+import data_providers.sources.http.requester
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources.http.answers import ANSWER_TIMEOUT_S, MAX_WHOLE_FILE_BYTES
+from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
+from data_providers.sources.http.requester import ANSWER_TIMEOUT_S
 from data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, read
 from state.errors import DataError
@@ -91,7 +92,7 @@ async def test_http_hanging_server_is_unavailable_in_bounded_time(
 ) -> None:
     answer = Faulty(folder)
     async with opened(answer) as provider:
-        monkeypatch.setattr(data_providers.sources.http.answers, "ANSWER_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(data_providers.sources.http.requester, "ANSWER_TIMEOUT_S", 0.05)
         answer.fault = lambda reply: replace(reply, body=reply.body[:10], announced_bytes=len(reply.body), hangs=True)
         with pytest.raises(SourceUnavailable, match="in time"):
             await provider.get_samples(DataIds(0, 0))

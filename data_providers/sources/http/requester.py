@@ -1,0 +1,177 @@
+"""Sends the requests of one source: own headers to own servers, redirects, time limits, and errors as `DataError`s.
+
+The rules kept here: the headers of `HttpOptions` and a URL's user and password go to the location's own servers only;
+at most `MAX_REDIRECTS` redirects are followed, and where they led is remembered for `REDIRECT_KEPT_S`; every answer has
+a time limit; messages show neither the user, password or query of a URL nor the place to which a server redirects.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable, Mapping, Sequence
+
+import httpx
+
+from data_providers.protocol import Rejected, SourceUnavailable
+from data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
+from data_providers.sources.http.pool import MAX_CONNECTIONS, Pool
+from data_providers.sources.http.target import Target
+
+ANSWER_TIMEOUT_S = 60.0
+"""Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
+MAX_REDIRECTS = 5
+REDIRECT_KEPT_S = 60.0
+"""How long requests go to where the last one was redirected; after an answer without the bytes it is asked again."""
+MAX_KEPT_REDIRECTS = 1024
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_WITH_BYTES = frozenset({200, 206})
+_DEFAULT_FIELDS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "epochal"}
+_NOT_THE_USERS = frozenset({"range", "connection", "content-length", "transfer-encoding", "host"})
+
+Choose = Callable[[Head], Body]
+
+
+class Requester:
+    """Requests ranges of files.
+
+    Args:
+        urls: of the location; their servers are its own.
+        headers: sent to these servers only.
+
+    Raises:
+        InvalidInput: the environment names a proxy that cannot be used; the user's fault.
+    """
+
+    def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
+        self.pool = Pool()
+        self._own = set()
+        for url in urls:
+            try:
+                self._own.add(Target.of(httpx.URL(url)).origin)
+            except (httpx.InvalidURL, UnicodeError):
+                continue  # refused when it is requested
+        own = {name.lower(): value for name, value in headers.items() if name.lower() not in _NOT_THE_USERS}
+        self._fields_at_home = _written(_DEFAULT_FIELDS | own)
+        self._has_authorization = "authorization" in own
+        self._fields_abroad = _written(_DEFAULT_FIELDS)
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._targets: dict[str, Target] = {}
+        self._led_to: dict[str, tuple[Target, float]] = {}
+
+    async def ask(self, url: str, ranges: str, choose: Choose) -> Head:
+        """Request ranges of a file, and return the head of the answer once its body has gone where `choose` says.
+
+        Args:
+            url: of the file.
+            ranges: the value of the `Range` header.
+            choose: returns what takes the body of an answer that is not a redirect.
+
+        Raises:
+            SourceUnavailable: no answer, an interrupted or a slow one; retry.
+            Rejected: the URL, or one to which it redirects, cannot be requested.
+            DataError: as raised by `choose` or the body.
+        """
+        shown = without_secrets(url)
+        try:
+            async with self._turns, asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._ask(url, ranges, choose)
+        except (TimeoutError, SilentConnection) as error:
+            self._led_to.pop(url, None)
+            raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
+        except (httpx.InvalidURL, UnicodeError) as error:
+            # `UnicodeError`: a redirect to a host that is not a valid name.
+            raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
+        except (BrokenConnection, OSError) as error:
+            self._led_to.pop(url, None)
+            raise SourceUnavailable(f"{shown} cannot be read: {_reason(error, shown)}", url=shown) from error
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self.pool.aclose()
+
+    def shown(self, url: str) -> str:
+        """Return a URL for messages. Raise `Rejected` if it cannot be requested."""
+        try:
+            return self._target(url).shown
+        except (httpx.InvalidURL, UnicodeError) as error:
+            shown = without_secrets(url)
+            raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
+
+    def server(self, url: str) -> object:
+        """Return a value that is the same for all URLs of one server."""
+        return self._target(url).origin
+
+    def _target(self, url: str) -> Target:
+        if url not in self._targets:
+            self._targets[url] = Target.of(httpx.URL(url))
+        return self._targets[url]
+
+    async def _ask(self, url: str, ranges: str, choose: Choose) -> Head:
+        begin = target = self._target(url)
+        now_s = asyncio.get_running_loop().time()
+        led_to, until_s = self._led_to.get(url, (begin, 0.0))
+        is_remembered = until_s > now_s
+        if is_remembered:
+            target = led_to
+        redirects = 0
+        while True:
+            remembered = is_remembered
+
+            def chosen(head: Head, remembered: bool = remembered) -> Body:
+                if head.status in _REDIRECTS or (remembered and head.status not in _WITH_BYTES):
+                    return Discarded()
+                return choose(head)
+
+            head = await self.pool.exchange(target, self._fields(begin, target) + f"Range: {ranges}\r\n", chosen)
+            if is_remembered and head.status not in _WITH_BYTES:  # a signature may have expired: once more from here
+                del self._led_to[url]
+                is_remembered, target = False, begin
+                continue
+            place = head.fields.get("location")
+            if head.status not in _REDIRECTS or place is None:
+                if redirects and head.status in _WITH_BYTES:
+                    self._keep(url, target)
+                return head
+            redirects += 1
+            if redirects > MAX_REDIRECTS:
+                raise httpx.InvalidURL(f"more than {MAX_REDIRECTS} redirects")
+            target = _redirected(target, place)
+
+    def _keep(self, url: str, target: Target) -> None:
+        while len(self._led_to) >= MAX_KEPT_REDIRECTS:
+            del self._led_to[next(iter(self._led_to))]
+        self._led_to[url] = target, asyncio.get_running_loop().time() + REDIRECT_KEPT_S
+
+    def _fields(self, begin: Target, target: Target) -> str:
+        is_home = target.origin in self._own
+        fields = self._fields_at_home if is_home else self._fields_abroad
+        if begin.authorization and target.origin == begin.origin and not self._has_authorization:
+            return f"{fields}Authorization: {begin.authorization}\r\n"
+        return fields
+
+
+def without_secrets(url: str) -> str:
+    """Return the URL without user, password and query, which may be secrets."""
+    try:
+        return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))
+    except httpx.InvalidURL:
+        return "a URL"
+
+
+def _redirected(target: Target, place: str) -> Target:
+    try:
+        return Target.of(target.url.join(place.encode("latin-1").decode("utf-8", "replace")))
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise httpx.InvalidURL("it redirects to what cannot be requested") from error
+
+
+def _written(fields: Mapping[str, str]) -> str:
+    return "".join(f"{name.title()}: {value}\r\n" for name, value in fields.items())
+
+
+def _reason(error: Exception, shown: str) -> str:
+    """Return why a server did not answer, with a hint if the URL's scheme may be wrong."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason:
+        return "connection refused"
+    is_silent = isinstance(error, BrokenConnection) and error.is_unanswered and shown.startswith("http:")
+    return f"{reason} (does it serve https:// there?)" if is_silent else reason

@@ -1,0 +1,40 @@
+"""Arbitrary bytes as the multipart body of an answer for several ranges: nothing but `BadMultipart` may be raised."""
+
+from data_providers.sources.http.filling import Filling
+from data_providers.sources.http.multipart import BadMultipart, MultipartReader, boundary_of
+
+BOUNDARY = b"b"
+SIZE_BYTES = 64
+RANGES = ((2, 5), (9, 10), (20, 40))
+MAX_PIECE_BYTES = 16
+
+
+def fuzz_one(data: bytes) -> None:
+    """Read the bytes in pieces whose size is the first byte's; check that only places of the ranges are written."""
+    boundary_of(data[:128].decode("latin-1"))
+    file = bytearray(b"\xff" * SIZE_BYTES)
+    targets = [Filling(start, memoryview(file)[start:stop]) for start, stop in RANGES]
+    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+    step = data[0] % MAX_PIECE_BYTES + 1 if data else 1
+    body, at = data[1:], 0
+    try:
+        while at < len(body):
+            direct = reader.direct()
+            piece = body[at : at + step]
+            if direct is not None and data[0] & 128:  # as a connection does that receives into the destination
+                piece = piece[: len(direct)]
+                direct[: len(piece)] = piece
+                reader.wrote(len(piece))
+            else:
+                reader.feed(memoryview(piece))
+            at += len(piece)
+        reader.finish()
+    except BadMultipart:
+        pass
+    else:
+        assert not any(target.missing for target in targets)
+    wanted = {place for start, stop in RANGES for place in range(start, stop)}
+    assert all(file[place] == 0xFF for place in range(SIZE_BYTES) if place not in wanted)
+    begun = [target.filled > 0 for target in targets]
+    assert begun == sorted(begun, reverse=True)
+    assert sum(target.filled for target in targets) <= len(body)

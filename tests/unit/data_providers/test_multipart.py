@@ -1,0 +1,148 @@
+"""The multipart parser: every way to cut a body gives the same, and nothing but the asked ranges is taken."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_providers.sources.http.filling import Filling
+from data_providers.sources.http.multipart import (
+    MAX_PART_HEAD_BYTES,
+    BadMultipart,
+    MultipartReader,
+    boundary_of,
+    most_bytes,
+)
+from tests.fuzz.multipart import BOUNDARY, RANGES, SIZE_BYTES, fuzz_one
+
+DATA = bytes(range(SIZE_BYTES))
+
+
+def part(first: int, stop: int, *, line: bytes = b"", extra: bytes = b"") -> bytes:
+    said = line or b"Content-Range: bytes %d-%d/%d" % (first, stop - 1, SIZE_BYTES)
+    return b"\r\n--" + BOUNDARY + b"\r\nContent-Type: x/y\r\n" + said + extra + b"\r\n\r\n" + DATA[first:stop]
+
+
+END = b"\r\n--" + BOUNDARY + b"--\r\n"
+PARTS = [part(*one) for one in RANGES]
+BODY = b"".join(PARTS) + END
+
+
+def targets_of(ranges: Sequence[tuple[int, int]] = RANGES) -> list[Filling]:
+    return [Filling(start, memoryview(bytearray(stop - start))) for start, stop in ranges]
+
+
+def read(body: bytes, cuts: Sequence[int] = ()) -> list[Filling]:
+    """The targets after a body in pieces. Raises `BadMultipart` at its first mistake, or if it is not complete."""
+    targets = targets_of()
+    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+    places = [0, *sorted(cuts), len(body)]
+    for begin, end in itertools.pairwise(places):
+        reader.feed(memoryview(body)[begin:end])
+    reader.finish()
+    return targets
+
+
+@given(st.lists(st.integers(0, len(BODY)), max_size=12), st.booleans())
+def test_multipart_body_in_any_pieces_fills_its_ranges(cuts: list[int], begins_at_once: bool) -> None:
+    body = BODY[2:] if begins_at_once else BODY
+    targets = read(body, [min(cut, len(body)) for cut in cuts])
+    assert [bytes(target.into) for target in targets] == [DATA[start:stop] for start, stop in RANGES]
+
+
+def test_multipart_part_goes_on_where_an_earlier_answer_ended() -> None:
+    targets = targets_of()
+    targets[2].take(memoryview(DATA)[20:33])
+    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+    reader.feed(memoryview(PARTS[0] + PARTS[1] + part(33, 40) + END))
+    reader.finish()
+    assert bytes(targets[2].into) == DATA[20:40]
+
+
+def test_multipart_body_is_received_into_its_place() -> None:
+    targets = targets_of()
+    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+    assert reader.direct() is None
+    reader.feed(memoryview(PARTS[0][:-2]))
+    direct = reader.direct()
+    assert direct is not None
+    direct[:] = DATA[3:5]
+    reader.wrote(2)
+    assert bytes(targets[0].into) == DATA[2:5]
+    assert reader.direct() is None
+
+
+MISTAKES: dict[str, bytes] = {
+    "nothing": b"",
+    "cut in a head": BODY[:20],
+    "cut in a body": BODY[: len(PARTS[0]) - 1],
+    "no end": BODY[: -len(END)],
+    "cut in the end": BODY[:-4],
+    "one part less": PARTS[0] + PARTS[1] + END,
+    "one part more": BODY[: -len(END)] + part(50, 60) + END,
+    "another order": PARTS[1] + PARTS[0] + PARTS[2] + END,
+    "a part twice": PARTS[0] + PARTS[0] + PARTS[1] + PARTS[2] + END,
+    "overlapping": PARTS[0] + part(4, 10) + PARTS[2] + END,
+    "joined": part(2, 10) + PARTS[2] + END,
+    "a part that is too short": part(2, 4) + PARTS[1] + PARTS[2] + END,
+    "a part that is too long": part(2, 6) + PARTS[1] + PARTS[2] + END,
+    "fewer bytes than said": PARTS[0][:-1] + PARTS[1] + PARTS[2] + END,
+    "more bytes than said": PARTS[0] + b"x" + PARTS[1] + PARTS[2] + END,
+    "another size": part(2, 5, line=b"Content-Range: bytes 2-4/65") + PARTS[1] + PARTS[2] + END,
+    "unknown size": part(2, 5, line=b"Content-Range: bytes 2-4/*") + PARTS[1] + PARTS[2] + END,
+    "no range": part(2, 5, line=b"X: y") + PARTS[1] + PARTS[2] + END,
+    "two ranges": part(2, 5, extra=b"\r\nContent-Range: bytes 2-4/64") + PARTS[1] + PARTS[2] + END,
+    "2^63 bytes": part(2, 5, line=b"Content-Range: bytes 0-%d/%d" % (2**63 - 1, 2**63)) + PARTS[1] + PARTS[2] + END,
+    "encoded": part(2, 5, extra=b"\r\nContent-Encoding: gzip") + PARTS[1] + PARTS[2] + END,
+    "another boundary": BODY.replace(b"--b", b"--c"),
+    "a page": b"<html>" + b"x" * 100,
+    "an endless head": b"\r\n--b\r\nX: " + b"x" * 2 * MAX_PART_HEAD_BYTES,
+    "an endless epilogue": BODY + b"x" * 2 * MAX_PART_HEAD_BYTES,
+}
+
+
+@pytest.mark.parametrize("body", MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("cuts", [lambda body: (), lambda body: range(len(body))], ids=["whole", "bytes"])
+def test_multipart_body_with_a_mistake_is_refused(body: bytes, cuts: Callable[[bytes], Sequence[int]]) -> None:
+    with pytest.raises(BadMultipart):
+        read(body, cuts(body))
+
+
+@given(st.binary(max_size=200))
+def test_multipart_reader_survives_any_bytes(data: bytes) -> None:
+    fuzz_one(data)
+
+
+@given(st.data())
+def test_multipart_reader_survives_damage(data: st.DataObject) -> None:
+    body = bytearray(BODY)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        if not body:
+            break
+    fuzz_one(bytes([data.draw(st.integers(0, 255))]) + bytes(body))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "boundary"),
+    [
+        ("multipart/byteranges; boundary=00001", b"00001"),
+        ('Multipart/ByteRanges;boundary="a b:c"', b"a b:c"),
+        ("multipart/byteranges; charset=x; boundary=a; y=z", b"a"),
+        ("multipart/byteranges", None),
+        ("multipart/byteranges; boundary=", None),
+        ("multipart/byteranges; boundary=é", None),
+        (f"multipart/byteranges; boundary={'x' * 71}", None),
+        ("multipart/mixed; boundary=x", None),
+        ("text/html", None),
+    ],
+)
+def test_multipart_boundary_is_that_of_the_content_type(content_type: str, boundary: bytes | None) -> None:
+    assert boundary_of(content_type) == boundary
+
+
+def test_multipart_body_has_a_largest_size() -> None:
+    assert len(BODY) <= most_bytes(targets_of())
