@@ -21,7 +21,8 @@ from benchmarks.figures import Figure
 from benchmarks.servers import RUN_ID, CoordinatorProcess, coordinator_process
 from coordinator.data_server_token import data_server_token_from
 from coordinator_client.http import CoordinatorClient
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
 from epochal.testnet.child_processes import Child
 from epochal.testnet.demo_data import write_demo_data

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from runtime.http_server import is_loopback
+from runtime.loopback import is_loopback
 from state.checkpoint_parts import MAX_PARTS
 from state.errors import Refused
 from state.refusals import Refusal

@@ -9,11 +9,13 @@ import asyncio
 import errno
 import os
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -25,8 +27,8 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.identity import Contents
 from data_providers.local_manifest import contents_in, listed_beside, listed_in_folder
 from data_providers.local_places import cannot_open, files_below
-from data_providers.order import DataOrder, Extent
-from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch, Tokens
+from data_providers.order import DataOrder
+from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
 from data_providers.sources.manifest import MANIFEST_NAME
 from data_providers.sources.protocol import SourceFile
 from state.errors import InternalError
@@ -107,50 +109,58 @@ class LocalDataProvider:
         if self._closed:
             raise InternalError("get_samples after aclose")
         tokens = self.order.spec.empty_tokens(data_ids)
-        extents = self.order.locate(data_ids)
-        if not self._read_what_is_cached(extents, tokens):
-            await asyncio.to_thread(self._read, extents, tokens)
+        view = tokens.view(np.uint8).data
+        found = self.sample_bytes(data_ids)
+        if len(view) > MAX_INLINE_BYTES or not found.read_now(0, view):
+            await asyncio.to_thread(found.read, 0, view)
         return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
+
+    def sample_bytes(self, data_ids: DataIds) -> "LocalSampleBytes":
+        """Return the bytes of these samples, not yet read. Raise `OutOfRange` beyond the last pass."""
+        if self._closed:
+            raise InternalError("sample_bytes after aclose")
+        spec, files = self.order.spec, self.order.files
+        places = [
+            _Place(extent.file, offset, length)
+            for extent in self.order.locate(data_ids)
+            for offset, length in files[extent.file].stretches(extent.sequence, extent.length, spec)
+        ]
+        return LocalSampleBytes(self, places)
 
     async def aclose(self) -> None:
         self._closed = True
         with self._lock:
             self._open_files.clear()
 
-    def _read_what_is_cached(self, extents: Sequence[Extent], tokens: Tokens) -> bool:
-        """Return whether all of it could be read without opening a file or waiting for the disk."""
-        if self._nowait is None or tokens.nbytes > MAX_INLINE_BYTES:
+    def fill(self, file_number: int, offset: int, into: memoryview, *, may_wait: bool) -> bool:
+        """Fill `into` with a file's bytes from `offset` on and return True.
+
+        Unless it may wait, return False instead of opening a file or waiting for the disk.
+        """
+        if not may_wait and self._nowait is None:
+            return False
+        file = self.opened(file_number, may_open=may_wait)
+        if file is None:
             return False
         try:
-            return self._read_extents(extents, tokens, self._nowait)
+            return _read_into(into, file.fd, offset, 0 if may_wait else self._nowait or 0, self._paths[file_number])
         except BlockingIOError:
             return False
-        except OSError:  # the file system does not support the flag
-            self._nowait = None
+        except OSError as error:
+            if may_wait:
+                raise SourceUnavailable(f"a token file cannot be read: {error}") from error
+            self._nowait = None  # the file system does not support the flag
             return False
 
-    def _read(self, extents: Sequence[Extent], tokens: Tokens) -> None:
-        try:
-            self._read_extents(extents, tokens, 0)
-        except OSError as error:
-            raise SourceUnavailable(f"a token file cannot be read: {error}") from error
+    def check_length(self, file_number: int, *, may_open: bool) -> None:
+        """Raise `CorruptData` if an open file is shorter than it was."""
+        file = self.opened(file_number, may_open=may_open)
+        expected, path = self.order.files[file_number].size_bytes, self._paths[file_number]
+        if file is not None and (size_bytes := os.fstat(file.fd).st_size) < expected:
+            raise CorruptData(f"{path} ends at byte {size_bytes}; it had {expected} bytes", path=str(path))
 
-    def _read_extents(self, extents: Sequence[Extent], tokens: Tokens, flags: int) -> bool:
-        """Fill `tokens` and return True; with flags, return False instead of opening a file or reading it in parts."""
-        view = tokens.view(np.uint8).data
-        spec, begin = self.order.spec, 0
-        for extent in extents:
-            file = self._file(extent.file, may_open=not flags)
-            if file is None:
-                return False
-            path = self._paths[extent.file]
-            for offset, length in self.order.files[extent.file].stretches(extent.sequence, extent.length, spec):
-                if not _read_into(view[begin : begin + length], file.fd, offset, flags, path):
-                    return False
-                begin += length
-        return True
-
-    def _file(self, number: int, may_open: bool) -> _OpenFile | None:
+    def opened(self, number: int, *, may_open: bool) -> _OpenFile | None:
+        """Return a file's descriptor, or None if it is not open and may not be opened."""
         with self._lock:
             file = self._open_files.get(number)
             if file is not None:
@@ -158,13 +168,57 @@ class LocalDataProvider:
                 return file
         if not may_open:
             return None
-        file = _OpenFile(self._paths[number], self.order.files[number].size_bytes)
+        try:
+            file = _OpenFile(self._paths[number], self.order.files[number].size_bytes)
+        except OSError as error:
+            raise SourceUnavailable(f"a token file cannot be read: {error}") from error
         with self._lock:
             if not self._closed:
                 self._open_files[number] = file
                 if len(self._open_files) > MAX_OPEN_FILES:
                     self._open_files.popitem(last=False)
         return file
+
+
+class _Place(NamedTuple):
+    """A stretch of an answer: `length` bytes from `offset` on of a file, by its number in the dataset's order."""
+
+    file: int
+    offset: int
+    length: int
+
+
+class LocalSampleBytes:
+    """The bytes of one answer, in token files on this machine (`SampleBytes`)."""
+
+    def __init__(self, provider: LocalDataProvider, places: Sequence[_Place]) -> None:
+        self._provider = provider
+        self._places = places
+        self._ends = list(accumulate(place.length for place in places))
+        self.size_bytes = self._ends[-1]
+
+    def read_now(self, begin: int, into: memoryview) -> bool:
+        """Fill `into` with the bytes from `begin` on, if they are in memory; return whether it was filled."""
+        return self._fill(begin, into, may_wait=False)
+
+    def read(self, begin: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `begin` on. Blocks."""
+        self._fill(begin, into, may_wait=True)
+
+    def _fill(self, begin: int, into: memoryview, *, may_wait: bool) -> bool:
+        if begin == 0:  # so that a file that was cut is an error before the first byte of it is sent
+            for number in {place.file for place in self._places}:
+                self._provider.check_length(number, may_open=may_wait)
+        number, filled = bisect_right(self._ends, begin), 0
+        while filled < len(into):
+            place = self._places[number]
+            left = self._ends[number] - begin - filled
+            count = min(left, len(into) - filled)
+            offset = place.offset + place.length - left
+            if not self._provider.fill(place.file, offset, into[filled : filled + count], may_wait=may_wait):
+                return False
+            filled, number = filled + count, number + 1
+        return True
 
 
 def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:

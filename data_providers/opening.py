@@ -29,7 +29,8 @@ from data_providers.sources.manifest import VerifiedSource
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import ByteSource, read
 from data_providers.splits import DEFAULT_SPLIT
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (

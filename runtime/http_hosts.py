@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.http_server import is_loopback
+from runtime.loopback import is_loopback
 from runtime.problem_json import problem_response
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal

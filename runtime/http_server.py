@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimit
 from runtime.descriptors import connection_limit
 from runtime.file_sending import FileSending, can_send_files
 from runtime.joining_transport import JoiningTransport
+from runtime.loopback import is_loopback
 from state.errors import InvalidInput
 
 BACKLOG = 512
@@ -60,14 +60,6 @@ _protocol_log.addFilter(_is_no_cancellation)  # nor a traceback for each request
 
 def _nothing() -> None:
     """Do nothing, for a connection that has ended."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

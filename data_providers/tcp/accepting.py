@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import NoReturn
 
+from data_providers.tcp.limits import ServerLimits
 from runtime.by_address import sender_of
 from runtime.os_errors import reason_of
 from runtime.rare_log import RareLog
@@ -17,13 +18,12 @@ RECEIVE_BUFFER_BYTES = 32 * 1024
 """The system's memory for a connection's requests, which are small."""
 READ_AHEAD_BYTES = 4 * 1024
 """Bytes of requests that are read while one is being answered, before the connection is read no further."""
-UNSENT_BYTES = 128 * 1024
+UNSENT_BYTES = 512 * 1024
 """Bytes of an answer that the system takes before the network has room for them, where it can be told."""
 OUT_OF_RESOURCES_WAIT_S = 0.5
 """Wait for descriptors or memory when the system has none for another connection."""
 
 _log = logging.getLogger(__name__)
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
@@ -46,12 +46,13 @@ async def listen(host: str, port: int) -> list[socket.socket]:
 
 
 async def accept_for_ever(
-    listener: socket.socket, serve: Serve, until_room: Callable[[str], Awaitable[None]]
+    listener: socket.socket, serve: Callable[[socket.socket, str], None], until_room: Callable[[str], Awaitable[None]]
 ) -> NoReturn:
-    """Accept connections, and serve each in a task of its own.
+    """Accept connections for ever.
 
     Args:
-        serve: called with each connection.
+        listener: what to accept them from.
+        serve: takes each connection, which is its own from then on, and its peer's address; returns at once.
         until_room: returns once a connection from this address may be taken; those behind it wait as well.
     """
     loop = asyncio.get_running_loop()
@@ -66,9 +67,10 @@ async def accept_for_ever(
             await asyncio.sleep(OUT_OF_RESOURCES_WAIT_S)
             continue
         try:
-            await until_room(sender_of(str(peername[0])))
+            address = sender_of(str(peername[0]))
+            await until_room(address)
             _bound_buffers(accepted)
-            await loop.connect_accepted_socket(partial(_protocol, serve), accepted)
+            serve(accepted, address)
         except OSError as error:
             accepted.close()
             _log.debug("connection ended before it was served", extra={"error": str(error)})
@@ -77,8 +79,22 @@ async def accept_for_ever(
             raise
 
 
-def _protocol(serve: Serve) -> asyncio.StreamReaderProtocol:
-    return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_AHEAD_BYTES), serve)
+async def open_stream(
+    accepted: socket.socket, tls: ssl.SSLContext | None, limits: ServerLimits
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the halves of an accepted connection, after its TLS handshake if it has one.
+
+    Raises:
+        OSError: the connection ended, or its client does not speak TLS, or not in time.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(READ_AHEAD_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    wait_s = None if tls is None else limits.handshake_timeout_s
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=wait_s, ssl_shutdown_timeout=wait_s
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _bound_buffers(accepted: socket.socket) -> None:

@@ -1,265 +1,333 @@
-"""Samples from a TCP data server (`frames.py` has the protocol).
+"""Samples from TCP data servers (`frames.py` has the protocol): one, or several that serve the same dataset.
 
 One connection serves all calls: requests are sent without waiting, and tokens are received straight into the answer's
-own memory. If the connection breaks, the calls under way raise `SourceUnavailable`; the next call connects again,
-and the server must then still serve the same dataset.
+own memory. If it breaks, or its server falls silent or says goodbye, the pieces that are missing are asked of another
+server at once; a server that failed is asked again after a growing time. With no other left, the calls under way raise
+`SourceUnavailable`; the next call connects again. Every server must serve the same dataset.
 """
 
 import asyncio
+import logging
+import math
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 
 from data_providers.description import describe_spec
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from data_providers.tcp.frames import (
-    CONNECTION_REQUEST,
-    HEADER_BYTES,
-    MAX_REQUEST_NUMBER,
-    FrameHeader,
-    FrameKind,
-    Hello,
-    Welcome,
-    error_of,
-    get_frame,
-    json_frame,
-    parse_header,
+from data_providers.tcp.client_connection import (
+    ClientConnection,
+    DataServerAccess,
+    DataServerAddress,
+    WantedPiece,
+    connect,
 )
-from state.errors import DataError, InternalError, InvalidDocument
+from data_providers.tcp.frames import Welcome
+from runtime.retry import RetryPolicy, system_jitter
+from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import DataIds
-from state.wire import parse_document
-
-CONNECT_TIMEOUT_S = 15.0
-"""Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one `get_samples`; after it the connection is dropped."""
-
+SILENCE_TIMEOUT_S = 15.0
+"""Time in which a server must have sent `LEAST_BYTES` while it is asked for something, where another can be asked."""
+LEAST_BYTES = 256 * 1024
+FAILOVER_CONNECT_TIMEOUT_S = 6.0
+"""Time limit for a connection where another server can be asked."""
+OTHERS_WAIT_S = 2.0
+"""Time for which `open` waits for the other servers once one has answered, to compare their datasets."""
+AVOIDED_FIRST_S, AVOIDED_MOST_S = 1.0, 60.0
+"""Time for which a server that failed is asked only if no other is left: doubled with each failure, up to a bound."""
 PIECE_BYTES = 1024**2
 """Approximate size of the requests into which a call is split; each is at least one sample."""
+MAX_SERVERS = 64
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DataServerAddress:
-    """Address of the server, and its client's run."""
-
-    host: str
-    port: int
-    run_id: str
-
-    def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    """One `get_samples` under way, done when no piece is missing."""
-
-    done: asyncio.Future[None]
-    missing: int
-
-    def fail(self, error: DataError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-class _ClientConnection(asyncio.BufferedProtocol):
-    """Receives frames, each payload straight into its place in the answer.
-
-    The pieces of a failed or cancelled call are still received, into memory that nothing else uses any more.
-    """
+class _Server:
+    """One of the servers: its connection, and since when it is avoided."""
 
     def __init__(self, address: DataServerAddress) -> None:
-        self._address = address
-        self._pieces: dict[int, tuple[_Call, memoryview]] = {}
-        self._header = memoryview(bytearray(HEADER_BYTES))
-        self._frame: FrameHeader | None = None
-        self._target = self._header
-        self._filled = 0
-        self._last_request = 0
-        self.transport: asyncio.Transport | None = None
-        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self.lost: DataError | None = None
-        self.received_bytes = 0
+        self.address = address
+        self.connection: ClientConnection | None = None
+        self.avoided_until_s = -math.inf
+        policy = RetryPolicy(bound_s=math.inf, first_delay_s=AVOIDED_FIRST_S, max_delay_s=AVOIDED_MOST_S)
+        self._backoff = policy.begin()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise InternalError("a TCP connection without a byte transport")
-        self.transport = transport
+    @property
+    def is_connected(self) -> bool:
+        return self.connection is not None and self.connection.lost is None
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.drop(SourceUnavailable(f"{self._address} closed the connection{f': {exc}' if exc else ''}"))
+    def failed(self, error: DataError, now_s: float) -> None:
+        """Avoid the server for a while."""
+        if now_s >= self.avoided_until_s:
+            self.avoided_until_s = now_s + self._backoff.next_delay_s(error)
 
-    def drop(self, error: DataError) -> None:
-        """End the connection, and every call under way with `error`."""
-        self.lost = self.lost or error
-        for call, _ in self._pieces.values():
-            call.fail(self.lost)
-        self._pieces.clear()
-        if not self.welcome.done():
-            self.welcome.set_exception(self.lost)
-        if self.transport is not None:
-            self.transport.abort()
-
-    def send(self, data: bytes) -> None:
-        if self.transport is not None:
-            self.transport.write(data)
-
-    def request(self, call: _Call, data_ids: DataIds, target: memoryview) -> None:
-        """Ask for a piece of a call, to be received into `target`."""
-        self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
-        self._pieces[self._last_request] = (call, target)
-        self.send(get_frame(self._last_request, data_ids))
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
-        return self._target[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        self.received_bytes += nbytes
-        if self._filled < len(self._target):
-            return
-        try:
-            if self._frame is None:
-                self._begin_payload(parse_header(self._header))
-            else:
-                self._end_payload(self._frame)
-        except InvalidDocument as error:
-            self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {error.message}"))
-
-    def _begin_payload(self, frame: FrameHeader) -> None:
-        self._frame, self._filled = frame, 0
-        if frame.kind is FrameKind.SAMPLES:
-            _, self._target = self._piece(frame)
-            if len(self._target) != frame.length:
-                raise InvalidDocument(f"{frame.length} bytes of samples where {len(self._target)} were asked for")
-        elif frame.length:
-            self._target = memoryview(bytearray(frame.length))
-        else:
-            raise InvalidDocument(f"an empty {frame.kind.name} frame")
-
-    def _end_payload(self, frame: FrameHeader) -> None:
-        payload = self._target
-        self._frame, self._target, self._filled = None, self._header, 0
-        if frame.kind is FrameKind.SAMPLES:
-            call, _ = self._piece(frame)
-            del self._pieces[frame.request]
-            call.missing -= 1
-            if not call.missing and not call.done.done():
-                call.done.set_result(None)
-        elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
-            self.welcome.set_result(parse_document(Welcome, bytes(payload)))
-        elif frame.kind is FrameKind.ERROR and frame.request == CONNECTION_REQUEST:
-            self.drop(error_of(bytes(payload)))
-        elif frame.kind is FrameKind.ERROR:
-            call, _ = self._piece(frame)
-            call.fail(error_of(bytes(payload)))
-            del self._pieces[frame.request]
-        else:
-            raise InvalidDocument(f"an unexpected {frame.kind.name} frame")
-
-    def _piece(self, frame: FrameHeader) -> tuple[_Call, memoryview]:
-        piece = self._pieces.get(frame.request)
-        if piece is None:
-            raise InvalidDocument(f"a {frame.kind.name} frame for request {frame.request}, which does not expect one")
-        return piece
+    def answered(self) -> None:
+        """Avoid the server no more."""
+        self.avoided_until_s = -math.inf
+        self._backoff.reset()
 
 
 class TcpDataProvider:
-    """A `DataProvider` over a TCP data server. Make one with `open`."""
+    """A `DataProvider` over TCP data servers. Make one with `open`."""
 
-    def __init__(self, address: DataServerAddress, ticket: Callable[[], str], connection: _ClientConnection) -> None:
-        self._address = address
-        self._ticket = ticket
-        self._connection = connection
-        self._welcome = connection.welcome.result()
-        self._spec = DatasetSpec(self._welcome.token_size_bytes, self._welcome.sequence_length)
-        self.sequence_count = self._welcome.sequence_count
+    def __init__(self, servers: Sequence[_Server], access: DataServerAccess, welcome: Welcome) -> None:
+        self._servers = list(servers)
+        self._access = access
+        self._welcome = welcome
+        self._current = next(server for server in servers if server.is_connected)
+        self._spec = DatasetSpec(welcome.token_size_bytes, welcome.sequence_length)
+        self.sequence_count = welcome.sequence_count
         self.sequence_length = self._spec.sequence_length
-        self.fingerprint: str = self._welcome.fingerprint
+        self.fingerprint: str = welcome.fingerprint
         self.description = describe_spec("a data server", self._spec, self.sequence_count)
         self._connecting = asyncio.Lock()
         self._closed = False
 
     @classmethod
-    async def open(cls, address: DataServerAddress, ticket: Callable[[], str]) -> Self:
-        """Connect to the server. `ticket` returns the client's current ticket, for each connection.
+    async def open(
+        cls,
+        addresses: DataServerAddress | Sequence[DataServerAddress],
+        access: DataServerAccess | Callable[[], str],
+        spread: float | None = None,
+    ) -> Self:
+        """Connect to the servers; at least one must answer.
+
+        Args:
+            addresses: of one server, or of several with the same dataset.
+            access: how they are asked; a function that returns the client's ticket suffices.
+            spread: chooses the server that is asked first, from 0 (the first one) to below 1; None chooses at random,
+                so that clients share the servers.
 
         Raises:
-            SourceUnavailable: the server cannot be reached now; retry.
-            Rejected: there is no such host, or the server does not admit this client and says why.
+            SourceUnavailable: no server can be reached now; retry.
+            Rejected: there is no such host, or no server admits this client, and why.
+            CorruptData: two servers serve different datasets; the operator's fault.
+            InvalidInput: there are no addresses or too many, or the file of certificates is not one.
         """
-        try:
-            return cls(address, ticket, await _connect(address, ticket()))
-        except SourceUnavailable as error:
-            if isinstance(error.__cause__, socket.gaierror) and error.__cause__.errno == socket.EAI_NONAME:
-                raise Rejected(f"there is no host {address.host!r}; check the address {address}") from error
-            raise
+        listed = [addresses] if isinstance(addresses, DataServerAddress) else list(dict.fromkeys(addresses))
+        if not 1 <= len(listed) <= MAX_SERVERS:
+            raise InvalidInput(f"{len(listed)} data servers; allowed: 1 to {MAX_SERVERS}")
+        access = access if isinstance(access, DataServerAccess) else DataServerAccess(access)
+        first = int((system_jitter() if spread is None else spread) * len(listed))
+        servers = [_Server(address) for address in listed[first:] + listed[:first]]
+        failed = await _connect_all(servers, access)
+        served = {
+            server.address: server.connection.welcome.result()
+            for server in servers
+            if server.connection is not None and server.is_connected
+        }
+        if not served:
+            raise _opening_failure(failed)
+        for address, error in failed.items():
+            _log.warning("data_server_does_not_answer", extra={"server": str(address), "reason": error.message})
+        welcome = next(iter(served.values()))
+        if any(other != welcome for other in served.values()):
+            _drop_all(servers)
+            shown = ", ".join(f"{address} {other.fingerprint}" for address, other in served.items())
+            raise CorruptData(f"the data servers serve different datasets: {shown}")
+        opened = cls(servers, access, welcome)
+        for server in servers:
+            if server is not opened._current and server.connection is not None:
+                server.connection.drop(SourceUnavailable("another server is asked first"))
+        return opened
+
+    @property
+    def _connection(self) -> ClientConnection:
+        """The connection that was used last."""
+        connection = self._current.connection
+        if connection is None:
+            raise InternalError("the current server was never connected")
+        return connection
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
-        connection = await self._connected()
         tokens = self._spec.empty_tokens(data_ids)
         view = tokens.view(np.uint8).data
-        pieces = list(data_ids.pieces(max(PIECE_BYTES // self._spec.sequence_bytes, 1)))
-        call = _Call(asyncio.get_running_loop().create_future(), len(pieces))
-        received_before_bytes = connection.received_bytes
-        for piece in pieces:
-            size_bytes = piece.count * self._spec.sequence_bytes
-            connection.request(call, piece, view[:size_bytes])
+        missing: list[WantedPiece] = []
+        for part in data_ids.pieces(max(PIECE_BYTES // self._spec.sequence_bytes, 1)):
+            size_bytes = part.count * self._spec.sequence_bytes
+            missing.append(WantedPiece(part, view[:size_bytes]))
             view = view[size_bytes:]
+        failed: dict[DataServerAddress, DataError] = {}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await call.done
+                while missing:
+                    missing = await self._ask(missing, failed)
         except TimeoutError as error:
-            late = SourceUnavailable(f"{self._address} does not answer in {ANSWER_TIMEOUT_S} s")
-            connection.drop(late)
+            late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
+            if self._current.connection is not None:
+                self._current.connection.drop(late)
             raise late from error
-        except asyncio.CancelledError:
-            if connection.received_bytes == received_before_bytes:
-                # The caller may have cancelled because the connection is dead: the next call needs a new one.
-                connection.drop(SourceUnavailable(f"{self._address} was silent until a call was cancelled"))
-            raise
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 
     async def aclose(self) -> None:
         self._closed = True
         async with self._connecting:
-            self._connection.drop(SourceUnavailable("the provider was closed"))
+            _drop_all(self._servers)
 
-    async def _connected(self) -> _ClientConnection:
+    async def _ask(self, missing: list[WantedPiece], failed: dict[DataServerAddress, DataError]) -> list[WantedPiece]:
+        """Ask one server that has not failed for the pieces, and return those that it did not deliver.
+
+        Raises:
+            DataError: all servers have failed, or one says what every other would say.
+        """
+        try:
+            server, connection = await self._connected(failed)
+        except _NoServer:
+            raise _first_failure(failed) from None
+        call = connection.ask(missing, self._access.document_version())
+        received_before_bytes = connection.received_bytes
+        is_last = len(failed) + 1 >= len(self._servers)
+        watching = None if is_last else _Silence(connection, server.address)
+        try:
+            await call.done
+            server.answered()
+        except (SourceUnavailable, CorruptData) as error:
+            self._note_failure(server, error, failed)
+        except asyncio.CancelledError:
+            if connection.received_bytes == received_before_bytes:
+                # The caller may have cancelled because the connection is dead: the next call needs a new one.
+                silent = SourceUnavailable(f"{server.address} was silent until a call was cancelled")
+                connection.drop(silent)
+                server.failed(silent, asyncio.get_running_loop().time())
+            raise
+        finally:
+            if watching is not None:
+                watching.end()
+        return list(call.missing.values())
+
+    async def _connected(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection]:
+        """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
         async with self._connecting:
             if self._closed:
                 raise InternalError("get_samples after aclose")
-            if self._connection.lost is None:
-                return self._connection
-            connection = await _connect(self._address, self._ticket())
-            served = connection.welcome.result()
-            if served != self._welcome:
-                changed = CorruptData(
-                    f"{self._address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
-                )
-                connection.drop(changed)
-                raise changed
-            self._connection = connection
-            return connection
+            while True:
+                server = self._next(failed)
+                if server.connection is not None and server.connection.lost is None:
+                    self._current = server
+                    return server, server.connection
+                try:
+                    server.connection = await self._reconnected(server, len(failed) + 1 >= len(self._servers))
+                except DataError as error:
+                    self._note_failure(server, error, failed)
+
+    def _next(self, failed: dict[DataServerAddress, DataError]) -> _Server:
+        """Return the server to ask: the current one, else the first that is not avoided, else the soonest."""
+        now_s = asyncio.get_running_loop().time()
+        left = [server for server in self._servers if server.address not in failed]
+        if not left:
+            raise _NoServer
+        at = self._servers.index(self._current)
+        order = {server: (number - at) % len(self._servers) for number, server in enumerate(self._servers)}
+        return min(left, key=lambda server: (max(server.avoided_until_s - now_s, 0.0), order[server]))
+
+    async def _reconnected(self, server: _Server, is_last: bool) -> ClientConnection:
+        try:
+            async with asyncio.timeout(None if is_last else FAILOVER_CONNECT_TIMEOUT_S):
+                connection = await connect(server.address, self._access)
+        except TimeoutError as error:
+            raise SourceUnavailable(f"{server.address} cannot be reached: no answer in time") from error
+        served = connection.welcome.result()
+        if served != self._welcome:
+            changed = CorruptData(
+                f"{server.address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
+                if len(self._servers) == 1
+                else f"{server.address} serves the dataset {served.fingerprint}, others {self._welcome.fingerprint}"
+            )
+            connection.drop(changed)
+            raise changed
+        return connection
+
+    def _note_failure(self, server: _Server, error: DataError, failed: dict[DataServerAddress, DataError]) -> None:
+        failed[server.address] = error
+        server.failed(error, asyncio.get_running_loop().time())
+        if len(self._servers) > 1:
+            _log.warning("data_server_failed", extra={"server": str(server.address), "reason": error.message})
 
 
-async def _connect(address: DataServerAddress, ticket: str) -> _ClientConnection:
-    """Connect and shake hands."""
-    connection = _ClientConnection(address)
+class _NoServer(Exception):
+    """Every server has failed in this call."""
+
+
+class _Silence:
+    """Drops a connection that has delivered too little in `SILENCE_TIMEOUT_S`, so that another server is asked."""
+
+    def __init__(self, connection: ClientConnection, address: DataServerAddress) -> None:
+        self._connection = connection
+        self._address = address
+        self._begin()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._received_bytes = self._connection.received_bytes
+        self._timer = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT_S, self._look)
+
+    def _look(self) -> None:
+        received_bytes = self._connection.received_bytes - self._received_bytes
+        if received_bytes < LEAST_BYTES:
+            slow = f"{self._address} sent {received_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
+            self._connection.drop(SourceUnavailable(slow))
+        else:
+            self._begin()
+
+
+async def _connect_all(servers: Sequence[_Server], access: DataServerAccess) -> dict[DataServerAddress, DataError]:
+    """Connect to the servers at once, and return why which failed. The others have a little time after the first."""
+    failed: dict[DataServerAddress, DataError] = {}
+
+    async def attempt(server: _Server) -> None:
+        try:
+            server.connection = await connect(server.address, access)
+        except DataError as error:
+            failed[server.address] = error
+            server.failed(error, asyncio.get_running_loop().time())
+
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await asyncio.get_running_loop().create_connection(lambda: connection, address.host, address.port)
-            connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, Hello(address.run_id, ticket)))
-            await connection.welcome
-    except BaseException as error:
-        connection.welcome.cancel()
-        connection.drop(SourceUnavailable(f"the connection to {address} failed"))
-        if isinstance(error, OSError):  # a TimeoutError is an OSError too
-            raise SourceUnavailable(f"{address} cannot be reached: {str(error) or 'no answer in time'}") from error
-        raise
-    return connection
+        async with asyncio.TaskGroup() as group:
+            left = {group.create_task(attempt(server)) for server in servers}
+            while left and not any(server.is_connected for server in servers):
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if left:
+                _, left = await asyncio.wait(left, timeout=OTHERS_WAIT_S)
+            for late in left:
+                late.cancel()
+    except BaseExceptionGroup as errors:
+        _drop_all(servers)
+        raise errors.exceptions[0] from None
+    return failed
+
+
+def _drop_all(servers: Sequence[_Server]) -> None:
+    for server in servers:
+        if server.connection is not None:
+            server.connection.drop(SourceUnavailable("the provider was closed"))
+
+
+def _first_failure(failed: dict[DataServerAddress, DataError]) -> DataError:
+    """Return the error of a call that every server has failed: one that may pass, if there is one."""
+    if len(failed) == 1:
+        (error,) = failed.values()
+        return error
+    reasons = "; ".join(error.message for error in failed.values())
+    for kind in (SourceUnavailable, CorruptData):
+        if any(isinstance(error, kind) for error in failed.values()):
+            return kind(f"no data server of {len(failed)} answers: {reasons}")
+    return Rejected(f"no data server of {len(failed)} answers: {reasons}")
+
+
+def _opening_failure(failed: dict[DataServerAddress, DataError]) -> DataError:
+    """Return the error for servers of which none could be opened; a name that nobody knows is a mistake."""
+    for address, error in failed.items():
+        cause = error.__cause__
+        if not (isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME):
+            return _first_failure(failed)
+        failed[address] = Rejected(f"there is no host {address.host!r}; check the address {address}")
+    return _first_failure(failed)

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from coordinator_client.api import RunRequests
 from coordinator_client.follow import DocumentFeed
 from data_providers.protocol import Rejected, SourceUnavailable
+from data_providers.tcp.frames import ANY_VERSION
 from runtime.broadcast import Broadcast
 from runtime.rare_log import RareLog
 from runtime.retry import RetryPolicy
@@ -102,15 +103,22 @@ class CoordinatorGate:
             raise Rejected(f"the ticket is for the run {claims['run']}, not {run_id}")
         return ClientId(claims["sub"])
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int = ANY_VERSION) -> None:
         """Raise unless one of the last `KEPT_ROUNDS` rounds assigns the client all of these data indices.
+
+        What is known to be the client's is allowed at once. For anything else the gate waits for news; it refuses only
+        what it does not find in a document as new as the request's.
 
         Raises:
             Rejected: none does; the client's fault, or it asks too late.
-            SourceUnavailable: none does yet, and the coordinator is unreachable; retry.
+            SourceUnavailable: none does yet, and the coordinator is unreachable or its document `version` has not
+                arrived; retry.
         """
         if await self._eventually(lambda: self._may_read(client_id, data_ids) or None):
             return
+        if self.document_version < version:
+            behind = f"version {self.document_version} of the run document, the request {version}"
+            raise SourceUnavailable(f"the data server is behind: it follows {behind}")
         if not self._is_reachable:
             raise SourceUnavailable("the data server cannot reach the coordinator, and does not know this round")
         raise Rejected(f"data indices {data_ids} are not assigned to client {client_id}", client_id=client_id)

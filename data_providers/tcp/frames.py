@@ -1,4 +1,4 @@
-"""The frames of the TCP data protocol, version 1.
+"""The frames of the TCP data protocol, version 2 (`docs/data-protocol.md` is its specification).
 
 A connection carries frames both ways. Each begins with a header of 12 bytes, little-endian:
 
@@ -11,10 +11,11 @@ A connection carries frames both ways. Each begins with a header of 12 bytes, li
 | 4 | the payload's length in bytes |
 
 The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: its dataset) or
-`ERROR`. Then the client sends any number of `GET`s (two unsigned 64-bit integers: the first and last data index)
-without waiting, and the server answers them in order, each with `SAMPLES`, whose payload is the tokens' own bytes, or
-with `ERROR` (JSON: kind and reason). An `ERROR` with request number 0 is about the connection, which then ends. The
-rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
+`ERROR`. Then the client sends any number of `GET`s (three unsigned 64-bit integers: the version of the run document
+that it follows, the first and the last data index) without waiting, and the server answers them in order, each with
+`SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON: kind and reason). An `ERROR` with request
+number 0 is about the connection, which then ends; so does a `GOODBYE` (JSON: reason), after which the client asks
+another server. The rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
 """
 
 import struct
@@ -40,7 +41,7 @@ from state.messages import MAX_MESSAGE_CHARS
 from state.wire import canonical_json, parse_document
 from state.wire_document import WireDocument
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEADER = struct.Struct("<2sBBII")
 HEADER_BYTES = HEADER.size
 MAX_JSON_BYTES = 16 * 1024
@@ -53,8 +54,11 @@ CONNECTION_REQUEST = 0
 MAX_REQUEST_NUMBER = 2**32 - 1
 MAX_TICKET_CHARS = 8 * 1024
 
+ANY_VERSION = 0
+"""The document version of a request that names none."""
+
 _MAGIC = b"EP"
-_GET = struct.Struct("<QQ")
+_GET = struct.Struct("<QQQ")
 
 
 class FrameKind(IntEnum):
@@ -65,6 +69,7 @@ class FrameKind(IntEnum):
     GET = 3
     SAMPLES = 4
     ERROR = 5
+    GOODBYE = 6
 
 
 MAX_PAYLOAD_BYTES = {
@@ -73,7 +78,19 @@ MAX_PAYLOAD_BYTES = {
     FrameKind.GET: _GET.size,
     FrameKind.SAMPLES: MAX_SAMPLES_BYTES,
     FrameKind.ERROR: MAX_JSON_BYTES,
+    FrameKind.GOODBYE: MAX_JSON_BYTES,
 }
+
+
+class AnotherVersion(InvalidDocument):
+    """The peer speaks another version of the protocol."""
+
+
+class Get(NamedTuple):
+    """A request for samples; `version` is that of the run document which the client follows, or `ANY_VERSION`."""
+
+    data_ids: DataIds
+    version: int
 
 
 class FrameHeader(NamedTuple):
@@ -110,16 +127,25 @@ class DataFailure(WireDocument):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Goodbye(WireDocument):
+    """The reason why the server ends a connection on which it has answered what it began."""
+
+    reason: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+
+
 def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
     """Return the 12 bytes that announce a payload of `length` bytes."""
     return HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, request, length)
 
 
-def parse_header(header: bytes | memoryview) -> FrameHeader:
+def parse_header(header: bytes | bytearray | memoryview) -> FrameHeader:
     """Parse a header; `InvalidDocument` for another protocol or version, or a payload above the frame's bound."""
     magic, version, kind, request, length = HEADER.unpack(header)
-    if magic != _MAGIC or version != PROTOCOL_VERSION:
-        raise InvalidDocument(f"not the data protocol's version {PROTOCOL_VERSION}: {bytes(header[:3])!r}")
+    if magic != _MAGIC:
+        raise InvalidDocument(f"not the data protocol: {bytes(header[:4])!r}")
+    if version != PROTOCOL_VERSION:
+        raise AnotherVersion(f"version {version} of the data protocol; this program speaks version {PROTOCOL_VERSION}")
     if kind not in MAX_PAYLOAD_BYTES:
         raise InvalidDocument(f"a frame of unknown kind {kind}")
     kind = FrameKind(kind)
@@ -128,22 +154,23 @@ def parse_header(header: bytes | memoryview) -> FrameHeader:
     return FrameHeader(kind, request, length)
 
 
-def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure) -> bytes:
+def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure | Goodbye) -> bytes:
     """Return a frame with a document."""
     payload = canonical_json(document)
     return frame_header(kind, request, len(payload)) + payload
 
 
-def get_frame(request: int, data_ids: DataIds) -> bytes:
+def get_frame(request: int, data_ids: DataIds, version: int = ANY_VERSION) -> bytes:
     """Return a `GET` frame for these data indices."""
-    return frame_header(FrameKind.GET, request, _GET.size) + _GET.pack(data_ids.start, data_ids.end)
+    return frame_header(FrameKind.GET, request, _GET.size) + _GET.pack(version, data_ids.start, data_ids.end)
 
 
-def parse_get(payload: bytes) -> DataIds:
-    """Return the data indices of a `GET`; `InvalidInput` if the payload is not a closed interval of them."""
+def parse_get(payload: bytes) -> Get:
+    """Return the request of a `GET`; `InvalidInput` if the payload does not hold a closed interval of data indices."""
     if len(payload) != _GET.size:
         raise InvalidDocument(f"a GET of {len(payload)} bytes; it has {_GET.size}")
-    return DataIds(*_GET.unpack(payload))
+    version, start, end = _GET.unpack(payload)
+    return Get(DataIds(start, end), version)
 
 
 def failure_of(error: DataError) -> DataFailure:

@@ -21,8 +21,11 @@ class Gate(Protocol):
         """
         ...
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
-        """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now."""
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
+        """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now.
+
+        `version` is that of the run document which the client follows, or `frames.ANY_VERSION`.
+        """
         ...
 
     def is_in_rounds(self, client_id: ClientId) -> bool:

@@ -21,7 +21,7 @@ from data_providers.tcp.server import DataServer
 from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.descriptors import open_files_limit
-from runtime.http_server import is_loopback
+from runtime.loopback import is_loopback
 from state.config.data_file import check_sequence_length, check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile

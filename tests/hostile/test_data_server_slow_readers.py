@@ -8,7 +8,7 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec, SourceUnavailable
-from data_providers.tcp.client import DataServerAddress
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES
@@ -33,7 +33,7 @@ class NamingGate:
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         return ClientId(ticket)
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         """Allow it."""
 
     def is_in_rounds(self, client_id: ClientId) -> bool:

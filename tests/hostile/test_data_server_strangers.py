@@ -9,7 +9,8 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import Rejected
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import FrameKind, frame_header
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
@@ -96,7 +97,7 @@ class RoundsGate:
             raise Rejected("the ticket is not valid")
         return ClientId(ticket)
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         if not self.is_in_rounds(client_id):
             await asyncio.Event().wait()
 

@@ -12,7 +12,8 @@ from cryptography.x509.oid import NameOID
 
 from coordinator_client.client_key import ClientKey
 from data_providers.protocol import Rejected
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from state.wire import sha256_hex
 from tests.support.processes import prepared_run, real_run
 from tests.support.token_files import write_served_tokens

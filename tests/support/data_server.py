@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected
-from data_providers.tcp.client import DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.gate import ANYONE, Gate
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import DataServer
@@ -25,7 +26,7 @@ class HalfGate:
             raise Rejected(f"the ticket {ticket} is bad")
         return ANYONE
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         if data_ids.end >= 50:
             raise Rejected("not yours")
 

@@ -11,7 +11,7 @@ class OpenGate:
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         return ANYONE
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         """Allow everything."""
 
     def is_in_rounds(self, client_id: ClientId) -> bool:

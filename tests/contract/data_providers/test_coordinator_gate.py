@@ -241,3 +241,26 @@ async def test_data_server_of_a_run_serves_each_client_its_own_data(run: Publish
             await clients[0].get_samples(data_of(CLIENTS[1])[0])
         for client in clients:
             await client.aclose()
+
+
+async def test_gate_that_is_behind_waits_for_the_version_that_a_request_names(run: PublishedRun) -> None:
+    run.publish(1, WORK)
+    later = (BatchId(200, 205),)
+    part = data_of(CLIENTS[0], later, step=2)[0]
+    async with following(run) as gate, asyncio.TaskGroup() as group:
+        asking = group.create_task(gate.allow(CLIENTS[0], part, 3))
+        while gate.document_version != 2:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        assert not asking.done()
+        run.publish(2, later)
+        await asking
+
+
+async def test_gate_that_stays_behind_a_request_is_unavailable(run: PublishedRun) -> None:
+    run.publish(1, WORK)
+    async with following(run) as gate:
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0], 2)
+        with impatient(), pytest.raises(SourceUnavailable, match="behind: it follows version 2"):
+            await gate.allow(CLIENTS[0], DataIds(600, 605), 7)
+        with impatient(), pytest.raises(Rejected, match="not assigned"):
+            await gate.allow(CLIENTS[0], DataIds(600, 605), 2)

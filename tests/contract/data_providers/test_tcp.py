@@ -12,7 +12,8 @@ import data_providers.tcp.client
 from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Rejected, SourceUnavailable, TokenBatch
-from data_providers.tcp.client import PIECE_BYTES, DataServerAddress, TcpDataProvider
+from data_providers.tcp.client import PIECE_BYTES, TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import DataServerEvent, RequestEnded
@@ -32,7 +33,7 @@ class NamingGate:
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         return ClientId(ticket)
 
-    async def allow(self, client_id: ClientId, data_ids: DataIds) -> None:
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         """Nothing, always."""
 
     def is_in_rounds(self, client_id: ClientId) -> bool:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import data_providers.tcp.client
+import data_providers.tcp.client_connection
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.client import ANSWER_TIMEOUT_S, DataServerAddress
+from data_providers.tcp.client import ANSWER_TIMEOUT_S
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -37,7 +38,7 @@ def source(tmp_path: Path) -> LocalDataProvider:
 
 
 async def test_tcp_silent_listener_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_providers.tcp.client, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(data_providers.tcp.client_connection, "CONNECT_TIMEOUT_S", 0.05)
     async with listening(b"") as address:
         with pytest.raises(SourceUnavailable, match="no answer in time"):
             await open_client(address)
@@ -60,7 +61,7 @@ HELLO = json_frame(FrameKind.HELLO, 0, Hello("a-run", "good"))
 
 NONSENSE = {
     "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
-    "another version": [b"EP\x02" + HELLO[3:]],
+    "another version": [b"EP\x01" + HELLO[3:]],
     "unknown kind": [frame_header(FrameKind.HELLO, 0, 0)[:3] + b"\xff" + bytes(8)],
     "huge hello": [frame_header(FrameKind.HELLO, 0, 2**31)],
     "get before hello": [get_frame(1, DataIds(0, 0))],
@@ -68,8 +69,8 @@ NONSENSE = {
     "hello with a doubled key": [frame_header(FrameKind.HELLO, 0, len(DOUBLED)) + DOUBLED],
     "hello twice": [HELLO, HELLO],
     "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
-    "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 9, 8)],
-    "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 16) + struct.pack("<QQ", 0, 2**64 - 1)],
+    "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 24) + struct.pack("<QQQ", 0, 9, 8)],
+    "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 24) + struct.pack("<QQQ", 0, 0, 2**64 - 1)],
 }
 
 
@@ -153,7 +154,7 @@ async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes)
 
 
 def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
-    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 16)) == (FrameKind.GET, 2**32 - 1, 16)
+    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 24)) == (FrameKind.GET, 2**32 - 1, 24)
     for kind, most in MAX_PAYLOAD_BYTES.items():
         assert parse_header(frame_header(kind, 0, most)).length == most
         with pytest.raises(InvalidDocument):

@@ -21,7 +21,7 @@ def connections_of(limits: ServerLimits) -> DataConnections:
 
 def connection(address: str = "192.0.2.1", since_s: float = 0.0) -> ServerConnection:
     unused = cast("Any", None)
-    return ServerConnection(unused, unused, unused, address, since_s)
+    return ServerConnection(unused, address, since_s)
 
 
 def entered(connections: DataConnections, count: int, address: str) -> list[ServerConnection]:

@@ -1,0 +1,41 @@
+"""The bytes of an answer, as a data server reads them piece by piece straight into the memory that it sends from."""
+
+from typing import Protocol, runtime_checkable
+
+from state.intervals import DataIds
+
+
+class SampleBytes(Protocol):
+    """The tokens of one request, as bytes that can be read from any place on.
+
+    Attributes:
+        size_bytes: of all of them.
+    """
+
+    size_bytes: int
+
+    def read_now(self, begin: int, into: memoryview) -> bool:
+        """Fill `into` with the bytes from `begin` on, if that needs no wait; return whether it was filled.
+
+        Raises:
+            CorruptData: a file is not what it was.
+        """
+        ...
+
+    def read(self, begin: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `begin` on. Blocks.
+
+        Raises:
+            SourceUnavailable: they cannot be read now; retry.
+            CorruptData: a file is not what it was.
+        """
+        ...
+
+
+@runtime_checkable
+class GivesBytes(Protocol):
+    """A provider whose answers need not be in memory before they are sent."""
+
+    def sample_bytes(self, data_ids: DataIds) -> SampleBytes:
+        """Return the bytes of these samples, not yet read. Raise `OutOfRange` if there is no such data index."""
+        ...

@@ -1,0 +1,330 @@
+"""A client's connection to one data server (`frames.py` has the protocol).
+
+Tokens are received straight into their place in the answer. The rule kept here: a ticket is not sent in clear to
+another machine, unless the client was told to.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
+from data_providers.tcp.frames import (
+    ANY_VERSION,
+    CONNECTION_REQUEST,
+    HEADER_BYTES,
+    MAX_REQUEST_NUMBER,
+    AnotherVersion,
+    FrameHeader,
+    FrameKind,
+    Goodbye,
+    Hello,
+    Welcome,
+    error_of,
+    get_frame,
+    json_frame,
+    parse_header,
+)
+from runtime.loopback import is_loopback
+from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
+from state.intervals import DataIds
+from state.wire import parse_document
+
+CONNECT_TIMEOUT_S = 15.0
+"""Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
+RECEIVE_AT_ONCE_BYTES = 512 * 1024
+"""Bytes of samples that the system collects before it wakes the client, where it can be told."""
+TURN_BYTES = 1024**2
+"""Bytes that a connection receives before others have their turn."""
+
+_TLS_ALERT = 0x15
+"""First byte of what a server that speaks TLS says to a client that does not (RFC 8446, 5.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataServerAddress:
+    """Address of a server, and its client's run."""
+
+    host: str
+    port: int
+    run_id: str
+    tls: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
+
+
+def _any_version() -> int:
+    return ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class DataServerAccess:
+    """How a client asks data servers.
+
+    Attributes:
+        ticket: returns its current ticket from the coordinator, for each connection.
+        document_version: returns the version of the run document that it follows, for each request.
+        trust: what certificates are verified with: a file of authorities (PEM), or True for the system's.
+        insecure: whether tickets and samples may travel unencrypted to other machines.
+    """
+
+    ticket: Callable[[], str]
+    document_version: Callable[[], int] = _any_version
+    trust: bool | str = True
+    insecure: bool = False
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what verifies connections over TLS. Raise `InvalidInput` if the file holds no certificates."""
+        cafile = self.trust if isinstance(self.trust, str) else None
+        try:
+            return ssl.create_default_context(cafile=cafile)
+        except OSError as error:  # ssl.SSLError is one
+            raise InvalidInput(f"--tls-ca {cafile}: {error.strerror or error}", path=cafile) from error
+
+
+class WantedPiece(NamedTuple):
+    """A part of an answer: its data indices, and the memory for its tokens' bytes."""
+
+    data_ids: DataIds
+    target: memoryview
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """Pieces that are asked of one server. `done` once none of them is under way any more, or with an error.
+
+    Attributes:
+        missing: the pieces that have not been received, by request number.
+        errors: of the server's own answers to some of them.
+    """
+
+    done: asyncio.Future[None]
+    missing: dict[int, WantedPiece] = field(default_factory=dict)
+    errors: dict[int, DataError] = field(default_factory=dict)
+
+    def received(self, request: int) -> None:
+        """Count a piece as received."""
+        del self.missing[request]
+        self._end_if_over()
+
+    def refused(self, request: int, error: DataError) -> None:
+        """Count a piece as failed; end the call where another server would say the same."""
+        self.errors[request] = error
+        if isinstance(error, Rejected | OutOfRange):
+            self.fail(error)
+        self._end_if_over()
+
+    def fail(self, error: DataError) -> None:
+        """End the call."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _end_if_over(self) -> None:
+        if len(self.errors) == len(self.missing) and not self.done.done():
+            if self.errors:
+                self.done.set_exception(next(iter(self.errors.values())))
+            else:
+                self.done.set_result(None)
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """Receives frames, each payload straight into its place in the answer.
+
+    The pieces of a failed or cancelled call are still received, into memory that nothing else uses any more.
+    """
+
+    def __init__(self, address: DataServerAddress) -> None:
+        self._address = address
+        self._calls: dict[int, Call] = {}
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._frame: FrameHeader | None = None
+        self._target = self._header
+        self._filled = 0
+        self._last_request = 0
+        self._socket: socket.socket | None = None
+        self._wakes_at_bytes = 1
+        self.transport: asyncio.Transport | None = None
+        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self.lost: DataError | None = None
+        self.received_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise InternalError("a TCP connection without a byte transport")
+        self.transport = transport
+        if transport.get_extra_info("sslcontext") is None:
+            self._socket = transport.get_extra_info("socket").dup()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drop(SourceUnavailable(f"{self._address} closed the connection{f': {exc}' if exc else ''}"))
+
+    def drop(self, error: DataError) -> None:
+        """End the connection, and every call under way with `error`."""
+        self.lost = self.lost or error
+        for call in self._calls.values():
+            call.fail(self.lost)
+        self._calls.clear()
+        if not self.welcome.done():
+            self.welcome.set_exception(self.lost)
+        if self.transport is not None:
+            self.transport.abort()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, unless the connection is not there."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def ask(self, pieces: Sequence[WantedPiece], version: int) -> Call:
+        """Ask for pieces, each to be received into its own memory.
+
+        Args:
+            pieces: what is wanted, at least one.
+            version: of the run document that assigns them to this client.
+        """
+        call = Call(asyncio.get_running_loop().create_future())
+        frames = bytearray()
+        for piece in pieces:
+            self._last_request = self._last_request % MAX_REQUEST_NUMBER + 1
+            self._calls[self._last_request] = call
+            call.missing[self._last_request] = piece
+            frames += get_frame(self._last_request, piece.data_ids, version)
+        if self.lost is not None:
+            call.fail(self.lost)
+        else:
+            self.send(bytes(frames))
+        return call
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
+        return self._target[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._take(nbytes)
+        turn_bytes = nbytes
+        while self._socket is not None and turn_bytes < TURN_BYTES:  # what has arrived is received without a wait
+            try:
+                nbytes = self._socket.recv_into(self._target[self._filled :])
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self.drop(SourceUnavailable(f"{self._address} closed the connection: {error}"))
+                return
+            if not nbytes:
+                self.drop(SourceUnavailable(f"{self._address} closed the connection"))
+                return
+            self._take(nbytes)
+            turn_bytes += nbytes
+        self._wake_at(len(self._target) - self._filled)
+
+    def _take(self, nbytes: int) -> None:
+        self._filled += nbytes
+        self.received_bytes += nbytes
+        if self._filled < len(self._target):
+            return
+        try:
+            if self._frame is None:
+                self._begin_payload(parse_header(self._header))
+            else:
+                self._end_payload(self._frame)
+        except AnotherVersion as error:
+            self.drop(Rejected(f"{self._address} speaks {error.message}; update the older of the two"))
+        except InvalidDocument as error:
+            if self._header[0] == _TLS_ALERT:
+                self.drop(Rejected(f"{self._address} speaks TLS: its address is tls://{self._address.host}:…"))
+            self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {error.message}"))
+
+    def _wake_at(self, wanted_bytes: int) -> None:
+        """Let the system wake this client when so many bytes have arrived, or enough of them, or the end."""
+        count = min(wanted_bytes, RECEIVE_AT_ONCE_BYTES)
+        if self._socket is not None and count != self._wakes_at_bytes:
+            self._wakes_at_bytes = count
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def _begin_payload(self, frame: FrameHeader) -> None:
+        self._frame, self._filled = frame, 0
+        if frame.kind is FrameKind.SAMPLES:
+            self._target = self._call_of(frame).missing[frame.request].target
+            if len(self._target) != frame.length:
+                raise InvalidDocument(f"{frame.length} bytes of samples where {len(self._target)} were asked for")
+        elif frame.length:
+            self._target = memoryview(bytearray(frame.length))
+        else:
+            raise InvalidDocument(f"an empty {frame.kind.name} frame")
+
+    def _end_payload(self, frame: FrameHeader) -> None:
+        payload = self._target
+        self._frame, self._target, self._filled = None, self._header, 0
+        if frame.kind is FrameKind.SAMPLES:
+            self._call_of(frame).received(frame.request)
+            del self._calls[frame.request]
+        elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
+            self.welcome.set_result(parse_document(Welcome, bytes(payload)))
+        elif frame.kind is FrameKind.GOODBYE:
+            goodbye = parse_document(Goodbye, bytes(payload))
+            self.drop(SourceUnavailable(f"{self._address} ended the connection: {goodbye.reason}"))
+        elif frame.kind is FrameKind.ERROR and frame.request == CONNECTION_REQUEST:
+            self.drop(error_of(bytes(payload)))
+        elif frame.kind is FrameKind.ERROR:
+            self._call_of(frame).refused(frame.request, error_of(bytes(payload)))
+            del self._calls[frame.request]
+        else:
+            raise InvalidDocument(f"an unexpected {frame.kind.name} frame")
+
+    def _call_of(self, frame: FrameHeader) -> Call:
+        call = self._calls.get(frame.request)
+        if call is None:
+            raise InvalidDocument(f"a {frame.kind.name} frame for request {frame.request}, which does not expect one")
+        return call
+
+
+async def connect(address: DataServerAddress, access: DataServerAccess) -> ClientConnection:
+    """Connect to a server and shake hands.
+
+    Raises:
+        SourceUnavailable: it cannot be reached now; retry.
+        Rejected: its certificate is not trusted, the ticket would travel in clear, or the server does not admit this
+            client and says why.
+        InvalidInput: the file of certificates is not one.
+    """
+    connection = ClientConnection(address)
+    tls = access.tls_context() if address.tls else None
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: connection, address.host, address.port, ssl=tls
+            )
+            if tls is None and not access.insecure:
+                _check_loopback(address, transport)
+            connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, Hello(address.run_id, access.ticket())))
+            await connection.welcome
+    except BaseException as error:
+        connection.welcome.cancel()
+        connection.drop(SourceUnavailable(f"the connection to {address} failed"))
+        if isinstance(error, OSError):  # a TimeoutError is an OSError too
+            raise _unreachable(address, error) from error
+        raise
+    return connection
+
+
+def _check_loopback(address: DataServerAddress, transport: asyncio.Transport) -> None:
+    reached = str(transport.get_extra_info("peername", ("",))[0]).partition("%")[0].removeprefix("::ffff:")
+    if not is_loopback(reached):
+        raise Rejected(
+            f"{address} is another machine ({reached}), and this client's ticket would travel unencrypted; "
+            f"write tls:// where the server has a certificate, or accept it with --insecure"
+        )
+
+
+def _unreachable(address: DataServerAddress, error: OSError) -> DataError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Rejected(f"{address} is not trusted ({error.verify_message}); --tls-ca names whom to trust")
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return Rejected(f"{address} does not speak TLS: its address is tcp://{address.host}:{address.port}")
+    return SourceUnavailable(f"{address} cannot be reached: {str(error) or 'no answer in time'}")
