@@ -15,6 +15,7 @@ import epochal
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = {
     "data_providers": "Data providers",
+    "epochal.preparation": "Preparing text",
     "batching.packing": "Packing",
     "batching.mesh": "Meshes",
     "batching.chunking": "Chunks",

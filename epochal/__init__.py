@@ -55,6 +55,10 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from data_providers.ranged import RangedDataProvider as RangedDataProvider
     from data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
+    from epochal.preparation.options import PrepareOptions as PrepareOptions
+    from epochal.preparation.preparing import PrepareProgress as PrepareProgress, prepare as prepare
+    from epochal.preparation.publishing import Preparation as Preparation
+    from epochal.preparation.text_tokenizer import TokenizerIdentity as TokenizerIdentity
     from runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
     from state.config.model import ModelSpec as ModelSpec
     from state.config.state_file import (
@@ -89,6 +93,10 @@ _EXPORTS = {
     "data_providers.local": "LocalDataProvider",
     "data_providers.opening": "open_provider",
     "data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
+    "epochal.preparation.preparing": "prepare PrepareProgress",
+    "epochal.preparation.options": "PrepareOptions",
+    "epochal.preparation.publishing": "Preparation",
+    "epochal.preparation.text_tokenizer": "TokenizerIdentity",
     "batching.packing.samples": "RawSample EncodedSample",
     "batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
     "batching.packing.packer": "Packer PackingCounts packed",

@@ -15,6 +15,7 @@ EXIT_STORE_LOST = 74
 SUMMARY = "Train one model together on machines that nobody owns together."
 
 COMMANDS = {
+    "prepare:prepare": "Turn text into shards of tokens, and write the files of a run that trains on them.",
     "up:up": (
         "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."
     ),
@@ -59,6 +60,9 @@ DATA_COMMANDS = {
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
     "data:verify": "Compare every byte of a folder's files with its manifest.",
+    "data_server:serve": (
+        "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
+    ),
     "pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
 }
 QUARANTINE_COMMANDS = {

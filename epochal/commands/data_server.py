@@ -31,9 +31,15 @@ from state.documents import RunDocument
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
 
+DATA_FILE = "data.toml"
+"""Describes the data in the folder of `epochal prepare`."""
+
 
 def data_server(
-    data_path: Annotated[Path, typer.Argument(metavar="DATA.toml", help="File that describes the data.")],
+    data_path: Annotated[
+        Path,
+        typer.Argument(metavar="DATA.toml", help="File that describes the data, or the folder of `epochal prepare`."),
+    ],
     coordinator_url: Annotated[
         str, typer.Option("--coordinator", metavar="URL", help="Address of the run's coordinator.")
     ],
@@ -67,10 +73,16 @@ def data_server(
     start_logging(log_format, verbose=verbose)
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise InvalidInput("--token is not a token; allowed: what `epochal token data-server` prints")
+    if data_path.is_dir():
+        data_path = data_path / DATA_FILE
     read_data_config(data_path)
     options = DataServerOptions(data_path, host, port)
     asked = _Asked(coordinator_url, trusted(tls_ca), token)
     run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
+
+
+serve = data_server
+"""`epochal data serve`: the same, by the name that goes with `epochal prepare`."""
 
 
 @dataclass(frozen=True, slots=True)

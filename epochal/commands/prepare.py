@@ -1,0 +1,206 @@
+"""`epochal prepare`: from text to a folder from which a run starts."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from epochal.cli.run import say
+from epochal.preparation import preparing
+from epochal.preparation.options import PrepareOptions
+from epochal.preparation.preparing import PrepareProgress, discard_unfinished
+from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
+from state.errors import EpochalError
+
+DEFAULTS = PrepareOptions()
+STEPS_SHOWN = 10
+"""Number of lines that show the progress where there is no terminal."""
+NAMED_SHOWN = 10
+
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE…",
+        help="Files and folders of text, JSON lines and parquet, by path, URL or bucket (s3://bucket/folder); "
+        "text and JSON lines also as .gz and .zst.",
+    ),
+]
+TokenizerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|NAME|bytes",
+        help="`bytes` (for the embedded model), a tokenizer.json or its folder, or a name on the Hugging Face Hub.",
+    ),
+]
+OutOption = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder to write: new, empty, or of the same preparation.")
+]
+EndTokenOption = Annotated[
+    str | None,
+    typer.Option(metavar="TOKEN|ID", help="Token that ends each document. Default: as the tokenizer says."),
+]
+CutOption = Annotated[Literal["file", "lines", "blank-lines"], typer.Option(help="What a document is in a text file.")]
+TextSuffixOption = Annotated[
+    list[str] | None, typer.Option(metavar=".SUFFIX", help="Read such files as text too; repeat for several.")
+]
+ValidationOption = Annotated[
+    str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
+]
+InvalidTextOption = Annotated[
+    Literal["error", "skip", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
+]
+SkipBadOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad",
+        help="Skip documents and archives that cannot be read, and name them in the manifest, instead of ending.",
+    ),
+]
+
+
+def prepare(
+    sources: SourcesArgument,
+    tokenizer: TokenizerOption,
+    out: OutOption,
+    end_token: EndTokenOption = None,
+    documents: CutOption = DEFAULTS.documents,
+    text_field: Annotated[str, typer.Option(help="Field of a JSON record that holds its text.")] = DEFAULTS.text_field,
+    text_column: Annotated[str, typer.Option(help="Column of a parquet file of the text.")] = DEFAULTS.text_column,
+    text_suffix: TextSuffixOption = None,
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sample of the run.")] = DEFAULTS.seq_len,
+    shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = DEFAULTS.shard_tokens,
+    validation: ValidationOption = DEFAULTS.validation,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False,
+    invalid_text: InvalidTextOption = DEFAULTS.invalid_text,
+    skip_bad: SkipBadOption = False,
+    max_document_bytes: Annotated[
+        int, typer.Option(help="Maximum size of a document, which is held in memory.")
+    ] = DEFAULTS.max_document_bytes,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
+    ] = None,
+    data_address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the run's clients will reach its data server.")
+    ] = DEFAULTS.data_address,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an unfinished preparation in the folder and begin anew.")
+    ] = False,
+) -> None:
+    """Turn text into shards of tokens, and write the files of a run that trains on them.
+
+    The same command goes on where an interrupted one stopped. The result is the same bytes whatever --workers is.
+    """
+    options = PrepareOptions(
+        end_token=end_token,
+        documents=documents,
+        text_field=text_field,
+        text_column=text_column,
+        text_suffixes=tuple(text_suffix or ()),
+        seq_len=seq_len,
+        shard_tokens=shard_tokens,
+        validation=validation,
+        dedup=dedup,
+        invalid_text=invalid_text,
+        skip_bad=skip_bad,
+        max_document_bytes=max_document_bytes,
+        workers=workers,
+        data_address=data_address,
+    )
+    if restart:
+        discard_unfinished(out)
+    console = Console()
+    try:
+        with _live(console) if console.is_terminal else _lines() as show:
+            made = preparing.prepare(sources, tokenizer, out, options, show)
+    except KeyboardInterrupt:
+        raise EpochalError("interrupted; the same command goes on where this one stopped") from None
+    _report(made)
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Callable[[PrepareProgress], None]]:
+    """Yield what shows the progress as a bar with an estimate of the time that is left."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def show(progress: PrepareProgress) -> None:
+            text = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            bar.update(task, completed=progress.read_bytes, total=progress.total_bytes, description=text)
+
+        yield show
+
+
+@contextmanager
+def _lines() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Yield what prints a line for each tenth of the sources."""
+    shown = 0
+
+    def show(progress: PrepareProgress) -> None:
+        nonlocal shown
+        step = progress.read_bytes * STEPS_SHOWN // max(1, progress.total_bytes)
+        if progress.resumed and not shown:
+            say(f"going on at {progress.read_bytes:,} of {progress.total_bytes:,} bytes")
+            shown = max(step, 1)
+        elif step > shown:
+            shown = step
+            say(
+                f"{progress.read_bytes:,} of {progress.total_bytes:,} bytes: {progress.documents:,} documents, "
+                f"{progress.tokens:,} tokens"
+            )
+
+    yield show
+
+
+def _report(made: Preparation) -> None:
+    """Print what was made, what was left out, and what to do next."""
+    counts = made.counts
+    for split in (TRAIN, VALIDATION):
+        shards = made.shards.get(split, {})
+        if shards:
+            held = f"{counts[f'{split}_documents']:,} documents, {sum(shards.values()):,} tokens"
+            samples = f"{made.samples(split):,} samples of {made.seq_len}"
+            say(f"{made.folder / split}: {held} in {len(shards)} shard{'s' * (len(shards) > 1)}: {samples}")
+    for name, what in (
+        ("duplicates", "repeats, dropped"),
+        ("empty", "documents without text, left out"),
+        ("invalid_text", "documents that are not UTF-8, skipped"),
+        ("replaced", "documents with wrong bytes, replaced by U+FFFD"),
+        ("bad", "bad documents or files, skipped"),
+        ("not_read", "files with another suffix, not read"),
+    ):
+        if counts[name]:
+            say(f"{what}: {counts[name]:,}")
+    for message in [*counts["named"], *(f"not read: {name}" for name in counts["not_read_named"])][:NAMED_SHOWN]:
+        say(f"  {message}")
+    if made.content["validation"] != "0" and not made.samples(VALIDATION):
+        say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
+    for name in made.left:
+        path = Path(name)
+        say(f"{made.folder / name} is yours and was left as it is; {path.stem}{OURS}{path.suffix} is the new one")
+    _say_next(made)
+
+
+def _say_next(made: Preparation) -> None:
+    def path(name: str) -> str:
+        return shlex.quote(str(made.folder / name))
+
+    trainer = "" if made.tokenizer.vocabulary <= 256 else " --trainer torch"
+    say("next:")
+    say(f"  epochal check {path('state.toml')} --data-config {path('data.toml')}")
+    say(f"  epochal coordinator {path('state.toml')} --data-config {path('data.toml')}")
+    say(f"  epochal client http://127.0.0.1:8000 --key me.key --new-key{trainer}     # in another terminal")
+    if made.samples(VALIDATION):
+        say(f"  epochal evaluate {shlex.quote(f'runs/{made.run_id}')} --data {path('validation.toml')}")

@@ -1,0 +1,377 @@
+"""`prepare`: from sources of text to a folder of shards from which a run starts.
+
+The rules kept here: documents are taken in the order of the sources, so nothing depends on the number of workers; until
+everything is done, everything lies in the folder's `.preparing`, and no reader takes it for data.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_providers.locations import parse_location
+from epochal.preparation.cutting import Cutter
+from epochal.preparation.done import DoneSoFar
+from epochal.preparation.options import PrepareOptions, differences
+from epochal.preparation.pool import EncodingPool
+from epochal.preparation.portions import EncodedPortion, Portion, Position
+from epochal.preparation.publishing import TRAIN, VALIDATION, Finished, Preparation, publish, published
+from epochal.preparation.shards import ShardWriter
+from epochal.preparation.sources import Sources
+from epochal.preparation.text_tokenizer import NamedTokenizer, find_tokenizer
+from epochal.preparation.texts import DIGEST_BYTES
+from runtime.os_errors import reason_of
+from state.errors import InvalidInput
+
+WORKING = ".preparing"
+COMMIT_EVERY_S = 2.0
+MAX_NAMED = 1000
+"""Maximum number of skipped documents and files that the manifest names."""
+MAX_FILES_NAMED = 10_000
+"""Maximum number of source files that the manifest names."""
+ALWAYS_ALLOWED = frozenset({"state.toml", "data.toml", "validation.toml", "tokenizer", "runs"})
+"""What a person may have in the folder before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareProgress:
+    """How far a preparation is.
+
+    Attributes:
+        read_bytes, total_bytes: of the sources, as they are stored.
+        documents, tokens: number of those that were kept.
+        resumed: whether it goes on where an earlier one stopped.
+    """
+
+    read_bytes: int
+    total_bytes: int
+    documents: int
+    tokens: int
+    resumed: bool
+
+
+Show = Callable[[PrepareProgress], None]
+
+
+def prepare(
+    sources: Sequence[str | Path],
+    tokenizer: str | Path,
+    out: str | Path,
+    options: PrepareOptions | None = None,
+    show: Callable[[PrepareProgress], None] | None = None,
+) -> Preparation:
+    """Turn text into shards of tokens with a manifest, and write the files of a run that trains on them. Blocks.
+
+    It goes on where an earlier call with the same arguments was interrupted, whatever interrupted it, and does nothing
+    if that one was complete. The shards and the manifest are the same bytes however many workers there are and however
+    often it was interrupted.
+
+    Args:
+        sources: paths of files and folders, URLs of files, and files or folders of buckets (`s3://bucket/folder`), in
+            the order in which they are read.
+        tokenizer: `"bytes"`, a `tokenizer.json` or the folder that holds one, or a name on the Hugging Face Hub.
+        out: the folder to write. It is empty, does not exist, or holds a preparation of the same.
+        options: see `PrepareOptions`.
+        show: called with the progress every now and then, in this thread.
+
+    Raises:
+        InvalidInput: a source, a document or an option is wrong, an extra is missing, or the folder holds something
+            else; the message names the place. The user's fault. Nothing is published.
+        DataError: a server or bucket does not answer, or refuses; the same call goes on later.
+        EpochalError: the disk is full, or a worker was killed; the same call goes on later.
+    """
+    options = options or PrepareOptions()
+    if not sources:
+        raise InvalidInput("there is no source; name a file, a folder or a URL")
+    parse_location(f"tcp://{options.data_address}")  # raises if it is no address
+    found = find_tokenizer(str(tokenizer), options.end_token)
+    places, folder = [str(place) for place in sources], Path(out)
+    content = {"sources": places, "tokenizer": found.identity.to_plain(), **options.content()}
+    with _working_folder(folder, content) as working:
+        if working is None:
+            return published(folder)
+        made = _made(places, content, found, options, working, show or _show_nothing)
+        left = publish(made, folder, working, found, options.data_address)
+    shutil.rmtree(folder / WORKING, ignore_errors=True)
+    return published(folder, tuple(left))
+
+
+def _made(
+    places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions, working: Path,
+    show: Show,
+) -> Finished:  # fmt: skip
+    """Encode everything, or what is left of it; return what is to be published."""
+    with _closing(DoneSoFar.open(working)) as ledger:
+        if earlier := ledger.fact("made"):  # only its publishing was interrupted
+            if changed := differences(earlier["content"], content):
+                raise InvalidInput(_other_options(changed))
+            return Finished.of(earlier)
+        with Sources.open(places, options.text_suffixes) as sources:
+            job = _Job(options, tokenizer, sources, ledger, working, show)
+            try:
+                job.begin(content)
+                job.encode()
+                made = Finished(content, job.counts(), job.entries())
+            finally:
+                job.close()
+        made.check()
+        ledger.note("made", made.to_plain())
+        ledger.commit()
+        return made
+
+
+def _other_options(changed: Sequence[str]) -> str:
+    return (
+        f"an unfinished preparation in this folder has other options: {'; '.join(changed)}. "
+        "--restart discards it and begins anew"
+    )
+
+
+def _show_nothing(_: PrepareProgress) -> None: ...
+
+
+def discard_unfinished(out: Path) -> None:
+    """Remove what an unfinished preparation left in its folder."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(out / WORKING)
+
+
+@contextlib.contextmanager
+def _closing(ledger: DoneSoFar) -> Iterator[DoneSoFar]:
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextlib.contextmanager
+def _working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | None]:
+    """Yield the folder of the unfinished preparation, locked; None if the same one is complete.
+
+    Raises:
+        InvalidInput: the folder holds something else, or another process prepares it.
+    """
+    working = folder / WORKING
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / TRAIN).exists():  # it is put into place last
+            if changed := differences(published(folder).content, content):
+                raise InvalidInput(
+                    f"{folder} holds a preparation with other options: {'; '.join(changed)}. Name another folder",
+                    path=str(folder),
+                )
+            shutil.rmtree(working, ignore_errors=True)
+            yield None
+            return
+        if not working.exists():
+            foreign = sorted({path.name for path in folder.iterdir()} - ALWAYS_ALLOWED)
+            if foreign:
+                raise InvalidInput(f"{folder} is not empty: it holds {foreign[0]}; name a new folder", path=str(folder))
+        working.mkdir(exist_ok=True)
+        lock = (working / "lock").open("ab")
+    except OSError as error:
+        named = error.filename or folder
+        raise InvalidInput(f"{named} cannot be used: {reason_of(error)}", path=str(named)) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInput(f"{folder} is being prepared by another process", path=str(folder)) from error
+        yield working
+
+
+@dataclass
+class PrepareCounts:
+    """Counts of a preparation, as its manifest has them. Each document is in exactly one of the first seven.
+
+    Attributes:
+        train_documents, validation_documents: those that were kept.
+        duplicates: exact repeats of an earlier document.
+        empty: without text.
+        invalid_text: skipped because they are not UTF-8.
+        bad: documents and files that were skipped because of something else.
+        replaced: of the kept ones, those in which wrong bytes were replaced.
+        train_tokens, validation_tokens: end tokens included.
+        text_bytes: of the documents as UTF-8, repeats included.
+        named: the skipped ones in sentences, at most `MAX_NAMED`.
+    """
+
+    train_documents: int = 0
+    validation_documents: int = 0
+    duplicates: int = 0
+    empty: int = 0
+    invalid_text: int = 0
+    bad: int = 0
+    replaced: int = 0
+    train_tokens: int = 0
+    validation_tokens: int = 0
+    text_bytes: int = 0
+    named: list[str] = field(default_factory=list)
+
+    @property
+    def documents(self) -> int:
+        """The number of documents that were kept."""
+        return self.train_documents + self.validation_documents
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that were kept."""
+        return self.train_tokens + self.validation_tokens
+
+
+class _Job:
+    """One preparation under way."""
+
+    def __init__(
+        self, options: PrepareOptions, tokenizer: NamedTokenizer, sources: Sources, ledger: DoneSoFar, working: Path,
+        show: Show,
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._tokenizer = tokenizer
+        self._sources = sources
+        self._ledger = ledger
+        self._show = show
+        self._threshold = int(options.held_out * 2**64)
+        size = tokenizer.identity.token_size
+        self._size = size
+        self._writers = {
+            split: ShardWriter(working / split, ledger, options.tokens_of_a_shard, size)
+            for split in (TRAIN, VALIDATION)
+        }
+        self._counts = PrepareCounts(**(ledger.fact("counts") or {}))
+        self._position = Position(**(ledger.fact("position") or {}))
+        self._resumed = self._position != Position()
+
+    def begin(self, content: dict[str, Any]) -> None:
+        """Note what is prepared, or refuse to go on with something else."""
+        files = [[file.name, file.size_bytes, file.version] for file in self._sources.files]
+        before = self._ledger.fact("content")
+        if before is not None:
+            if changed := differences(before | _now_lenient(before, content), content):
+                raise InvalidInput(_other_options(changed))
+            begun = self._position.file + bool(self._position.offset)
+            if change := _first_change(self._ledger.fact("files")[:begun], files):
+                raise InvalidInput(f"{change}. --restart discards it and begins anew")
+        self._ledger.note("content", content)
+        self._ledger.note("files", files)
+        self._ledger.commit()
+
+    def encode(self) -> None:
+        """Encode every document that was not encoded yet."""
+        committed_s = time.monotonic()
+        workers = self._options.workers or len(os.sched_getaffinity(0))
+        cutter = Cutter(self._sources, self._options)
+        self._show(self._progress())
+        with EncodingPool(workers, self._options, self._tokenizer) as pool:
+            for portion, encoded in pool.encoded(cutter.portions(self._position)):
+                self._take(portion, encoded)
+                self._position = portion.after
+                if time.monotonic() - committed_s >= COMMIT_EVERY_S:
+                    self._commit()
+                    committed_s = time.monotonic()
+                self._show(self._progress())
+        self._commit()
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts for the manifest."""
+        files, skipped = self._sources.files, self._sources.skipped
+        return asdict(self._counts) | {
+            "file_count": len(files),
+            "files": {file.name: file.size_bytes for file in files[:MAX_FILES_NAMED]},
+            "not_read": self._sources.skipped_count,
+            "not_read_named": skipped,
+        }
+
+    def entries(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """End the shards; return the manifest's entries of each split that has any."""
+        found = {split: writer.finish() for split, writer in self._writers.items()}
+        return {split: entries for split, entries in found.items() if entries}
+
+    def close(self) -> None:
+        """Close the open shards."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _take(self, portion: Portion, encoded: EncodedPortion) -> None:
+        """Write the documents of a portion that are kept."""
+        counts = self._counts
+        for message in [*([portion.bad] if portion.form == "bad" else []), *encoded.bad]:
+            if not self._options.skip_bad:
+                self._commit()  # with --skip-bad it goes on from here
+                raise InvalidInput(f"{message}. Nothing was published; --skip-bad skips what is bad, and names it")
+            counts.bad += 1
+            self._name(message)
+        for message in encoded.skipped:
+            counts.invalid_text += 1
+            self._name(message)
+        counts.empty += encoded.empty
+        counts.replaced += encoded.replaced
+        counts.text_bytes += encoded.text_bytes
+        if not (self._options.dedup or self._threshold):
+            counts.train_documents += len(encoded.lengths)
+            counts.train_tokens += len(encoded.tokens) // self._size
+            self._writers[TRAIN].write(memoryview(encoded.tokens))
+            return
+        self._choose(encoded)
+
+    def _choose(self, encoded: EncodedPortion) -> None:
+        """Write each document to its split, but for repeats."""
+        counts, tokens = self._counts, memoryview(encoded.tokens)
+        parts: dict[str, list[memoryview]] = {TRAIN: [], VALIDATION: []}
+        begin = 0
+        for number, length in enumerate(encoded.lengths):
+            digest = encoded.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+            end = begin + length * self._size
+            if self._options.dedup and not self._ledger.is_new(digest):
+                counts.duplicates += 1
+            elif int.from_bytes(digest[:8], "big") < self._threshold:
+                counts.validation_documents += 1
+                counts.validation_tokens += length
+                parts[VALIDATION].append(tokens[begin:end])
+            else:
+                counts.train_documents += 1
+                counts.train_tokens += length
+                parts[TRAIN].append(tokens[begin:end])
+            begin = end
+        for split, found in parts.items():
+            self._writers[split].write(memoryview(b"".join(found)))
+
+    def _commit(self) -> None:
+        for writer in self._writers.values():
+            writer.sync()
+        self._ledger.note("counts", asdict(self._counts))
+        self._ledger.note("position", asdict(self._position))
+        self._ledger.commit()
+
+    def _name(self, message: str) -> None:
+        if len(self._counts.named) < MAX_NAMED:
+            self._counts.named.append(message)
+
+    def _progress(self) -> PrepareProgress:
+        counts, total = self._counts, self._sources.size_bytes
+        return PrepareProgress(self._position.read_bytes, total, counts.documents, counts.tokens, self._resumed)
+
+
+def _now_lenient(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that may change on the way: until now nothing was bad, so no byte depends on them."""
+    found = {}
+    if now["skip_bad"]:
+        found["skip_bad"] = True
+    if before["invalid_text"] == "error":
+        found["invalid_text"] = now["invalid_text"]
+    return found
+
+
+def _first_change(begun: list[list[Any]], now: list[list[Any]]) -> str:
+    """Return in words the first change of the files that were begun; "" if they are as they were."""
+    for number, (name, size, version) in enumerate(begun):
+        found = now[number] if number < len(now) else [None, 0, ""]
+        if found != [name, size, version]:
+            how = "changed" if found[0] == name else "is no longer at its place among the sources"
+            return f"{name} {how} since the unfinished preparation in this folder began"
+    return ""

@@ -1,0 +1,185 @@
+"""Puts a finished preparation into place: shards, manifests, tokenizer, and the files of a run.
+
+The rules kept here: every step can be repeated after a kill, and the training split's folder comes last, so that where
+it is, everything is; a file that a person has edited is left as it is, and said so.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from data_providers.sources.manifest import MANIFEST_NAME, manifest_text
+from epochal.preparation.options import DATA_ADDRESS
+from epochal.preparation.run_files import RunShape, data_toml, run_id_of, state_toml
+from epochal.preparation.text_tokenizer import NamedTokenizer, TokenizerIdentity
+from runtime.durable_files import replace_file, sync_folder
+from runtime.os_errors import reason_of
+from state.errors import EpochalError, InvalidInput
+
+TRAIN, VALIDATION = "train", "validation"
+TOKENIZER_FOLDER = "tokenizer"
+PREPARATION = "preparation"
+"""The manifest's field that describes how the files were made."""
+OURS = ".prepared"
+"""Between the name and suffix of a file that was written beside one of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A preparation that is complete.
+
+    Attributes:
+        folder: where it is.
+        content: the sources, the tokenizer and every option on which the bytes depend.
+        tokenizer: its identity, size of a token and end token.
+        counts: of documents, tokens and skipped files, as the manifest has them.
+        shards: for each split (`train`, and `validation` if it has any), the number of tokens of each file.
+        left: names of the user's own files that were left as they are; what would have been written is beside them.
+    """
+
+    folder: Path
+    content: Mapping[str, Any]
+    tokenizer: TokenizerIdentity
+    counts: Mapping[str, Any]
+    shards: Mapping[str, Mapping[str, int]]
+    left: tuple[str, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        """The ID of the run in the `state.toml` that was written."""
+        return run_id_of(self.folder)
+
+    @property
+    def seq_len(self) -> int:
+        """The number of tokens of a sample."""
+        found: int = self.content["seq_len"]
+        return found
+
+    def samples(self, split: str) -> int:
+        """Return the number of whole samples of a split."""
+        return sum(tokens // self.seq_len for tokens in self.shards.get(split, {}).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished preparation, to be published: plain JSON values, so that a ledger keeps them.
+
+    Attributes:
+        content, counts: as in `Preparation`.
+        entries: the manifest's entry of each file of each split.
+    """
+
+    content: dict[str, Any]
+    counts: dict[str, Any]
+    entries: dict[str, dict[str, dict[str, Any]]]
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """Return it from the plain values of `to_plain`."""
+        return cls(**plain)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+    def check(self) -> None:
+        """Raise `InvalidInput` if there is too little for one sample."""
+        length = self.content["seq_len"]
+        tokens = sum(entry["tokens"] for entry in self.entries.get(TRAIN, {}).values())
+        if tokens < length:
+            raise InvalidInput(
+                f"the sources make {tokens} tokens to train on, and a sample has {length}; "
+                "give more text, or a smaller --seq-len with --restart"
+            )
+
+
+def publish(
+    made: Finished, folder: Path, working: Path, tokenizer: NamedTokenizer, data_address: str = DATA_ADDRESS
+) -> list[str]:
+    """Put everything into place. A call that was interrupted is repeated. Blocks.
+
+    Args:
+        made: what was made.
+        folder, working: of the preparation.
+        tokenizer: its files are copied, for the programs that decode.
+        data_address: `host:port` of the run's data server.
+
+    Returns:
+        The names of files of the user's that were left as they are.
+
+    Raises:
+        EpochalError: the disk is full or fails; the same call goes on later.
+    """
+    try:
+        for split, entries in made.entries.items():
+            part = working / split
+            if part.exists():
+                more = {PREPARATION: {"split": split, "content": made.content, "counts": made.counts}}
+                replace_file(part / MANIFEST_NAME, manifest_text(entries, more=more).encode())
+        left = [
+            name
+            for name, text in _files(made, folder, tokenizer, data_address).items()
+            if not _write(folder / name, text)
+        ]
+        for split in (VALIDATION, TRAIN):
+            if made.entries.get(split) and (working / split).exists():
+                (working / split).replace(folder / split)
+                sync_folder(folder)
+    except OSError as error:
+        place = error.filename or folder
+        raise EpochalError(f"{place} cannot be written: {reason_of(error)}", path=str(place)) from error
+    return left
+
+
+def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
+    """Return the preparation that a folder holds, from its manifests.
+
+    Raises:
+        InvalidInput: it holds none, or one whose manifest is damaged.
+    """
+    shards: dict[str, dict[str, int]] = {}
+    found: dict[str, Any] = {}
+    for split in (VALIDATION, TRAIN):
+        path = folder / split / MANIFEST_NAME
+        try:
+            if split == VALIDATION and not path.exists():
+                continue
+            document = json.loads(path.read_bytes())
+            shards[split] = {name: entry["tokens"] for name, entry in document["files"].items()}
+            found = document[PREPARATION]
+            tokenizer = TokenizerIdentity(**found["content"]["tokenizer"])
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be read: {reason_of(error)}", path=str(path)) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidInput(f"{path} is not the manifest of `epochal prepare`", path=str(path)) from error
+    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, left)
+
+
+def _files(made: Finished, folder: Path, tokenizer: NamedTokenizer, data_address: str) -> dict[str, bytes]:
+    """Return the content of the files beside the shards, by name."""
+    entries, length = made.entries, made.content["seq_len"]
+    tokens = {split: sum(entry["tokens"] // length for entry in found.values()) for split, found in entries.items()}
+    shape = RunShape(run_id_of(folder), tokenizer.identity, length, tokens.get(TRAIN, 0), data_address)
+    seed = hashlib.sha256(json.dumps(made.content, sort_keys=True).encode()).digest()
+    found = {
+        "state.toml": state_toml(shape).encode(),
+        "data.toml": data_toml(TRAIN, tokenizer.identity, length, seed).encode(),
+    }
+    if tokens.get(VALIDATION):
+        found["validation.toml"] = data_toml(VALIDATION, tokenizer.identity, length, None).encode()
+    return found | {f"{TOKENIZER_FOLDER}/{name}": data for name, data in tokenizer.files.items()}
+
+
+def _write(path: Path, data: bytes) -> bool:
+    """Write a file unless another one is there, which gets this one beside it. Return whether it is there now."""
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        replace_file(path, data)
+        return True
+    if path.read_bytes() == data:
+        return True
+    replace_file(path.with_name(f"{path.stem}{OURS}{path.suffix}"), data)
+    return False

@@ -1,0 +1,115 @@
+"""The shards of one split: files of tokens and nothing else, each of whole samples but the last.
+
+The rule kept here: a shard's bytes beyond the length in the ledger never happened; they are cut off when a preparation
+goes on.
+"""
+
+import os
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from data_providers.sources.manifest import hashed_file
+from epochal.preparation.done import DoneSoFar
+from runtime.os_errors import reason_of
+from state.errors import EpochalError
+
+
+class ShardWriter:
+    """Writes the shards of a split, and continues those that the ledger knows.
+
+    Args:
+        folder: the split's folder; made if it does not exist.
+        ledger: keeps the lengths, and the hashes of full shards.
+        tokens_of_a_shard: number of tokens of a full shard.
+        token_size: bytes of a token.
+
+    Raises:
+        EpochalError: a file cannot be written; the disk may be full. The preparation can go on later.
+    """
+
+    def __init__(self, folder: Path, ledger: DoneSoFar, tokens_of_a_shard: int, token_size: int) -> None:
+        self.split = folder.name
+        self._folder = folder
+        self._ledger = ledger
+        self._full_bytes = tokens_of_a_shard * token_size
+        self._token_size = token_size
+        self._file: FileIO | None = None
+        found = ledger.fact(f"open/{self.split}") or {"number": 0, "size_bytes": 0}
+        self._number: int = found["number"]
+        self._size_bytes: int = found["size_bytes"]
+        try:
+            self._cut_off()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(self, tokens: memoryview) -> None:
+        """Append tokens, as bytes."""
+        try:
+            while tokens:
+                part = tokens[: self._full_bytes - self._size_bytes]
+                written = self._open().write(part)
+                self._size_bytes += written
+                tokens = tokens[written:]
+                if self._size_bytes == self._full_bytes:
+                    self._finish()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def sync(self) -> None:
+        """Bring everything to the disk, and note its length in the ledger."""
+        try:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+        self._ledger.note(f"open/{self.split}", {"number": self._number, "size_bytes": self._size_bytes})
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """End the last shard. Return the manifest's entry of each shard by its name."""
+        try:
+            if self._size_bytes:
+                self._finish()
+        except OSError as error:
+            raise self._failed(error) from error
+        return dict(self._ledger.facts(f"shard/{self.split}/"))
+
+    def close(self) -> None:
+        """Close the open file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _name(self, number: int) -> str:
+        return f"shard-{number:06d}.bin"
+
+    def _open(self) -> FileIO:
+        if self._file is None:
+            self._file = (self._folder / self._name(self._number)).open("ab", buffering=0)
+        return self._file
+
+    def _finish(self) -> None:
+        self.sync()
+        self.close()
+        name = self._name(self._number)
+        entry = hashed_file(self._folder / name)
+        self._ledger.note(f"shard/{self.split}/{name}", {**entry, "tokens": self._size_bytes // self._token_size})
+        self._number, self._size_bytes = self._number + 1, 0
+
+    def _cut_off(self) -> None:
+        """Remove what the ledger does not know."""
+        self._folder.mkdir(exist_ok=True)
+        last = self._name(self._number)
+        for path in self._folder.iterdir():
+            if path.name > last or (path.name == last and not self._size_bytes):
+                path.unlink()
+        if self._size_bytes:
+            path = self._folder / last
+            if not path.exists() or path.stat().st_size < self._size_bytes:
+                raise EpochalError(f"{path} lacks bytes that were written; --restart begins anew", path=str(path))
+            os.truncate(path, self._size_bytes)
+
+    def _failed(self, error: OSError) -> EpochalError:
+        place = str(error.filename or self._folder)
+        message = f"{place} cannot be written: {reason_of(error)}; the same command goes on where this one stopped"
+        return EpochalError(message, path=place)

@@ -1,0 +1,77 @@
+"""A process that encodes portions: `python -m epochal.preparation.worker`. It ends when its input does.
+
+Messages are pickled, with their length before them. Both ends are this program's own.
+"""
+
+import os
+import pickle
+import signal
+import struct
+import sys
+from typing import IO, Any
+
+from epochal.preparation.options import PrepareOptions
+from epochal.preparation.portions import EncodedPortion, Portion
+from epochal.preparation.text_tokenizer import Encoder, NamedTokenizer
+from epochal.preparation.texts import Documents, digest_of
+from state.errors import EpochalError
+
+LENGTH = struct.Struct("<Q")
+
+
+def send(file: IO[bytes], message: Any) -> None:
+    """Write a message."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    file.write(LENGTH.pack(len(data)))
+    file.write(data)
+    file.flush()
+
+
+def receive(file: IO[bytes]) -> Any:
+    """Return the next message. Raises `EOFError` if the other end is gone."""
+    head = file.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise EOFError
+    (size,) = LENGTH.unpack(head)
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return pickle.loads(data)
+
+
+def encode(portion: Portion, options: PrepareOptions, encoder: Encoder) -> EncodedPortion:
+    """Return a portion as tokens."""
+    documents = Documents.of(portion, options)
+    tokens, lengths = encoder.encode(documents.texts)
+    return EncodedPortion(
+        tokens=tokens.tobytes(),
+        lengths=lengths,
+        digests=b"".join(map(digest_of, documents.texts)),
+        text_bytes=sum(map(len, documents.texts)),
+        empty=documents.empty,
+        skipped=documents.skipped,
+        replaced=documents.replaced,
+        bad=documents.bad,
+    )
+
+
+def main() -> None:
+    """Encode what arrives at the standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    try:
+        options, tokenizer = receive(source)
+        try:
+            assert isinstance(tokenizer, NamedTokenizer)
+            encoder = tokenizer.encoder()
+            while True:
+                send(answers, encode(receive(source), options, encoder))
+        except EpochalError as error:
+            send(answers, error.message)
+    except (EOFError, BrokenPipeError):
+        return
+
+
+if __name__ == "__main__":
+    main()

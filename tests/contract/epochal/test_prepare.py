@@ -1,0 +1,270 @@
+"""`epochal prepare`: the same bytes however it was made, and nothing published that is not complete."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
+from epochal.preparation.options import PrepareOptions
+from epochal.preparation.preparing import WORKING, PrepareProgress, prepare
+from epochal.preparation.texts import digest_of
+from state.errors import EpochalError, InvalidInput
+from tests.support.bounds import BOUND_S
+from tests.support.cli import run_main
+from tests.support.data_http import FileServer, http_server
+from tests.support.prepared import documents_in, everything_in, write_records
+
+TEXTS = [f"document {number % 450}: " + "some words " * (number % 450 % 40) for number in range(500)]
+OPTIONS: dict[str, Any] = {"seq_len": 16, "shard_tokens": 40_000, "validation": "10%", "dedup": True}
+PORTIONS = 8
+
+
+def write_sources(folder: Path) -> Path:
+    """Write sources of every kind, of about four portions."""
+    write_records(folder / "b.jsonl.gz", TEXTS)
+    write_records(folder / "sub" / "c.jsonl", [f"{number}: " + "x" * 1000 for number in range(3000)])
+    (folder / "a.txt").write_text("a text file")
+    (folder / "z.md").write_text("another one")
+    (folder / "left.pdf").write_bytes(b"%PDF")
+    (folder / ".hidden.txt").write_text("hidden")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources that no test changes."""
+    return write_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def made(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The preparation of the sources by one worker, without interruption."""
+    folder = tmp_path_factory.mktemp("made") / "data"
+    prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS, workers=1))
+    return folder
+
+
+def expected_texts() -> list[bytes]:
+    """Return the documents of the sources once each, in their order."""
+    longer = [f"{number}: " + "x" * 1000 for number in range(3000)]
+    return [text.encode() for text in dict.fromkeys(["a text file", *TEXTS, *longer, "another one"])]
+
+
+def manifest_of(folder: Path) -> Any:
+    return json.loads((folder / MANIFEST_NAME).read_bytes())
+
+
+def test_every_document_is_in_one_split_in_order(made: Path) -> None:
+    threshold = int(Fraction(1, 10) * 2**64)
+    held_out = [text for text in expected_texts() if int.from_bytes(digest_of(text)[:8], "big") < threshold]
+    assert documents_in(made / "validation") == held_out
+    assert documents_in(made / "train") == [text for text in expected_texts() if text not in set(held_out)]
+    assert 0.05 < len(held_out) / len(expected_texts()) < 0.15
+
+
+def test_the_manifest_names_what_there_is(made: Path) -> None:
+    for split in ("train", "validation"):
+        names = [path.name for path in (made / split).glob("*.bin")]
+        assert verify_folder(made / split, names) == len(names)
+        entries = manifest_of(made / split)["files"]
+        sizes = {name: (made / split / name).stat().st_size for name in names}
+        assert {name: 2 * entry["tokens"] for name, entry in entries.items()} == sizes
+    counts = manifest_of(made / "train")["preparation"]["counts"]
+    assert (counts["duplicates"], counts["not_read"], counts["file_count"]) == (50, 1, 4)
+    assert counts["train_documents"] + counts["validation_documents"] == len(expected_texts())
+    assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
+
+
+def test_three_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=3))
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
+class Stop(Exception):
+    """Interrupts a preparation."""
+
+
+def test_an_interrupted_one_goes_on_to_the_same_bytes(
+    sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochal.preparation.preparing.COMMIT_EVERY_S", 0.0)
+    begun: list[int] = []
+
+    def stop_at(count: int) -> Any:
+        def show(progress: PrepareProgress) -> None:
+            begun.append(progress.read_bytes)
+            if len(begun) == count:
+                raise Stop
+
+        return show
+
+    for count in range(2, PORTIONS):
+        begun.clear()
+        with contextlib.suppress(Stop):
+            prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), stop_at(3))
+        if not (tmp_path / "data" / WORKING).exists():
+            break
+        assert not (tmp_path / "data" / "train").exists(), "something was published"
+        assert count < PORTIONS - 1, "it never ends"
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
+def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from epochal.preparation import preparing\n"
+        "preparing.COMMIT_EVERY_S = 0.0\n"
+        "left = [int(sys.argv[1])]\n"
+        "def show(progress):\n"
+        "    left[0] -= 1\n"
+        "    if not left[0]:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        f"preparing.prepare([sys.argv[2]], 'bytes', sys.argv[3], preparing.PrepareOptions(**{OPTIONS!r}), show)\n"
+    )
+    arguments = [sys.executable, "-c", program, "4", str(sources), str(tmp_path / "data")]
+    assert subprocess.run(arguments, timeout=BOUND_S, check=False).returncode == -signal.SIGKILL
+    unsynced = sorted((tmp_path / "data" / WORKING / "train").glob("*.bin"))[-1]
+    unsynced.write_bytes(unsynced.read_bytes() + b"never happened")
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS))
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
+def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from epochal.preparation import preparing, pool\n"
+        "def show(progress):\n"
+        "    if progress.read_bytes:\n"
+        "        print(*(one.pid for one in pools[0]._processes), flush=True)\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "pools = []\n"
+        "class Kept(pool.EncodingPool):\n"
+        "    def __init__(self, *arguments):\n"
+        "        super().__init__(*arguments)\n"
+        "        pools.append(self)\n"
+        "preparing.EncodingPool = Kept\n"
+        "preparing.prepare([sys.argv[1]], 'bytes', sys.argv[2], preparing.PrepareOptions(workers=2), show)\n"
+    )
+    arguments = [sys.executable, "-c", program, str(sources), str(tmp_path / "data")]
+    # its output ends when the last process that holds it has ended
+    ran = subprocess.run(arguments, timeout=BOUND_S, check=False, capture_output=True, text=True)
+    assert ran.returncode == -signal.SIGKILL
+    assert len(ran.stdout.split()) == 2
+
+
+def test_publishing_goes_on_after_a_kill(sources: Path, made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "state.toml").parent.mkdir()
+    (folder / "state.toml").mkdir()  # publishing fails here, after the shards
+    with pytest.raises(EpochalError, match=r"state\.toml"):
+        prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS))
+    (folder / "state.toml").rmdir()
+    prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS))
+    assert everything_in(folder) == everything_in(made)
+
+
+def test_the_same_again_does_nothing(sources: Path, made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    again = prepare([sources], "bytes", made, PrepareOptions(**OPTIONS))
+    assert again.counts["duplicates"] == 50
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_other_options_are_refused_and_named(sources: Path, made: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--seq-len was 16 and is 32"):
+        prepare([sources], "bytes", made, PrepareOptions(**OPTIONS | {"seq_len": 32}))
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="not UTF-8 at byte 0"):
+            prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    with pytest.raises(InvalidInput, match=r"other options: --dedup was False and is True\. --restart"):
+        prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, dedup=True))
+
+
+def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    write_records(texts / "a.jsonl", ["fine"] * 20)
+    (texts / "b.jsonl").write_text('{"text": "before"}\nbad\n{"text": "after"}\n')
+    (texts / "c.txt.gz").write_bytes(gzip.compress(b"cut")[:-4])
+    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 2: not JSON.*Nothing was published"):
+        prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    assert os.listdir(tmp_path / "data") == [WORKING]
+    made = prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, skip_bad=True))
+    assert documents_in(tmp_path / "data" / "train") == [b"fine"] * 20 + [b"before", b"after"]
+    assert (made.counts["bad"], made.counts["train_documents"]) == (2, 22)
+    first, second = manifest_of(tmp_path / "data" / "train")["preparation"]["counts"]["named"]
+    assert "b.jsonl, line 2" in first
+    assert "c.txt.gz is truncated" in second
+
+
+def test_a_source_that_changed_after_it_was_begun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochal.preparation.preparing.COMMIT_EVERY_S", 0.0)
+    first = write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
+    (tmp_path / "texts" / "b.jsonl").write_text("bad")
+    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    mended = write_records(tmp_path / "texts" / "b.jsonl", ["good"])
+    prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    assert Counter(documents_in(tmp_path / "data" / "train")) == {b"fine": 20, b"good": 1}
+    mended.write_text("bad")
+    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16))
+    write_records(first, ["other"] * 20)
+    with pytest.raises(InvalidInput, match=r"a\.jsonl changed since"):
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16))
+    ran = run_main(
+        *("prepare", str(tmp_path / "texts"), "--tokenizer", "bytes", "--out", str(tmp_path / "other")),
+        *("--seq-len", "16", "--skip-bad", "--restart"),
+    )
+    ran.expect(0, "bad documents or files, skipped: 1", "b.jsonl, line 1: not JSON", "next:", "epochal coordinator")
+
+
+def test_files_of_the_user_are_left_and_said(tmp_path: Path) -> None:
+    write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "state.toml").write_text("mine")
+    made = prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    assert made.left == ("state.toml",)
+    assert (tmp_path / "data" / "state.toml").read_text() == "mine"
+    assert "EpochalNgram" in (tmp_path / "data" / "state.prepared.toml").read_text()
+
+
+def test_a_folder_of_something_else_is_refused(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"is not empty: it holds thesis\.txt"):
+        prepare([sources], "bytes", tmp_path)
+
+
+def test_too_little_text_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("few")
+    with pytest.raises(InvalidInput, match="4 tokens to train on, and a sample has 2048"):
+        prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data")
+
+
+def test_a_ledger_that_is_damaged_is_named(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / WORKING).mkdir(parents=True)
+    (tmp_path / "data" / WORKING / "ledger.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(InvalidInput, match=r"ledger\.sqlite: file is not a database; --restart"):
+        prepare([sources], "bytes", tmp_path / "data")
+
+
+async def test_text_comes_from_an_http_server_too(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.jsonl.gz", TEXTS)
+    async with http_server(FileServer(tmp_path)) as url:
+        places = [f"{url}/a.jsonl.gz"]
+        options = PrepareOptions(seq_len=16, workers=1)
+        made = await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", options)
+    assert documents_in(tmp_path / "data" / "train") == [text.encode() for text in TEXTS]
+    assert list(made.counts["files"]) == places
