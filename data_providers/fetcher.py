@@ -25,6 +25,7 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
     TokenBatch,
+    expecting,
 )
 from runtime.retry import Jitter, RetryPolicy
 from state.config.state_file import StateFile
@@ -191,16 +192,21 @@ class DataFetcher:
         return BatchReceiver(channel, group.create_task(self._fill(channel, tuple(data_assignments))))
 
     async def _fill(self, channel: asyncio.Queue[_Item], data_assignments: tuple[BatchId, ...]) -> None:
+        k, at_a_time = self._settings.data_indices_per_batch, self._settings.samples_per_request
+        intervals = [interval.to_data_ids(k) for interval in data_assignments]
+        with expecting(self._provider, intervals, min(whole_batches(at_a_time, k), at_a_time)):
+            await channel.put(await self._fill_in_order(channel, data_assignments))
+
+    async def _fill_in_order(self, channel: asyncio.Queue[_Item], data_assignments: tuple[BatchId, ...]) -> _End:
         for request in plan_requests(data_assignments, self._settings):
             try:
                 batch = await self._get_with_retries(request)
             except DataError as error:
                 blamed = await self._narrow(request.to_batches(self._settings.data_indices_per_batch), error)
                 log.warning("fetch_failed", extra={"batch_id": str(blamed), "reason": str(error)})
-                await channel.put(_End(error, blamed))
-                return
+                return _End(error, blamed)
             await channel.put(batch)
-        await channel.put(_End())
+        return _End()
 
     async def _get_with_retries(self, data_ids: DataIds) -> TokenBatch:
         backoff = self._retry.begin()

@@ -12,8 +12,10 @@ DataError
 ```
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,11 +111,15 @@ class DatasetSpec:
         Raises:
             Rejected: the answer would exceed `MAX_REQUEST_BYTES` or `MAX_REQUEST_SAMPLES`; ask for less at a time.
         """
+        self.check_request(data_ids)
+        return np.empty(data_ids.count * self.sequence_length, dtype=self.dtype)
+
+    def check_request(self, data_ids: DataIds) -> None:
+        """Raise `Rejected` if an answer would exceed `MAX_REQUEST_BYTES` or `MAX_REQUEST_SAMPLES`."""
         count = data_ids.count
         if count * self.sequence_bytes > MAX_REQUEST_BYTES or count > MAX_REQUEST_SAMPLES:
             allowed = f"{MAX_REQUEST_SAMPLES} samples and {MAX_REQUEST_BYTES} bytes at a time"
             raise Rejected(f"data indices {data_ids} are {count * self.sequence_bytes} bytes; at most {allowed}")
-        return np.empty(count * self.sequence_length, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,3 +229,26 @@ class DataProvider(Protocol):
     async def aclose(self) -> None:
         """Close files and connections. Calls under way may fail; a second `aclose` does nothing."""
         ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A `DataProvider` that reads ahead what it is told."""
+
+    def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> AbstractContextManager[None]:
+        """Read ahead within the context, as far as the provider's bounds allow.
+
+        Args:
+            data_ids: what is going to be requested, in this order.
+            samples_per_request: about how many at a time.
+        """
+        ...
+
+
+def expecting(
+    provider: DataProvider, data_ids: Sequence[DataIds], samples_per_request: int
+) -> AbstractContextManager[None]:
+    """Return the provider's `Expecting.expecting`, or a context that does nothing if it has none."""
+    if data_ids and isinstance(provider, Expecting):
+        return provider.expecting(data_ids, samples_per_request)
+    return nullcontext()

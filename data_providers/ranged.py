@@ -1,6 +1,7 @@
 """The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -12,7 +13,8 @@ from data_providers.formats.discovery import discover
 from data_providers.formats.token_file import TokenFile
 from data_providers.identity import contents_of
 from data_providers.order import DataOrder, Extent
-from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
+from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
+from data_providers.read_ahead import ReadAhead
 from data_providers.sources.protocol import ByteSource, Wanted, read_many
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -51,6 +53,7 @@ class RangedDataProvider:
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
         self._source = source
+        self._ahead = ReadAhead(self._fill, spec)
         self._closed = False
 
     @classmethod
@@ -75,20 +78,27 @@ class RangedDataProvider:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
         if self._closed:
             raise InternalError("get_samples after aclose")
-        tokens = self.order.spec.empty_tokens(data_ids)
+        self.order.spec.check_request(data_ids)
+        return TokenBatch.fixed_length(await self._ahead.get(data_ids), self.order.spec.sequence_length)
+
+    def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> AbstractContextManager[None]:
+        """Read ahead within the context, as `Expecting.expecting`."""
+        return self._ahead.expecting(data_ids, samples_per_request)
+
+    @property
+    def discarded_bytes(self) -> int:
+        """Number of bytes that were read ahead and never requested."""
+        return self._ahead.discarded_bytes
+
+    async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
+        """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data
-
-        await self._fill(data_ids, view)
-        return TokenBatch.fixed_length(tokens, self.order.spec.sequence_length)
-
-    async def _fill(self, data_ids: DataIds, view: memoryview) -> None:
-        """Fill the bytes of an answer with the samples of these data indices."""
         wanted: list[Wanted] = []
         scattered: list[tuple[ByteRange, memoryview]] = []
         for one in plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec):
             (piece, *more) = one.pieces
             if more:
-                into = memoryview(bytearray(one.stop - one.start))
+                into = np.empty(one.stop - one.start, np.uint8).data
                 scattered.append((one, into))
             else:
                 into = view[piece.target : piece.target + piece.length]
@@ -100,6 +110,7 @@ class RangedDataProvider:
 
     async def aclose(self) -> None:
         self._closed = True
+        await self._ahead.aclose()
         await self._source.aclose()
 
 

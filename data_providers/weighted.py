@@ -1,8 +1,8 @@
 """The provider of a mix of several others, each with a share of the samples, in the order of `mix_schedule.py`."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,11 +19,12 @@ from data_providers.protocol import (
     Rejected,
     TokenBatch,
     dataset_fingerprint,
+    expecting,
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
 from state.datasets import DatasetDescription
 from state.errors import DataError, InternalError
-from state.intervals import DataIds
+from state.intervals import MAX_INDEX, DataIds
 
 _FLAT_PARTS = ("input_ids", "labels", "position_ids")
 _Flat: TypeAlias = NDArray[Any]
@@ -100,6 +101,25 @@ class WeightedDataProvider:
 
         await run_bounded(ask, shares, MAX_CONCURRENT_READS)
         return interleaved([(found[share.source], share.rows) for share in shares])
+
+    @contextmanager
+    def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> Iterator[None]:
+        """Let every source read its part ahead within the context, as `Expecting.expecting`."""
+        parts: dict[int, list[DataIds]] = {}
+        left = MAX_REQUEST_SAMPLES
+        for interval in data_ids:
+            if left > 0 and interval.end < MAX_INDEX:
+                known = DataIds(interval.start, min(interval.end, interval.start + left - 1))
+                left -= known.count
+                for share in self._order.shares(known):
+                    parts.setdefault(share.source, []).append(share.local)
+        total = sum(interval.count for intervals in parts.values() for interval in intervals)
+        with ExitStack() as told:
+            for number, intervals in parts.items():
+                share_of_request = sum(interval.count for interval in intervals) * samples_per_request // total
+                provider = self.sources[number].provider
+                told.enter_context(expecting(provider, intervals, max(share_of_request, 1)))
+            yield
 
     async def aclose(self) -> None:
         """Close every source, even if closing one of them fails."""

@@ -1,0 +1,63 @@
+"""A long way to the data: requests in order do not wait for it, with and without a cache, told or not."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_providers.fetcher import DataFetcher, FetchSettings
+from data_providers.opening import OpenOptions, open_location
+from data_providers.protocol import DatasetSpec
+from data_providers.sources.cache import BlockCache
+from state.config.data_location import SingleUrl
+from state.intervals import BatchId, DataIds
+from tests.support.data_files import SEED
+from tests.support.delaying_relay import delaying_relay
+from tests.support.nginx import nginx
+
+ROUND_TRIP_S = 0.1
+SAMPLES_PER_S = 50
+PER_REQUEST = 8
+REQUESTS = 11
+BEGINNING = 4
+"""Requests until the read-ahead runs."""
+SPEC = DatasetSpec(2, 2048, SEED)
+
+
+@pytest.mark.parametrize(
+    ("cached", "is_told"),
+    [("no cache", False), ("no cache", True), ("cold", False), ("warm", True)],
+    ids=["guessed", "told", "cold cache", "warm cache"],
+)
+async def test_client_of_50_samples_a_second_hardly_waits(tmp_path: Path, is_told: bool, cached: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    np.random.default_rng(0).integers(0, 2**16, 2048 * 2048, dtype=np.uint16).tofile(root / "a.bin")
+    cache = None if cached == "no cache" else BlockCache(tmp_path / "cache", 2**30)
+    loop, waits = asyncio.get_running_loop(), []
+    with nginx(tmp_path / "nginx", root) as server:
+        async with delaying_relay(int(server.url.rpartition(":")[2]), ROUND_TRIP_S) as port:
+            location = SingleUrl(f"http://127.0.0.1:{port}/data/a.bin")
+            provider = await open_location(location, SPEC, OpenOptions("run", None, cache))
+            if cached == "warm":
+                await provider.get_samples(DataIds(0, PER_REQUEST * REQUESTS - 1))
+            if is_told:
+                async with asyncio.TaskGroup() as group:
+                    fetcher = DataFetcher(provider, FetchSettings(PER_REQUEST, PER_REQUEST, 1, 60, 1), lambda: 0.0)
+                    receiver = fetcher.fetch_data([BatchId(0, REQUESTS - 1)], group)
+                    before_s = 0.0
+                    async for _ in receiver:
+                        waits.append(receiver.waited_s - before_s)
+                        before_s = receiver.waited_s
+                        await asyncio.sleep(PER_REQUEST / SAMPLES_PER_S)
+            else:
+                for number in range(REQUESTS):
+                    begun_s = loop.time()
+                    await provider.get_samples(DataIds(number * PER_REQUEST, (number + 1) * PER_REQUEST - 1))
+                    waits.append(loop.time() - begun_s)
+                    await asyncio.sleep(PER_REQUEST / SAMPLES_PER_S)
+            await provider.aclose()
+    assert sum(waits[BEGINNING:]) < ROUND_TRIP_S * (REQUESTS - BEGINNING) / 2, waits
+    if cached != "warm":
+        assert waits[0] > ROUND_TRIP_S, "the way is long"
